@@ -1,0 +1,33 @@
+# Every target sets up .venv by itself: a Python of at least 3.11 and make are all one needs.
+PYTHON ?= python3
+BIN := .venv/bin
+READY := .venv/.ready
+
+.PHONY: demo test lint docs bench setup clean
+
+demo: $(READY)
+	$(BIN)/pathspace demo
+
+test: lint
+	$(BIN)/pytest -n 2
+
+lint: $(READY)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+bench: $(READY)
+	$(BIN)/python -m tests.benchmarks
+
+setup: $(READY)
+
+# torch comes first and alone, so that its pinned build is there before anything else asks for a torch.
+$(READY): pyproject.toml constraints.txt
+	$(PYTHON) -c 'import sys; sys.exit("pathspace needs Python 3.11 or newer, found %d.%d" % sys.version_info[:2]) if sys.version_info < (3, 11) else None'
+	$(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt torch
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[test]'
+	touch $(READY)
+
+clean:
+	rm -rf .venv demo-output runs

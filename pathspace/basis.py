@@ -1,0 +1,395 @@
+"""Basis paths of two spanning trees: counting vectors, values, and integer coefficients of every other path.
+
+For ``e = (u -> v)`` let ``P(e) = pre(u) + e + suf(v)``, and for a unit ``p_v = pre(v) + suf(v)``. The distinct
+non-zero ``p_v``, together with ``P(e)`` for the
+edges in neither tree, are ``m - H`` integer vectors, and every circulation is
+``z = sum_e z_e P(e) - sum_v f_v p_v`` with ``f_v`` the flow of ``z`` through ``v``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import numpy as np
+import sympy
+import torch
+from scipy.sparse import coo_array, csr_array, hstack, vstack
+from torch import Tensor
+
+from pathspace.errors import InputError, UnsupportedError
+from pathspace.reduction import ReductionGraph
+from pathspace.skeleton import Skeleton, Tree
+
+MAX_ENTRIES = 200_000_000
+
+
+@dataclass(frozen=True, eq=False)
+class Path:
+    """A closed walk through the root, by how often it passes each weight.
+
+    Attributes:
+        graph: the reduction graph.
+        numbers: edge numbers, increasing, each once.
+        counts: how often each is passed (negative: against its direction).
+    """
+
+    graph: ReductionGraph = field(repr=False)
+    numbers: np.ndarray
+    counts: np.ndarray
+
+    @classmethod
+    def from_edges(cls, graph: ReductionGraph, edges: Iterable[int]) -> Path:
+        """The path that passes a sequence of edges (numbers below 0, outside path space, count as constants)."""
+        numbers, counts = np.unique([edge for edge in edges if edge >= 0], return_counts=True)
+        return cls(graph, numbers.astype(np.int64), counts.astype(np.int64))
+
+    @property
+    def edges(self) -> tuple[tuple[str, tuple[int, ...], int], ...]:
+        """``(parameter name, index, count)`` for every weight passed."""
+        result = []
+        for number, count in zip(self.numbers.tolist(), self.counts.tolist(), strict=True):
+            block, flat = self.graph.locate(number)
+            shape = self.graph.blocks[block].shape
+            index = tuple(int(i) for i in np.unravel_index(flat, shape)) if shape else ()
+            result.append((self.graph.blocks[block].name, index, count))
+        return tuple(result)
+
+    @property
+    def counting_vector(self) -> np.ndarray:
+        """``c_p``: how often the path passes each edge, ``int64`` of length ``m``."""
+        vector = np.zeros(self.graph.num_weights, np.int64)
+        vector[self.numbers] = self.counts
+        return vector
+
+    @property
+    def value(self) -> float:
+        """``v_p = prod_e w_e^(c_e)``."""
+        result = 1.0
+        for name, index, count in self.edges:
+            result *= float(self.graph.parameters[name].detach()[index]) ** count
+        return result
+
+    @property
+    def monomial(self) -> sympy.Expr:
+        """The value as a sympy monomial in the weights."""
+        return sympy.Mul(*(symbol(name, index) ** count for name, index, count in self.edges))
+
+    def __str__(self) -> str:
+        parts = []
+        for name, index, count in self.edges:
+            place = f"{name}[{','.join(map(str, index))}]"
+            parts.append(place if count == 1 else f"{place}^{count}")
+        return " ".join(parts)
+
+
+def symbol(name: str, index: Sequence[int]) -> sympy.Symbol:
+    """The sympy symbol of one scalar weight."""
+    return sympy.Symbol(f"{name}[{','.join(map(str, index))}]", real=True, nonzero=True)
+
+
+@dataclass(frozen=True, eq=False)
+class BasisPaths:
+    """The ``m - H`` basis paths of a skeleton: the distinct ``p_k``, then ``P(e)`` for edges outside both trees.
+
+    Example:
+        >>> import torch, pathspace as ps
+        >>> from torch.nn import Linear, ReLU, Sequential
+        >>> model = Sequential(Linear(2, 2, bias=False), ReLU(), Linear(2, 1, bias=False))
+        >>> basis = ps.trace(model, torch.randn(1, 2)).skeleton().basis()
+        >>> for path in basis:
+        ...     print(path)
+        0.weight[0,0] 2.weight[0,0]
+        0.weight[1,1] 2.weight[0,1]
+        0.weight[0,1] 2.weight[0,0]
+        0.weight[1,0] 2.weight[0,1]
+        >>> basis.counting_matrix().shape
+        (4, 6)
+    """
+
+    skeleton: Skeleton
+
+    @property
+    def graph(self) -> ReductionGraph:
+        """The reduction graph."""
+        return self.skeleton.graph
+
+    @cached_property
+    def tree_edges(self) -> np.ndarray:
+        """Numbers of the edges in either tree, increasing."""
+        parts = [np.zeros(0, np.int64)]
+        for tree in (self.skeleton.tree_in, self.skeleton.tree_out):
+            parts += [self.graph.edge_numbers(block, tree.index[units]) for block, units in tree.by_block()]
+        return np.unique(np.concatenate(parts))
+
+    def __len__(self) -> int:
+        return self.skeleton.num_chains + self.graph.num_weights - len(self.tree_edges)
+
+    def __iter__(self) -> Iterator[Path]:
+        return (self[i] for i in range(len(self)))
+
+    def __getitem__(self, i: int) -> Path:
+        if not -len(self) <= i < len(self):
+            raise IndexError(f"basis has {len(self)} paths, found index {i}")
+        i %= len(self)
+        if i < self.skeleton.num_chains:
+            unit = int(np.flatnonzero((self.skeleton.chain == i + 1) & (self.skeleton.chain_sign > 0))[0])
+            walk = self._walk(self.skeleton.tree_in, unit, 1, True) + self._walk(self.skeleton.tree_out, unit, 1, False)
+        else:
+            # the i-th number that is not among the sorted tree edges
+            rank = i - self.skeleton.num_chains
+            edge = rank + int(np.searchsorted(self.tree_edges - np.arange(len(self.tree_edges)), rank, side="right"))
+            block, flat = self.graph.locate(edge)
+            tail, head = self._ends(block, flat)
+            walk = [(edge, 1)]
+            walk += self._walk(self.skeleton.tree_in, abs(tail), 1 if tail > 0 else -1, True)
+            walk += self._walk(self.skeleton.tree_out, abs(head), 1 if head > 0 else -1, False)
+        total: dict[int, int] = {}
+        for edge, count in walk:
+            total[edge] = total.get(edge, 0) + count
+        kept = sorted((edge, count) for edge, count in total.items() if count)
+        numbers, counts = (np.array([entry[i] for entry in kept], np.int64) for i in (0, 1))
+        return Path(self.graph, numbers, counts)
+
+    def _ends(self, block: int, flat: int) -> tuple[int, int]:
+        entry = self.graph.blocks[block]
+        index = np.unravel_index(flat, entry.shape) if entry.shape else ()
+        tail, head = (
+            ids[tuple(int(i) if n > 1 else 0 for i, n in zip(index, ids.shape, strict=True))]
+            for ids in (entry.tail, entry.head)
+        )
+        return int(tail), int(head)
+
+    def _walk(self, tree: Tree, unit: int, sign: int, entering: bool) -> list[tuple[int, int]]:
+        """The signed walk between the root and a unit, times ``sign``."""
+        steps = []
+        while unit:
+            number = int(self.graph.edge_numbers(int(tree.block[unit]), tree.index[[unit]])[0])
+            sign *= int(tree.own[unit])
+            steps.append((number, sign if tree.forward[unit] else -sign))
+            sign *= int(tree.other[unit])
+            unit = int(tree.parent[unit])
+        return steps
+
+    def _tree_matrix(self, tree: Tree) -> csr_array:
+        """Counting vectors of the walks of one tree, one row per unit (row 0, the root, is empty)."""
+        count, m = len(tree.block), self.graph.num_weights
+        number = np.zeros(count, np.int64)
+        for block, units in tree.by_block():
+            number[units] = self.graph.edge_numbers(block, tree.index[units])
+        result = csr_array((count, m), dtype=np.int32)
+        for units in tree.rounds:
+            own, both = tree.own[units], tree.own[units] * tree.other[units]
+            step = coo_array((np.where(tree.forward[units], own, -own), (units, number[units])), shape=(count, m))
+            carry = coo_array((both, (units, tree.parent[units])), shape=(count, count)).tocsr()
+            result = result + step.tocsr() + carry @ result
+            if result.nnz > MAX_ENTRIES:
+                raise UnsupportedError(
+                    f"The counting matrix needs more than {MAX_ENTRIES:,} entries; use basis[i] for single paths "
+                    "or the certificate "
+                    "for the whole."
+                )
+        return csr_array(result)
+
+    def counting_matrix(self) -> csr_array:
+        """Counting vectors of all basis paths, sparse ``int8`` of shape ``(m - H, m)``.
+
+        Raises:
+            UnsupportedError: the matrix would have more than 200 million entries.
+        """
+        graph, skeleton = self.graph, self.skeleton
+        m = graph.num_weights
+        if m > MAX_ENTRIES // 4:
+            raise UnsupportedError(
+                f"The counting matrix of {m:,} weights would be too large to form; use basis[i] for single paths "
+                "or the certificate "
+                "for the whole."
+            )
+        prefix, suffix = self._tree_matrix(skeleton.tree_in), self._tree_matrix(skeleton.tree_out)
+        first = np.array(
+            [
+                np.flatnonzero((skeleton.chain == k) & (skeleton.chain_sign > 0))[0]
+                for k in range(1, skeleton.num_chains + 1)
+            ],
+            np.int64,
+        )
+        tails, heads = graph.ends()
+        free = np.ones(m, bool)
+        free[self.tree_edges] = False
+        edges = np.flatnonzero(free)
+        rows = np.arange(len(edges))
+
+        def pick(ids: np.ndarray) -> csr_array:
+            return coo_array((np.sign(ids), (rows, np.abs(ids))), shape=(len(edges), graph.num_units + 1)).tocsr()
+
+        single = coo_array((np.ones(len(edges), np.int32), (rows, edges)), shape=(len(edges), m)).tocsr()
+        outside = pick(tails[edges]) @ prefix + single + pick(heads[edges]) @ suffix
+        chains = prefix[first] + suffix[first]
+        matrix = csr_array(vstack([chains, outside]))
+        matrix.eliminate_zeros()
+        return matrix.astype(np.int8)
+
+    def coefficients(self, counting_vector: np.ndarray) -> np.ndarray:
+        """Integer coefficients of a path (any circulation) in the basis.
+
+        ``z = sum_i a_i basis[i]`` holds exactly: the coefficient of ``P(e)`` is ``z_e``, that of ``p_k`` collects the
+        tree edges and the flow.
+
+        Args:
+            counting_vector: integers of length ``m``, or several rows of them.
+
+        Returns:
+            Integers of length ``m - H`` (or as many rows).
+
+        Raises:
+            InputError: wrong length, or not a circulation (what enters a unit does not leave it).
+        """
+        z = np.asarray(counting_vector)
+        m = self.graph.num_weights
+        if z.ndim not in (1, 2) or z.shape[-1] != m or not np.issubdtype(z.dtype, np.integer):
+            raise InputError(
+                f"coefficients found an array of shape {z.shape} and type {z.dtype}, expected {m} integers, one "
+                "count per weight "
+                "(or several rows of them)."
+            )
+        rows = np.atleast_2d(z).astype(np.int64)
+        incidence, linear = self._linear
+        net = rows @ incidence
+        if net[:, 1:].any():
+            row, unit = np.argwhere(net[:, 1:])[0]
+            raise InputError(
+                f"coefficients found a vector that enters unit {unit + 1} {net[row, unit + 1]:+d} times more "
+                "often than it leaves it; "
+                "expected the counting vector of a path, which leaves every unit as often as it enters."
+            )
+        result: np.ndarray = rows @ linear
+        return result.reshape((*z.shape[:-1], len(self)))
+
+    @cached_property
+    def _linear(self) -> tuple[csr_array, csr_array]:
+        """Incidence ``(m, H + 1)`` and the map from circulations to coefficients ``(m, m - H)``, both linear."""
+        graph, skeleton = self.graph, self.skeleton
+        m, count = graph.num_weights, graph.num_units + 1
+        tails, heads = graph.ends()
+        edges = np.arange(m)
+
+        def entering(ids: np.ndarray) -> csr_array:
+            return coo_array((np.sign(ids), (edges, np.abs(ids))), shape=(m, count)).tocsr()
+
+        into, out = entering(heads), entering(tails)
+        # P(e) = p_head for e in T_in and p_tail for e in T_out (up to the signs of opposite scales)
+        by_unit, done = -into, np.zeros(m, bool)
+        for tree, ids in ((skeleton.tree_in, heads), (skeleton.tree_out, tails)):
+            numbers = np.unique(
+                np.concatenate(
+                    [np.zeros(0, np.int64)] + [graph.edge_numbers(b, tree.index[u]) for b, u in tree.by_block()]
+                )
+            )
+            numbers = numbers[~done[numbers]]
+            done[numbers] = True
+            by_unit = (
+                by_unit + coo_array((np.sign(ids[numbers]), (numbers, np.abs(ids[numbers]))), shape=(m, count)).tocsr()
+            )
+        units = np.flatnonzero(skeleton.chain)
+        chains = coo_array(
+            (skeleton.chain_sign[units], (units, skeleton.chain[units] - 1)),
+            shape=(count, skeleton.num_chains),
+        ).tocsr()
+        free = np.flatnonzero(~done)
+        single = coo_array((np.ones(len(free), np.int64), (free, np.arange(len(free)))), shape=(m, len(free))).tocsr()
+        return csr_array(into - out), csr_array(hstack([by_unit @ chains, single]))
+
+    def values(self) -> Tensor:
+        """Values of the basis paths at the model's weights, float64 of length ``m - H``."""
+        skeleton, graph = self.skeleton, self.graph
+        prefix, suffix = skeleton.prefixes(), skeleton.suffixes()
+        through = prefix * suffix
+        chain = torch.from_numpy(skeleton.chain)
+        parts = [torch.ones(skeleton.num_chains + 1, dtype=torch.float64)]
+        keep = torch.from_numpy(skeleton.chain_sign > 0)
+        parts[0][chain[keep]] = through[keep]
+        parts[0] = parts[0][1:]
+        for i, block in enumerate(graph.blocks):
+            weight = graph.parameters[block.name].detach().double().cpu()
+            value = weight * power(prefix, block.tail) * power(suffix, block.head)
+            parts.append(value.reshape(-1)[self._free(i)])
+        return torch.cat(parts)
+
+    def _free(self, block: int) -> Tensor:
+        """Flat mask of a block's edges outside both trees."""
+        entry = self.graph.blocks[block]
+        free = torch.ones(entry.shape, dtype=torch.bool).reshape(-1)
+        if entry.unused is not None:
+            free &= ~entry.unused.expand(entry.shape).reshape(-1)
+        for tree in (self.skeleton.tree_in, self.skeleton.tree_out):
+            free[torch.from_numpy(tree.index[tree.block == block])] = False
+        return free
+
+    def monomials(self) -> list[sympy.Expr]:
+        """The basis path values as sympy monomials in the weights (small graphs)."""
+        return [path.monomial for path in self]
+
+    def rebuild(self, values: Tensor, signs: Tensor) -> dict[str, Tensor]:
+        """Weights of a network with given basis path values; its ``T_out`` weights are the signs (Theorem 2).
+
+        Args:
+            values: values of the basis paths, shape ``(m - H,)``, non-zero where they belong to a ``p_k``.
+            signs: signs of the ``T_out`` weights, shape ``(num_units,)``.
+
+        Returns:
+            Parameter name -> float64 tensor (and running statistics, rescaled with their channels). With the values
+            and signs of a model, the network computes the same function with the same activations.
+
+        Raises:
+            InputError: wrong shapes, or a vanishing ``p_k``.
+        """
+        skeleton, graph = self.skeleton, self.graph
+        if tuple(values.shape) != (len(self),) or tuple(signs.shape) != (graph.num_units,):
+            raise InputError(
+                f"rebuild found values of shape {tuple(values.shape)} and signs of shape {tuple(signs.shape)}, "
+                "expected "
+                f"({len(self)},) and ({graph.num_units},)."
+            )
+        values = values.double()
+        chains = torch.cat([torch.ones(1, dtype=torch.float64), values[: skeleton.num_chains]])
+        if bool((chains == 0).any()):
+            raise InputError(
+                "rebuild found a skeleton path of value 0, expected non-zero values; the weights behind it are "
+                "not determined."
+            )
+        suffix = skeleton.suffixes(torch.cat([torch.ones(1, dtype=torch.float64), signs.double()]))
+        through = chains[torch.from_numpy(skeleton.chain)].pow(torch.from_numpy(skeleton.chain_sign))
+        prefix = through / suffix
+        result, position = {}, skeleton.num_chains
+        for i, block in enumerate(graph.blocks):
+            free = self._free(i)
+            path = graph.parameters[block.name].detach().double().cpu().reshape(-1).clone()
+            path[free] = values[position : position + int(free.sum())]
+            position += int(free.sum())
+            mine = np.flatnonzero(skeleton.tree_in.block == i)
+            index = torch.from_numpy(skeleton.tree_in.index[mine])
+            path[index] = power(through, block.head.expand(block.shape).reshape(-1)[index])
+            scale = power(prefix, block.tail) * power(suffix, block.head)
+            weight = (path.reshape(block.shape) / scale).reshape(-1)
+            if block.unused is not None:
+                dead = block.unused.expand(block.shape).reshape(-1)
+                weight[dead] = graph.parameters[block.name].detach().double().cpu().reshape(-1)[dead]
+            mine = np.flatnonzero(skeleton.tree_out.block == i)
+            weight[torch.from_numpy(skeleton.tree_out.index[mine])] = signs.double()[torch.from_numpy(mine - 1)]
+            result[block.name] = weight.reshape(block.shape)
+        buffers = graph.captured.buffers
+        scale = prefix / skeleton.prefixes()
+        for statistic in graph.statistics:
+            for name, exponent in ((statistic.mean, 1), (statistic.var, 2)):
+                if name is not None:
+                    result[name] = (
+                        buffers[name].detach().double().cpu() * power(scale, statistic.units).abs() ** exponent
+                    )
+        return result
+
+
+def power(table: Tensor, ids: Tensor) -> Tensor:
+    """``table[|id|] ** sign(id)``: the scale an id stands for (1 for the root)."""
+    positive = table[ids.abs()]
+    return torch.where(ids < 0, positive.reciprocal(), positive) if bool((ids < 0).any()) else positive

@@ -1,0 +1,242 @@
+"""From an eager model to a captured graph: the only module that knows the ways of ``torch.export``.
+
+The analysis reads the *training IR* (no decomposition): recurrent layers stay one operation, every parameter name is
+one
+placeholder, and every node remembers the module and the source line it came from. The user's model is left as it was.
+"""
+
+from __future__ import annotations
+
+import copy
+import traceback
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import fx, nn
+from torch.export.graph_signature import InputKind
+
+from pathspace.errors import CaptureError, InputTypeError
+
+# In-place operations after which every alias of the operand still has the scale of the result, so that
+# the graph can be read as it is. All others are functionalised away first.
+_HARMLESS_IN_PLACE = frozenset(
+    [
+        "relu_",
+        "leaky_relu_",
+        "prelu_",
+        "rrelu_",
+        "add_",
+        "sub_",
+        "div_",
+        "dropout_",
+        "feature_dropout_",
+        "silu_",
+        "gelu_",
+        "elu_",
+        "selu_",
+        "celu_",
+        "mish_",
+        "hardtanh_",
+        "hardswish_",
+        "hardsigmoid_",
+        "sigmoid_",
+        "tanh_",
+        "clamp_",
+        "clamp_min_",
+        "clamp_max_",
+        "relu6_",
+        "neg_",
+        "mul_",
+        "detach_",
+        "requires_grad_",
+        "exp_",
+        "sqrt_",
+        "threshold_",
+        "batch_norm",
+        "instance_norm",
+    ]
+)
+
+
+@dataclass(frozen=True)
+class Captured:
+    """A model as a graph.
+
+    Attributes:
+        graph: the captured ``torch.fx`` graph module.
+        sources: placeholder name -> (kind, name), kind one of ``"parameter"``, ``"buffer"``, ``"constant"``,
+            ``"input"``.
+        parameters: canonical name -> parameter; a parameter held under several names appears once, under its first
+            name.
+        canonical: every parameter name -> canonical name.
+        constants: placeholder name -> tensor, for tensors the graph holds itself.
+        buffers: name -> buffer, the model's own.
+    """
+
+    graph: fx.GraphModule
+    sources: Mapping[str, tuple[str, str]]
+    parameters: Mapping[str, nn.Parameter]
+    canonical: Mapping[str, str]
+    constants: Mapping[str, torch.Tensor]
+    buffers: Mapping[str, torch.Tensor]
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Silence the warnings of torch's own tracing, and keep the global random state."""
+    with warnings.catch_warnings(), torch.random.fork_rng(devices=[]):
+        warnings.simplefilter("ignore")
+        yield
+
+
+def first_line(error: BaseException) -> str:
+    """The first line of an error's message, without a trailing full stop."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return (lines[0] if lines else type(error).__name__).rstrip(".")
+
+
+def user_frame(error: BaseException) -> str:
+    """``file:line`` of the innermost frame outside torch, or ``an unknown line``."""
+    place = "an unknown line"
+    for frame in traceback.extract_tb(error.__traceback__):
+        if "/torch/" not in frame.filename and "/pathspace/" not in frame.filename and "<" not in frame.filename:
+            place = f"{frame.filename}:{frame.lineno}"
+    return place
+
+
+def describe(values: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
+    """A short account of example inputs: shapes and dtypes."""
+
+    def one(value: Any) -> str:
+        if isinstance(value, torch.Tensor):
+            return f"{'x'.join(map(str, value.shape)) or 'scalar'}:{str(value.dtype).removeprefix('torch.')}"
+        return type(value).__name__
+
+    parts = [one(value) for value in values] + [f"{key}={one(value)}" for key, value in kwargs.items()]
+    return ", ".join(parts) or "no inputs"
+
+
+def check_runs(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+    """Run a copy of the model once, and turn whatever it raises into one sentence.
+
+    Raises:
+        CaptureError: the model itself fails on these inputs.
+    """
+    try:
+        with quiet(), torch.no_grad():
+            copy.deepcopy(model)(*args, **kwargs)
+    except Exception as error:
+        raise CaptureError(
+            f"{type(model).__name__}.forward raised {type(error).__name__} at {user_frame(error)} on inputs "
+            f"({describe(args, kwargs)}): {first_line(error)}; check the shapes and dtypes of the example inputs."
+        ) from error
+
+
+def capture(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any] | None = None) -> Captured:
+    """Capture ``model`` on example inputs, in the mode it is in, leaving it untouched.
+
+    Args:
+        model: any module that ``torch.export`` can trace.
+        args: positional example inputs.
+        kwargs: keyword example inputs.
+
+    Returns:
+        The captured graph with the provenance of its placeholders.
+
+    Raises:
+        InputTypeError: ``model`` is not a module.
+        CaptureError: the model raises on these inputs, or has control flow that depends on data.
+    """
+    if not isinstance(model, nn.Module):
+        raise InputTypeError(
+            f"Expected a torch.nn.Module to trace, found {type(model).__name__}; pass the model itself."
+        )
+    kwargs = dict(kwargs or {})
+    try:
+        with quiet():
+            program = torch.export.export(model, args, kwargs, strict=False)
+            if _needs_functionalising(program.graph_module):
+                program = program.run_decompositions({})
+    except Exception as error:
+        check_runs(model, args, kwargs)
+        raise CaptureError(
+            f"{type(model).__name__} runs but cannot be captured as a graph: {first_line(error)} (at "
+            f"{user_frame(error)}); "
+            "control flow that depends on the values of tensors has to be rewritten, for instance with torch.where."
+        ) from error
+
+    program.graph_module.graph.eliminate_dead_code()
+    if _mixes_types(program.graph_module):
+        # tracing does not check this, running does
+        check_runs(model, args, kwargs)
+    named = dict(model.named_parameters(remove_duplicate=False))
+    first: dict[int, str] = {}
+    canonical = {name: first.setdefault(id(parameter), name) for name, parameter in named.items()}
+    sources: dict[str, tuple[str, str]] = {}
+    constants: dict[str, torch.Tensor] = {}
+    kinds = {
+        InputKind.PARAMETER: "parameter",
+        InputKind.BUFFER: "buffer",
+        InputKind.CONSTANT_TENSOR: "constant",
+    }
+    for spec in program.graph_signature.input_specs:
+        kind = kinds.get(spec.kind, "input")
+        target = str(spec.target) if spec.target is not None else spec.arg.name
+        if kind == "parameter":
+            target = canonical.get(target, target)
+        if kind == "constant" and spec.target in program.constants:
+            value = program.constants[spec.target]
+            if isinstance(value, torch.Tensor):
+                constants[spec.arg.name] = value
+        sources[spec.arg.name] = (kind, target)
+    parameters = {name: named[name] for name in dict.fromkeys(canonical.values())}
+    buffers = dict(model.named_buffers(remove_duplicate=False))
+    return Captured(program.graph_module, sources, parameters, canonical, constants, buffers)
+
+
+def _needs_functionalising(module: fx.GraphModule) -> bool:
+    """Whether the graph writes into tensors in a way that aliases could see."""
+    for node in module.graph.nodes:
+        if node.op != "call_function" or not isinstance(node.target, torch._ops.OpOverload):
+            continue
+        if node.target._schema.is_mutable and node.target.overloadpacket.__name__ not in _HARMLESS_IN_PLACE:
+            return True
+        # x *= activation changes the scale of x, which earlier views of x would not see
+        if node.target is torch.ops.aten.mul_.Tensor:
+            return True
+    return False
+
+
+def _mixes_types(module: fx.GraphModule) -> bool:
+    """Whether a linear map meets operands of different types."""
+    names = {"linear", "addmm", "mm", "bmm", "matmul", "conv1d", "conv2d", "conv3d"}
+    for node in module.graph.nodes:
+        if (
+            node.op == "call_function"
+            and getattr(getattr(node.target, "overloadpacket", None), "__name__", "") in names
+        ):
+            values = [operand.meta.get("val") for operand in node.all_input_nodes]
+            if len({value.dtype for value in values if isinstance(value, torch.Tensor)}) > 1:
+                return True
+    return False
+
+
+def place(node: fx.Node) -> tuple[str, str]:
+    """Module path and source line of a node, for reports."""
+    stack = node.meta.get("nn_module_stack") or {}
+    module = next((entry[0] for entry in reversed(list(stack.values())) if entry[0]), "")
+    source = ""
+    for line in (node.meta.get("stack_trace") or "").splitlines():
+        line = line.strip()
+        if line.startswith("File ") and "/torch/" not in line:
+            parts = line.split('"')
+            number = line.split("line ")[-1].split(",")[0]
+            source = f"{parts[1]}:{number}" if len(parts) > 1 else line
+    return module, source
+
+
+__all__ = ["Captured", "capture", "check_runs", "describe", "first_line", "place", "quiet", "user_frame"]

@@ -1,0 +1,149 @@
+"""What :func:`pathspace.verify` returns: verdicts with their evidence, as a table and as JSON."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass, field
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+MARKS = {True: "[green]holds[/]", False: "[red]fails[/]", None: "[yellow]not applicable[/]"}
+
+
+@dataclass(frozen=True)
+class Certificate:
+    """Verdicts on one model.
+
+    Attributes:
+        model: class of the model.
+        weights: ``m``, scalar weights in path space.
+        units: ``H``, units with a free scale.
+        dimension: ``m - H``.
+        basis_paths: how many basis paths the two trees give.
+        rank: exact rank of the path matrix, ``None`` where no matrix was formed.
+        method: ``"exact"`` (a matrix was formed) or ``"certificate"`` (both bounds proven from structure).
+        theorem1: unrolled paths from basis paths, with integer coefficients.
+        theorem2: outputs and activations from path values and signs.
+        theorem3: number and independence of basis paths.
+        invariance: largest relative violations of the rescaling symmetry, and their tolerance.
+        parameters: scalars in path space, pinned, and unused; they add up to the model's.
+        pinned: operations that fixed a scale, with place and reason.
+        unused: parameters that do not influence the outputs.
+        skeleton: rule and seed.
+        seconds: time taken.
+    """
+
+    model: str
+    weights: int
+    units: int
+    dimension: int
+    basis_paths: int
+    rank: int | None
+    method: str
+    theorem1: dict[str, Any]
+    theorem2: dict[str, Any]
+    theorem3: dict[str, Any]
+    invariance: dict[str, Any]
+    parameters: dict[str, int]
+    pinned: list[dict[str, Any]] = field(default_factory=list)
+    unused: list[str] = field(default_factory=list)
+    skeleton: dict[str, Any] = field(default_factory=dict)
+    seconds: float = 0.0
+
+    @property
+    def holds(self) -> bool:
+        """Whether nothing fails: no theorem is refuted and the invariance is within its tolerance."""
+        verdicts = [
+            self.theorem1["holds"],
+            self.theorem2["holds"],
+            self.theorem3["holds"],
+            self.invariance["holds"],
+        ]
+        return all(verdict is not False for verdict in verdicts)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Everything as plain Python values."""
+        return {"holds": self.holds, **asdict(self)}
+
+    def to_json(self, indent: int | None = 2) -> str:
+        """Everything as JSON."""
+        return json.dumps(self.to_dict(), indent=indent)
+
+    def __rich__(self) -> RenderableType:
+        from rich import box
+        from rich.console import Group
+        from rich.markup import escape
+        from rich.table import Table
+        from rich.text import Text
+
+        figures = Table(
+            box=box.SIMPLE,
+            title=f"Path space of {escape(self.model)}",
+            title_justify="left",
+            show_header=False,
+        )
+        figures.add_column(style="bold")
+        figures.add_column(justify="right")
+        figures.add_column(style="dim", overflow="fold")
+        figures.add_row("weights m", f"{self.weights:,}", "scalar weights on paths")
+        figures.add_row("units H", f"{self.units:,}", "free scales: dimension of the gauge group")
+        figures.add_row("dimension m - H", f"{self.dimension:,}", "independent path values")
+        figures.add_row("basis paths", f"{self.basis_paths:,}", f"two trees, rule {self.skeleton.get('rule', '')}")
+        if self.rank is not None:
+            figures.add_row("exact rank", f"{self.rank:,}", self.theorem3.get("matrix", ""))
+        rest = {key: count for key, count in self.parameters.items() if key not in ("total", "path_space") and count}
+        if rest:
+            text = ", ".join(f"{count:,} {key}" for key, count in rest.items())
+            figures.add_row(
+                "other scalars", f"{sum(rest.values()):,}", f"{text}; {self.parameters['total']:,} in total"
+            )
+
+        verdicts = Table(box=box.SIMPLE)
+        for column in ("statement", "verdict", "evidence"):
+            verdicts.add_column(column, overflow="fold")
+        names = {
+            "theorem1": "Theorem 1: paths from basis paths",
+            "theorem2": "Theorem 2: activations from path values",
+            "theorem3": "Theorem 3: number and independence",
+            "invariance": "Rescaling leaves the function alone",
+        }
+        for key, title in names.items():
+            entry = getattr(self, key)
+            verdicts.add_row(title, MARKS[entry["holds"]], escape(entry["evidence"]))
+        parts: list[Any] = [figures, verdicts]
+        if self.pinned:
+            pins = Table(box=box.SIMPLE, title="Operations that fixed a scale", title_justify="left")
+            for column in ("operation", "times", "module", "line", "reason"):
+                pins.add_column(column, overflow="fold")
+            for (op, reason), entries in _grouped(self.pinned).items():
+                modules = ", ".join(dict.fromkeys(entry["module"] or "(model)" for entry in entries[:3]))
+                pins.add_row(
+                    op,
+                    str(len(entries)),
+                    escape(modules + (", ..." if len(entries) > 3 else "")),
+                    entries[0]["source"],
+                    reason,
+                )
+            parts.append(pins)
+        if self.unused:
+            parts.append(
+                Text("Unused parameters: " + ", ".join(self.unused[:8]) + (", ..." if len(self.unused) > 8 else ""))
+            )
+        return Group(*parts)
+
+    def __str__(self) -> str:
+        from rich.console import Console
+
+        console = Console(width=120, no_color=True)
+        with console.capture() as captured:
+            console.print(self)
+        return captured.get()
+
+
+def _grouped(pins: list[dict[str, Any]]) -> dict[tuple[str, str], list[dict[str, Any]]]:
+    groups: dict[tuple[str, str], list[dict[str, Any]]] = {}
+    for pin in pins:
+        groups.setdefault((pin["op"], pin["reason"]), []).append(pin)
+    return groups

@@ -1,0 +1,395 @@
+"""The command line: ``pathspace verify``, ``pathspace masks``, and what other packages add.
+
+Torch and the analysis are imported inside the commands, so that ``pathspace --help`` answers at once.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import io
+import logging
+import os
+import re
+import sys
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from contextvars import ContextVar
+from enum import StrEnum
+from importlib.metadata import entry_points, version
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+
+import typer
+from rich import box
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+from typer.core import TyperGroup
+
+from pathspace.errors import CaptureError, PathspaceError
+
+if TYPE_CHECKING:
+    from pathspace.target import Target
+
+FAILED, BAD_INPUT, INTERRUPTED = 1, 2, 130
+_GROUP = "pathspace.commands"
+_debug: ContextVar[bool] = ContextVar("debug", default=False)
+
+
+class Rule(StrEnum):
+    """How the skeleton chooses its trees."""
+
+    modulo = "modulo"
+    magnitude = "magnitude"
+    random = "random"
+
+
+class NormEps(StrEnum):
+    """What a positive epsilon of a normalisation layer does to the scale of its input."""
+
+    ignore = "ignore"
+    respect = "respect"
+
+
+class OneSentenceGroup(TyperGroup):
+    """A command group in which every failure is one sentence on standard error."""
+
+    def main(  # type: ignore[override]
+        self,
+        args: Sequence[str] | None = None,
+        prog_name: str | None = None,
+        standalone_mode: bool = True,
+        **extra: Any,
+    ) -> Any:
+        """Run the command line and exit; ``--debug`` is understood at any place before ``--``."""
+        given = list(sys.argv[1:] if args is None else args)
+        end = given.index("--") if "--" in given else len(given)
+        debug = "--debug" in given[:end]
+        given = [word for word in given[:end] if word != "--debug"] + given[end:]
+
+        def run() -> int:
+            code = super(OneSentenceGroup, self).main(given, prog_name, standalone_mode=False, **extra)
+            sys.stdout.flush()
+            return code if isinstance(code, int) else 0
+
+        token = _debug.set(debug)
+        try:
+            code = guarded(run, debug=debug)
+        finally:
+            _debug.reset(token)
+        if standalone_mode:
+            sys.exit(code)
+        return code
+
+    def invoke(self, ctx: Any) -> Any:
+        """Run one command; an interrupt is kept from typer, which would end without a word."""
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt as error:
+            raise _Interrupted from error
+
+
+class _Interrupted(Exception):
+    """A keyboard interrupt on its way to `guarded`."""
+
+
+def guarded(run: Callable[[], int], *, debug: bool = False) -> int:
+    """Call ``run`` and return its exit code, or say in one sentence why there is none.
+
+    Args:
+        run: does the work and returns the exit code.
+        debug: show the traceback above the sentence.
+
+    Returns:
+        What ``run`` returned; 2 after any error, 130 after an interrupt.
+    """
+    caught: BaseException
+    try:
+        return run()
+    except PathspaceError as error:
+        sentence, code, caught = str(error), BAD_INPUT, error
+    except (KeyboardInterrupt, _Interrupted) as error:
+        sentence, code, caught = "Interrupted before the end.", INTERRUPTED, error
+    except MemoryError as error:
+        sentence, code, caught = "The memory is exhausted: give smaller inputs.", BAD_INPUT, error
+    except Exception as error:
+        sentence, code, caught = _unexpected(error), BAD_INPUT, error
+    if debug:
+        traceback.print_exception(caught, file=sys.stderr)
+    if sentence:
+        _say("Error", "red", sentence)
+    return code
+
+
+def _unexpected(error: Exception) -> str:
+    """Return the sentence for a usage error, an output that cannot be written, or a defect of ours."""
+    if hasattr(error, "format_message"):  # typer's usage errors, whose module differs between versions
+        context = getattr(error, "ctx", None)
+        path = context.command_path if context is not None else "pathspace"
+        usage = " ".join(error.format_message().split()).replace("Value error, ", "").rstrip(".")
+        usage = re.sub(r"\. Did you mean (.*)\?$", r" (did you mean \1?)", usage)
+        return f"{usage}; see '{path} --help'." if usage else ""  # empty after the help was shown
+    message = " ".join(str(error).split()).rstrip(".")
+    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EIO, errno.EBADF) and not error.filename:
+        with contextlib.suppress(OSError):  # what is still buffered would fail again when Python exits
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return f"Cannot write to standard output: {error.strerror or message}; send it to another place."
+    return (
+        f"Internal error, {type(error).__name__} ({message}): this is a defect of pathspace, not of your "
+        "input; run again with --debug and report what it shows."
+    )
+
+
+def _say(label: str, style: str, sentence: str) -> None:
+    console = Console(stderr=True, soft_wrap=True)
+    console.print(f"[bold {style}]{label}:[/]", end=" ")
+    console.print(" ".join(sentence.split()), markup=False, highlight=False)
+
+
+app = typer.Typer(
+    name="pathspace",
+    cls=OneSentenceGroup,
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode="rich",
+    context_settings={"help_option_names": ["-h", "--help"]},
+    epilog="Exit codes: 0 done, all that was verified holds; 1 a check fails; 2 bad input; 130 interrupted.",
+)
+
+TargetArgument = Annotated[
+    str,
+    typer.Argument(metavar="TARGET", help="package.module:name or path/to/file.py:name", show_default=False),
+]
+InputOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--input",
+        metavar="SIZES[:DTYPE]",
+        help="One example input, such as 2x3x224x224 or 2x16:int64; repeat it for each positional input. "
+        "Replaces the example inputs that TARGET supplies.",
+        show_default=False,
+    ),
+]
+SeedOption = Annotated[
+    int,
+    typer.Option(
+        "--seed",
+        min=0,
+        max=2**32 - 1,
+        help="Seeds the example inputs, the weights if TARGET builds the model, and the rule.",
+    ),
+]
+RuleOption = Annotated[Rule, typer.Option("--rule", help="How the skeleton chooses its weights.")]
+NormEpsOption = Annotated[
+    NormEps,
+    typer.Option(
+        "--norm-eps", help="Treat the scale before a normalisation as free despite its epsilon, or as pinned."
+    ),
+]
+TrainOption = Annotated[
+    bool | None,
+    typer.Option("--train/--eval", help="Put the model in this mode.", show_default="the mode it comes in"),
+]
+JsonOption = Annotated[
+    str | None,
+    typer.Option(
+        "--json",
+        metavar="FILE",
+        help="Also write the result as JSON; - prints JSON only.",
+        show_default=False,
+    ),
+]
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        print(f"pathspace {version('pathspace')}")
+        raise typer.Exit
+
+
+@app.callback()
+def root(
+    shown: Annotated[
+        bool,
+        typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version and exit."),
+    ] = False,
+    # Taken from the command line before typer sees it, and declared here for --help only.
+    debug: Annotated[bool, typer.Option("--debug", help="With any command: show the traceback of an error.")] = False,
+) -> None:
+    """The path space of PyTorch models: symmetries, basis paths, certificates, masks.
+
+    A TARGET is [bold]package.module:name[/] or [bold]path/to/file.py:name[/].
+    The name is a torch.nn.Module, its class (called without arguments), or a
+    function that returns a model or (model, example inputs), where the example
+    is a tensor, a tuple of positional inputs, or a dict of keyword inputs.
+
+    [bold]pathspace verify net.py:Net --input 2x3x32x32[/]
+    [bold]pathspace masks net.py:Net --input 2x3x32x32 -o masks.safetensors[/]
+
+    pathspace COMMAND --help explains one command.
+    """
+
+
+@app.command()
+def verify(
+    target: TargetArgument,
+    inputs: InputOption = None,
+    json: JsonOption = None,
+    seed: SeedOption = 0,
+    rule: RuleOption = Rule.modulo,
+    norm_eps: NormEpsOption = NormEps.ignore,
+    train: TrainOption = None,
+) -> None:
+    """Verify Theorems 1-3 and the rescaling invariance of a model, and print a certificate.
+
+    [bold]pathspace verify net.py:Net --input 2x3x32x32[/]
+    [bold]pathspace verify mypackage.models:build --json certificate.json[/]
+    [bold]pathspace verify language.py:model --input 2x16:int64 --json - | jq .dimension[/]
+
+    A model is verified in the mode it comes in unless --train or --eval is given.
+
+    Exit codes: 0 everything holds, 1 something fails, 2 bad input.
+    """
+    from pathspace.files import ensure_writable, replacing
+
+    to_stdout = json == "-"
+    if json is not None and not to_stdout:
+        ensure_writable(json)
+    with _working("Loading", target) as status:
+        loaded = _load(target, inputs, seed, train)
+        status("Tracing and verifying")
+        from pathspace import verify as verify_model
+
+        certificate = verify_model(
+            loaded.model,
+            *loaded.args,
+            kwargs=loaded.kwargs,
+            norm_eps=norm_eps.value,
+            seed=seed,
+            rule=rule.value,
+        )
+        text = certificate.to_json()
+    if json is not None and not to_stdout:
+        with replacing(json) as temporary:
+            temporary.write_text(text + "\n", encoding="utf-8")
+    if to_stdout:
+        print(text)
+    else:
+        Console().print(certificate)
+    raise typer.Exit(0 if certificate.holds else FAILED)
+
+
+@app.command()
+def masks(
+    target: TargetArgument,
+    output: Annotated[
+        str,
+        typer.Option("--output", "-o", metavar="FILE", help="The safetensors file to write.", show_default=False),
+    ],
+    inputs: InputOption = None,
+    seed: SeedOption = 0,
+    rule: RuleOption = Rule.modulo,
+    norm_eps: NormEpsOption = NormEps.ignore,
+    train: TrainOption = None,
+) -> None:
+    """Write the skeleton masks of a model: which weights enter, and which leave, each unit's tree.
+
+    [bold]pathspace masks net.py:Net --input 2x3x32x32 -o masks.safetensors[/]
+
+    Exit codes: 0 written, 2 bad input; an existing file stays whole unless the new one is complete.
+    """
+    from pathspace.files import ensure_writable
+
+    ensure_writable(output)
+    with _working("Loading", target) as status:
+        loaded = _load(target, inputs, seed, train)
+        status("Tracing and choosing the skeleton of")
+        from pathspace import save_masks, trace
+
+        graph = trace(loaded.model, *loaded.args, kwargs=loaded.kwargs, norm_eps=norm_eps.value)
+        skeleton = graph.skeleton(rule=rule.value, seed=seed)
+        save_masks(skeleton, output)
+    table = Table(box=box.SIMPLE, title=f"Skeleton ({rule.value}) of {escape(target)}", title_justify="left")
+    table.add_column("parameter")
+    for heading in ("shape", "incoming", "outgoing", "skeleton"):
+        table.add_column(heading, justify="right")
+    for name, mask in skeleton.masks.items():
+        counts = [int(each.sum()) for each in (skeleton.incoming[name], skeleton.outgoing[name], mask)]
+        table.add_row(escape(name), "x".join(map(str, mask.shape)) or "scalar", *map(str, counts))
+    console = Console()
+    console.print(table)
+    console.print(f"Wrote {output}", soft_wrap=True, markup=False, highlight=False)
+
+
+def _load(spec: str, inputs: Sequence[str] | None, seed: int, train: bool | None) -> Target:
+    from pathspace.target import load_target
+
+    loaded = load_target(spec, inputs or (), seed=seed)
+    if train is not None:
+        loaded.model.train(train)
+    return loaded
+
+
+@contextlib.contextmanager
+def _working(what: str, target: str) -> Iterator[Callable[[str], None]]:
+    """Show on a terminal what is going on, and keep standard output for results.
+
+    What the user's code and torch print meanwhile is shown on standard error at the end; torch prints whole
+    graphs before some exceptions, so after a failure it is dropped in favour of the one sentence.
+    """
+    if _debug.get():
+        with contextlib.redirect_stdout(sys.stderr):
+            yield lambda _stage: None
+        return
+    printed = io.StringIO()
+    disabled = logging.root.manager.disable
+    logging.disable(logging.CRITICAL)
+    try:
+        with (
+            Console(file=sys.stderr).status(f"{what} {escape(target)}") as status,
+            contextlib.redirect_stdout(printed),
+            contextlib.redirect_stderr(printed),
+        ):
+            yield lambda stage: status.update(f"{stage} {escape(target)}")
+    except SystemExit as error:
+        raise CaptureError(
+            f"The model of '{target}' ended the program, SystemExit ({error.code}), instead of returning: "
+            "raise an exception in its forward, not sys.exit()."
+        ) from error
+    finally:
+        logging.disable(disabled)
+    sys.stderr.write(printed.getvalue())
+
+
+def load_extensions() -> None:
+    """Let other packages add commands through the entry point group ``pathspace.commands``.
+
+    Each entry point names a function ``register(app: typer.Typer) -> None``. One that fails is reported in
+    a sentence, and the other commands go on working.
+    """
+    for point in sorted(entry_points(group=_GROUP), key=lambda point: point.name):
+        try:
+            point.load()(app)
+        except Exception as error:
+            if "--debug" in sys.argv:
+                traceback.print_exception(error, file=sys.stderr)
+            reason = f"{type(error).__name__} ({' '.join(str(error).split())})"
+            _say("Warning", "yellow", f"The commands of {point.name} ({point.value}) are missing: {reason}.")
+
+
+def _names_own_command(words: Sequence[str]) -> bool:
+    own = {command.name or getattr(command.callback, "__name__", "") for command in app.registered_commands}
+    return next((word for word in words if not word.startswith("-")), None) in own or "--version" in words
+
+
+def main() -> NoReturn:
+    """Run the ``pathspace`` console command."""
+
+    def run() -> int:
+        # The packages behind other commands may be slow to import, and are not needed for our own.
+        if not _names_own_command(sys.argv[1:]):
+            load_extensions()
+        app()
+        return 0
+
+    sys.exit(guarded(run, debug="--debug" in sys.argv))

@@ -1,0 +1,132 @@
+"""Writing files so that a failure never harms the file that was there before."""
+
+from __future__ import annotations
+
+import errno
+import os
+import secrets
+import shutil
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from safetensors import SafetensorError
+
+from pathspace.errors import InputError
+
+
+def ensure_writable(path: str | os.PathLike[str]) -> None:
+    """Fail now, rather than after a long computation, if ``path`` cannot be written.
+
+    An empty sibling file is created and removed again; an existing file is not touched.
+
+    Args:
+        path: where a file is going to be written.
+
+    Raises:
+        InputError: the folder is missing, a folder or device is named, or writing is not permitted.
+
+    Example:
+        >>> ensure_writable("no-such-folder/masks.safetensors")  # doctest: +ELLIPSIS
+        Traceback (most recent call last):
+        ...
+        pathspace.errors.InputError: Cannot write 'no-such-folder/masks.safetensors': the folder ...
+    """
+    temporary = _create_sibling(path, _destination(path))
+    with suppress(OSError):
+        temporary.unlink()
+
+
+@contextmanager
+def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
+    """Yield a temporary sibling of ``path`` that becomes ``path`` when the body succeeds.
+
+    Until the final rename, which is atomic, whatever was at ``path`` stays whole; if the body raises, the
+    sibling is removed. The sibling keeps the suffix of ``path``, a link is followed, and an existing
+    file's permissions are kept. The body should do nothing but write: an ``OSError`` raised in it is
+    reported as a failure to write ``path``.
+
+    Args:
+        path: the file to create or replace.
+
+    Yields:
+        The temporary file, which exists and is empty.
+
+    Raises:
+        InputError: the folder is missing, a folder or device is named, writing is not permitted, or the
+            disk is full.
+
+    Example:
+        >>> import tempfile
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     with replacing(Path(folder) / "graph.json") as temporary:
+        ...         _ = temporary.write_text("{}")
+        ...     [file.name for file in Path(folder).iterdir()]
+        ['graph.json']
+    """
+    destination = _destination(path)
+    temporary = _create_sibling(path, destination)
+    try:
+        yield temporary
+        if destination.exists():
+            shutil.copymode(destination, temporary)
+        # Some file systems report a full disk only when asked to make the data durable.
+        with open(temporary, "rb+") as file:
+            os.fsync(file.fileno())
+        os.replace(temporary, destination)
+    except (OSError, SafetensorError) as error:
+        raise _cannot_write(path, _reason(error)) from error
+    finally:
+        with suppress(OSError):
+            temporary.unlink()
+
+
+def _destination(path: str | os.PathLike[str]) -> Path:
+    """Return the real file behind ``path`` after every check that needs no writing."""
+    text = os.fspath(path)
+    if not text.strip():
+        raise InputError(f"Cannot write {text!r}: it names no file; give a path such as result.json.")
+    if text.endswith(os.sep):
+        raise _cannot_write(path, "a path that ends with a slash names a folder", "add a file name")
+    try:
+        destination = Path(os.path.realpath(text))
+        mode = os.stat(destination).st_mode
+    except (FileNotFoundError, NotADirectoryError):
+        mode = stat.S_IFREG
+    except (OSError, ValueError) as error:
+        raise _cannot_write(path, _reason(error)) from error
+    folder = destination.parent
+    if folder.exists() and not folder.is_dir():
+        raise _cannot_write(path, f"'{folder}' is a file, not a folder")
+    if stat.S_ISDIR(mode):
+        raise _cannot_write(path, "it is a folder", "add a file name")
+    if not stat.S_ISREG(mode):
+        # Renaming over a device or a pipe would destroy it.
+        raise _cannot_write(path, "it is a device or a pipe, not a regular file", "choose a regular file")
+    if destination.exists() and not os.access(destination, os.W_OK):
+        raise _cannot_write(path, "the file is write-protected", "make it writable or choose another file")
+    if not folder.is_dir():
+        raise _cannot_write(path, f"the folder '{folder}' does not exist", "create it first")
+    return destination
+
+
+def _create_sibling(path: str | os.PathLike[str], destination: Path) -> Path:
+    temporary = destination.parent / f".pathspace-{secrets.token_hex(6)}{destination.suffix}"
+    try:
+        # Created with the user's own umask, unlike the private files of the tempfile module.
+        os.close(os.open(temporary, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666))
+    except OSError as error:
+        raise _cannot_write(path, f"no file can be created in '{destination.parent}'") from error
+    return temporary
+
+
+def _reason(error: Exception) -> str:
+    if isinstance(error, OSError) and error.errno == errno.ENOSPC:
+        return "no space is left on the disk"
+    text = (error.strerror if isinstance(error, OSError) else None) or str(error)
+    return text[:1].lower() + " ".join(text[1:].split())
+
+
+def _cannot_write(path: str | os.PathLike[str], reason: str, way_out: str = "choose another place") -> InputError:
+    return InputError(f"Cannot write {os.fspath(path)!r}: {reason}; {way_out}.")

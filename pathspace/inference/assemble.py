@@ -1,0 +1,190 @@
+"""From uses of weights to weight blocks: tail and head ids laid out like the parameter itself.
+
+A use refers to a *view* of a parameter (transposed, sliced, split into groups, ...). Where the view is made of whole
+dimensions of the parameter its ids are permuted
+back without ever being written out per scalar; only for stranger views are they scattered. Several uses of one scalar
+demand equal scale
+factors, ``phi(head) - phi(tail)``; head is unified with head and tail with tail (for a transposed use head with the
+opposite of tail).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from itertools import pairwise
+
+import torch
+from torch import Tensor
+
+from pathspace.inference.units import Scales, UnionFind, Use, negated
+from pathspace.inference.values import NEUTRAL, compress, constant, distinct
+
+Region = tuple[slice, ...]
+Piece = tuple[Region, Tensor, Tensor]
+
+
+def layout(view: Tensor, ids: Iterable[Tensor], shape: tuple[int, ...]) -> tuple[Region, list[Tensor]] | None:
+    """Rearrange ids given on a strided view of a parameter into the parameter's own dimensions.
+
+    Args:
+        view: meta tensor: sizes, strides and offset of the view.
+        ids: tensors with the view's number of dimensions, each size 1 or the view's.
+        shape: shape of the parameter.
+
+    Returns:
+        The region of the parameter that the view covers, and each ids tensor with one dimension per parameter dimension
+        (size 1 or the region's); ``None`` if the view does not respect the dimensions.
+    """
+    strides = [1] * len(shape)
+    for dim in range(len(shape) - 2, -1, -1):
+        strides[dim] = strides[dim + 1] * shape[dim + 1]
+    offset = view.storage_offset()
+    start = [offset // stride % size for size, stride in zip(shape, strides, strict=True)]
+    tensors = list(ids)
+    # each entry: parameter dimension, step within it, size, the ids' dimension
+    parts: list[tuple[int, int, int, int]] = []
+    dim = 0
+    pending = [(size, stride) for size, stride in zip(view.shape, view.stride(), strict=True)]
+    while pending:
+        size, stride = pending.pop(0)
+        if size > 1:
+            home = next((d for d in range(len(shape)) if strides[d] <= stride < strides[d] * shape[d]), None)
+            if home is None or stride % strides[home]:
+                return None
+            step = stride // strides[home]
+            room = (shape[home] - start[home] - 1) // step + 1
+            if size > room:
+                # a flattened dimension: split it where the parameter's dimension ends
+                if start[home] or step != 1 or size % room:
+                    return None
+                pending = [(size // room, stride * room), (room, stride), *pending]
+                tensors = [
+                    t.unflatten(dim, (size // room, room)) if t.shape[dim] > 1 else t.unsqueeze(dim) for t in tensors
+                ]
+                continue
+            parts.append((home, step, size, dim))
+        dim += 1
+    region: list[slice] = []
+    order: list[list[int]] = []
+    sizes: list[list[int]] = []
+    for home in range(len(shape)):
+        mine = sorted((part for part in parts if part[0] == home), key=lambda part: -part[1])
+        for outer, inner in pairwise(mine):
+            if outer[1] != inner[1] * inner[2]:
+                return None
+        step, length = (mine[-1][1], 1) if mine else (1, 1)
+        for part in mine:
+            length *= part[2]
+        region.append(slice(start[home], start[home] + (length - 1) * step + 1, step))
+        order.append([part[3] for part in mine])
+        sizes.append([part[2] for part in mine])
+    used = {d for group in order for d in group}
+    rest = [d for d in range(tensors[0].dim()) if d not in used]
+    result = []
+    for tensor in tensors:
+        if any(tensor.shape[d] > 1 for d in rest):
+            return None
+        tensor = tensor.permute([d for group in order for d in group] + rest)
+        for position, (group, lengths) in enumerate(zip(order, sizes, strict=True)):
+            now = tensor.shape[position : position + len(group)]
+            if len(group) == 0:
+                tensor = tensor.unsqueeze(position)
+            elif len(group) > 1 and all(n == 1 for n in now):
+                tensor = tensor.flatten(position, position + len(group) - 1)
+            elif len(group) > 1:
+                wide = [*tensor.shape[:position], *lengths, *tensor.shape[position + len(group) :]]
+                tensor = tensor.expand(wide).flatten(position, position + len(group) - 1)
+        result.append(tensor.reshape(tensor.shape[: len(shape)]))
+    return tuple(region), result
+
+
+def _pattern(ids: Tensor) -> set[int]:
+    return {dim for dim, size in enumerate(distinct(ids).shape) if size > 1}
+
+
+def _whole(region: Region, shape: tuple[int, ...]) -> bool:
+    return all(part == slice(0, size, 1) for part, size in zip(region, shape, strict=True))
+
+
+def combine(pieces: list[Piece], shape: tuple[int, ...], equations: UnionFind) -> tuple[Tensor, Tensor]:
+    """Unify the uses of one parameter into one (tail, head) in its layout; unused scalars have tail ``NEUTRAL``."""
+    reference = _pattern(pieces[0][2])
+    turned: list[Piece] = []
+    for region, tail, head in pieces:
+        pattern = _pattern(head)
+        if not pattern & reference and (pattern | reference):
+            tail, head = negated(head), negated(tail)
+        turned.append((region, tail, head))
+    if len(turned) == 1 and _whole(turned[0][0], shape):
+        return turned[0][1], turned[0][2]
+    wide = [[1] * len(shape), [1] * len(shape)]
+    for region, tail, head in turned:
+        for side, ids in enumerate((tail, head)):
+            for dim in range(len(shape)):
+                if shape[dim] > 1 and (ids.shape[dim] > 1 or region[dim] != slice(0, shape[dim], 1)):
+                    wide[side][dim] = shape[dim]
+    merged = []
+    for side in (0, 1):
+        table = torch.full(wide[side], NEUTRAL)
+        for piece in turned:
+            cuts = tuple(cut if n > 1 else slice(None) for cut, n in zip(piece[0], wide[side], strict=True))
+            part = table[cuts]
+            ids = piece[2] if side else piece[1]
+            equations.unify(part, ids)
+            part.copy_(torch.where(part == NEUTRAL, ids, part))
+        merged.append(table)
+    return merged[0], merged[1]
+
+
+def dense_pieces(use: Use, scales: Scales) -> Iterable[tuple[str, Piece]]:
+    """Scatter a use that does not respect dimensions: one full-size piece for each parameter it draws from."""
+    positions = use.weight.positions(scales.offsets)
+    tail, head = (ids.expand(positions.shape).flatten() for ids in (use.tail, use.head))
+    positions = positions.flatten()
+    for name in scales.parameters_of(use.weight):
+        shape = scales.shapes[name]
+        size = torch.Size(shape).numel()
+        local = positions - scales.offsets[name]
+        inside = (local >= 0) & (local < size)
+        tables = []
+        for ids in (tail, head):
+            table = torch.full((size,), NEUTRAL)
+            table[local[inside]] = ids[inside]
+            # a scalar drawn several times: whichever was written last stands for all
+            scales.equations.unify(table[local[inside]], ids[inside])
+            tables.append(table.reshape(shape))
+        yield name, (tuple(slice(0, length, 1) for length in shape), tables[0], tables[1])
+
+
+def _living(use: Use, alive: Tensor) -> Use | None:
+    """The use without the edges that lead nowhere: they lie on no path and tie nothing."""
+    if bool(alive.all()):
+        return use
+    if not bool(alive.any()):
+        return None
+    return Use(use.weight, torch.where(alive, use.tail, NEUTRAL), torch.where(alive, use.head, NEUTRAL))
+
+
+def assemble(scales: Scales) -> dict[str, tuple[Tensor, Tensor]]:
+    """Raw (unsolved) tail and head ids of every used parameter, in the parameter's layout."""
+    pieces: dict[str, list[Piece]] = {}
+    for recorded, head_alive in zip(scales.uses, scales.alive(), strict=True):
+        use = _living(recorded, head_alive)
+        if use is None:
+            continue
+        name = use.weight.name
+        found = layout(use.weight.index, (use.tail, use.head), scales.shapes[name]) if name is not None else None
+        if name is not None and found is not None:
+            pieces.setdefault(name, []).append((found[0], found[1][0], found[1][1]))
+        else:
+            for other, piece in dense_pieces(use, scales):
+                pieces.setdefault(other, []).append(piece)
+    return {name: combine(found, scales.shapes[name], scales.equations) for name, found in pieces.items()}
+
+
+def shrink(ids: Tensor) -> Tensor:
+    """Size 1 along every dimension where nothing changes."""
+    return distinct(compress(ids)) if ids.dim() else ids.clone()
+
+
+__all__ = ["assemble", "combine", "constant", "layout", "shrink"]

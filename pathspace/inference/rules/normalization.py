@@ -1,0 +1,123 @@
+"""Normalisation layers: they cut scale, exactly so where their ``eps`` is 0.
+
+What is normalised together must share one scale, which goes no further; what comes out enters new units through gamma
+and beta, edges from the root. With
+``norm_eps="respect"`` the incoming scale is fixed instead.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from torch import Tensor
+
+from pathspace.inference.registry import rule
+from pathspace.inference.semantics import Semantics
+from pathspace.inference.values import Value, Weight, constant
+
+
+def _cut(semantics: Semantics, ids: Tensor, dims: Sequence[int]) -> Tensor:
+    if semantics.exact_norms:
+        semantics.pin([ids], "normalisation with eps > 0, which norm_eps='respect' takes at its word")
+        return constant(ids.shape)
+    return semantics.cut(ids, dims)
+
+
+def affine(semantics: Semantics, out: Tensor, weight: Value | None, bias: Value | None, dims: Sequence[int]) -> Tensor:
+    """``gamma * out + beta``, with the parameters laid along ``dims``."""
+    shape = [out.shape[dim] if dim in {d % out.dim() for d in dims} else 1 for dim in range(out.dim())]
+    if isinstance(weight, Weight):
+        out = semantics.contract(weight.moved(lambda t: t.reshape(shape), semantics.offsets), out, ())
+    elif weight is not None:
+        out = semantics.join(out, weight.reshape(shape))
+    if isinstance(bias, Weight):
+        out = semantics.join(out, semantics.attach(bias.moved(lambda t: t.reshape(shape), semantics.offsets)))
+    elif bias is not None:
+        out = semantics.join(out, bias.reshape(shape))
+    return out
+
+
+@rule("aten.batch_norm", "aten._native_batch_norm_legit", "aten._native_batch_norm_legit_functional",
+      "aten._native_batch_norm_legit_no_training", "aten.native_batch_norm", "aten.cudnn_batch_norm")  # fmt: skip
+def batch_norm(
+    semantics: Semantics,
+    x: Value,
+    weight: Value | None,
+    bias: Value | None,
+    mean: Any = None,
+    var: Any = None,
+    *args: Any,
+) -> Any:
+    """Each channel is free over the batch and over space; frozen statistics are rescaled along with it."""
+    ids = semantics.activation(x)
+    dims = [dim for dim in range(ids.dim()) if dim != 1]
+    if not semantics.exact_norms:
+        semantics.statistics_of(mean, var, ids.transpose(0, 1))
+    out = affine(semantics, _cut(semantics, ids, dims), weight, bias, [1])
+    return _like_result(semantics, out)
+
+
+def _like_result(semantics: Semantics, out: Tensor) -> Any:
+    """The functional forms return saved statistics besides, which nobody scales by."""
+    shown = semantics.place.result
+    if isinstance(shown, Tensor):
+        return out
+    return (out, *(constant(other.shape) for other in shown[1:]))
+
+
+@rule("aten.layer_norm", "aten.native_layer_norm")
+def layer_norm(
+    semantics: Semantics,
+    x: Value,
+    shape: Sequence[int],
+    weight: Value | None = None,
+    bias: Value | None = None,
+    *args: Any,
+) -> Any:
+    """All normalised features of one token share one scale."""
+    ids = semantics.activation(x)
+    dims = list(range(-len(shape), 0))
+    return _like_result(semantics, affine(semantics, _cut(semantics, ids, dims), weight, bias, dims))
+
+
+@rule("aten.rms_norm", "aten._fused_rms_norm")
+def rms_norm(semantics: Semantics, x: Value, shape: Sequence[int], weight: Value | None = None, *args: Any) -> Any:
+    """All normalised features of one token share one scale."""
+    return layer_norm(semantics, x, shape, weight)
+
+
+@rule("aten.group_norm", "aten.native_group_norm")
+def group_norm(
+    semantics: Semantics,
+    x: Value,
+    groups: int,
+    weight: Value | None = None,
+    bias: Value | None = None,
+    *args: Any,
+) -> Any:
+    """The channels of a group share one scale per sample."""
+    if semantics.place.op.endswith("native_group_norm"):
+        weight, bias, groups = groups, weight, args[2]  # type: ignore[assignment]
+    ids = semantics.activation(x)
+    split = ids.reshape(ids.shape[0], groups, ids.shape[1] // groups, *ids.shape[2:])
+    out = _cut(semantics, split, list(range(2, split.dim()))).reshape(ids.shape)
+    return _like_result(semantics, affine(semantics, out, weight, bias, [1]))
+
+
+@rule("aten.instance_norm")
+def instance_norm(
+    semantics: Semantics,
+    x: Value,
+    weight: Value | None,
+    bias: Value | None,
+    mean: Any,
+    var: Any,
+    use_input: bool,
+    *args: Any,
+) -> Tensor:
+    """Every channel of every sample is free."""
+    ids = semantics.activation(x)
+    if not semantics.exact_norms:
+        semantics.statistics_of(mean, var, ids.transpose(0, 1))
+    return affine(semantics, _cut(semantics, ids, list(range(2, ids.dim()))), weight, bias, [1])

@@ -1,0 +1,121 @@
+"""Recurrent layers, which the captured graph keeps as one operation."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pathspace.inference.registry import rule
+from pathspace.inference.rules.contraction import linear
+from pathspace.inference.semantics import Semantics
+from pathspace.inference.values import Value, constant
+
+
+@rule("aten.rnn_relu")
+def rnn_relu(
+    semantics: Semantics,
+    x: Value,
+    state: Value,
+    weights: Sequence[Value],
+    biases: bool,
+    layers: int,
+    dropout: float,
+    train: bool,
+    bidirectional: bool,
+    batch_first: bool,
+) -> tuple[Tensor, Tensor]:
+    """``h_t = relu(W_ih x_t + b_ih + W_hh h_(t-1) + b_hh)``, stacked, in one or two directions (Eq. 1)."""
+    sequence = semantics.activation(x)
+    hidden = semantics.activation(state)
+    time = 1 if batch_first and sequence.dim() == 3 else 0
+    per, directions = (4 if biases else 2), (2 if bidirectional else 1)
+    last = []
+    for layer in range(layers):
+        outputs = []
+        for direction in range(directions):
+            cell = layer * directions + direction
+            parameters = weights[cell * per : (cell + 1) * per]
+            out, final = _direction(semantics, sequence, hidden[cell], parameters, biases, time, direction == 1)
+            outputs.append(out)
+            last.append(final)
+        sequence = torch.cat(outputs, -1) if directions == 2 else outputs[0]
+    return sequence, torch.stack(last)
+
+
+def _direction(
+    semantics: Semantics,
+    sequence: Tensor,
+    hidden: Tensor,
+    weights: Sequence[Value],
+    biases: bool,
+    time: int,
+    backwards: bool,
+) -> tuple[Tensor, Tensor]:
+    length = sequence.shape[time]
+    looked_at = semantics.steps(length)
+    order = range(length - 1, length - 1 - looked_at, -1) if backwards else range(looked_at)
+    states: list[Tensor] = []
+    for step in order:
+        entered = linear(semantics, sequence.select(time, step), weights[0], weights[2] if biases else None)
+        carried = linear(semantics, hidden, weights[1], weights[3] if biases else None)
+        hidden = semantics.join(entered, carried)
+        states.append(hidden)
+    # the steps not looked at share every scale with the last one that was; what enters there must agree with what
+    # entered before
+    if looked_at < length:
+        entered_all = sequence.flip(time) if backwards else sequence
+        rest = entered_all.narrow(time, looked_at - 1, length - looked_at + 1)
+        semantics.reduce(rest, [time])
+    states += [states[-1]] * (length - looked_at)
+    if backwards:
+        states.reverse()
+    return torch.stack(states, time), hidden
+
+
+@rule("aten.rnn_tanh", "aten.lstm", "aten.gru")
+def gated(semantics: Semantics, x: Value, state: Any, weights: Any, *args: Any, **kwargs: Any) -> Any:
+    """Tanh and gates fix the scale of what they read; inputs, and an LSTM's projected state, keep theirs free.
+
+    Layers, steps and directions are those of :func:`rnn_relu`; every pre-activation is fixed.
+    """
+    biases, layers, _, _, bidirectional, batch_first = args[:6]
+    name = semantics.place.op
+    sequence = semantics.activation(x)
+    states = [semantics.activation(entry) for entry in (state if isinstance(state, list | tuple) else [state])]
+    semantics.pin(states[1:], "a cell state is combined with fixed scales")
+    projected = name == "aten.lstm" and len(states) == 2 and states[0].shape[-1] != states[1].shape[-1]
+    per, directions = (4 if biases else 2) + projected, 2 if bidirectional else 1
+    time = 1 if batch_first and sequence.dim() == 3 else 0
+    length = sequence.shape[time]
+    if not projected:
+        semantics.pin(states[:1], "a state is combined with fixed scales")
+    for layer in range(layers):
+        outputs = []
+        for direction in range(directions):
+            cell = layer * directions + direction
+            own = weights[cell * per : (cell + 1) * per]
+            hidden = states[0][cell]
+            # every step reads the same features and the same kind of state
+            entered = semantics.reduce(sequence, [time])
+            for _ in range(min(length, 2)):
+                gates = linear(semantics, entered, own[0], own[2] if biases else None)
+                carried = linear(semantics, hidden, own[1], own[3] if biases else None)
+                semantics.fix(gates)
+                semantics.fix(carried)
+                free = (
+                    linear(semantics, constant((*hidden.shape[:-1], own[1].shape[0] // 4)), own[-1])
+                    if projected
+                    else None
+                )
+                hidden = constant(hidden.shape) if free is None else free
+            outputs.append(hidden.unsqueeze(time).expand(*hidden.shape[:time], length, *hidden.shape[time:]))
+        sequence = torch.cat(outputs, -1) if directions == 2 else outputs[0]
+    shown = semantics.place.result
+    last = torch.cat([out.select(time, 0).unsqueeze(0) for out in outputs]) if projected else constant(shown[1].shape)
+    if projected:
+        semantics.fix(last)
+        last = constant(shown[1].shape)
+    return (sequence, last, *(constant(entry.shape) for entry in shown[2:]))

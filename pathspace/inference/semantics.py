@@ -1,0 +1,152 @@
+"""The few things an operation can do to scales and paths.
+
+Every rule is written in these primitives, once. Two interpretations give them meaning:
+:class:`~pathspace.inference.units.Scales` (who shares a
+scale with whom: the reduction graph) and :class:`~pathspace.inference.unrolled.Unrolled` (the network unrolled over
+    time and depth, for path enumeration).
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pathspace.inference.values import NEUTRAL, ROOT, Value, Weight, constant, distinct, move
+
+
+@dataclass(frozen=True)
+class Pin:
+    """An operation that fixed the scale of something.
+
+    Attributes:
+        op: name of the operation.
+        module: path of the module it ran in ("" for the model itself).
+        source: file and line, when known.
+        reason: one sentence.
+        elements: how many distinct activations it fixed.
+        parameters: parameters it consumed, which therefore stay outside path space.
+    """
+
+    op: str
+    module: str
+    source: str
+    reason: str
+    elements: int
+    parameters: tuple[str, ...] = ()
+
+
+@dataclass
+class Place:
+    """Where the interpreter stands: the operation, and its real result (a fake tensor: shape and dtype)."""
+
+    op: str = ""
+    module: str = ""
+    source: str = ""
+    result: Any = None
+
+
+class Semantics(ABC):
+    """One meaning of the primitives.
+
+    Args:
+        offsets: parameter name -> position of its first scalar in the numbering of all scalars.
+        shapes: parameter name -> shape.
+    """
+
+    # whether elements at the border of a padded tensor may be treated like those inside
+    uniform = True
+
+    def __init__(self, offsets: dict[str, int], shapes: dict[str, tuple[int, ...]]) -> None:
+        self.offsets = offsets
+        self.shapes = shapes
+        self.pins: list[Pin] = []
+        self.pinned_parameters: dict[str, Pin] = {}
+        self.place = Place()
+        self.exact_norms = False
+
+    # -- what the two interpretations define -------------------------------------------------------------------
+
+    @abstractmethod
+    def join(self, *values: Value) -> Tensor:
+        """A positively homogeneous combination (sum, maximum, choice) of elements that must share one scale."""
+
+    @abstractmethod
+    def reduce(self, value: Value, dims: Iterable[int], keepdim: bool = False) -> Tensor:
+        """A positively homogeneous reduction (sum, mean, maximum) over dimensions."""
+
+    @abstractmethod
+    def contract(self, weight: Weight, value: Value, dims: Sequence[int]) -> Tensor:
+        """``sum over dims of weight * value``, both broadcast against each other: each scalar weight is an edge."""
+
+    @abstractmethod
+    def attach(self, weight: Weight) -> Tensor:
+        """A parameter used as an activation: each scalar is an edge from the root."""
+
+    @abstractmethod
+    def fix(self, value: Tensor) -> None:
+        """Fix the scale of every element."""
+
+    @abstractmethod
+    def cut(self, value: Value, dims: Sequence[int]) -> Tensor:
+        """Normalise over ``dims``: elements there share one scale, which does not pass through."""
+
+    @abstractmethod
+    def steps(self, length: int) -> int:
+        """How many steps of a recurrent operation over ``length`` steps have to be looked at."""
+
+    def statistics_of(self, mean: Any, var: Any, channels: Tensor) -> None:  # noqa: B027
+        """Frozen statistics that belong to channels (dimension 0) and are rescaled with them; only scales care."""
+
+    @abstractmethod
+    def loop(self, weight: Weight, value: Tensor) -> Tensor:
+        """``value + weight * value``: an edge from every element to itself, whatever its scale."""
+
+    # -- shared by both ----------------------------------------------------------------------------------------
+
+    def activation(self, value: Any) -> Tensor:
+        """Anything as an activation: parameters are attached, numbers are fixed scales (zero has any scale)."""
+        if isinstance(value, Weight):
+            return self.attach(value)
+        if isinstance(value, Tensor):
+            return value
+        neutral = (
+            isinstance(value, int | float) and not isinstance(value, bool) and value in (0, float("inf"), -float("inf"))
+        )
+        return constant((), NEUTRAL if neutral else ROOT)
+
+    def moved(self, function: Callable[[Tensor], Tensor], value: Value) -> Value:
+        """A movement of data, run on the ids."""
+        return value.moved(function, self.offsets) if isinstance(value, Weight) else move(function, value)
+
+    def pin(self, values: Iterable[Value], reason: str) -> None:
+        """Fix the scale of every operand and put the operation on record if that costs anything."""
+        elements, parameters = 0, []
+        for value in values:
+            if isinstance(value, Weight):
+                parameters += self.parameters_of(value)
+            else:
+                free = distinct(value)
+                elements += int(((free != ROOT) & (free != NEUTRAL)).sum())
+                self.fix(value)
+        if elements or parameters:
+            names = tuple(dict.fromkeys(parameters))
+            pin = Pin(self.place.op, self.place.module, self.place.source, reason, elements, names)
+            self.pins.append(pin)
+            for name in names:
+                self.pinned_parameters.setdefault(name, pin)
+
+    def parameters_of(self, weight: Weight) -> list[str]:
+        """Names of the parameters a view draws from."""
+        if weight.name is not None:
+            return [weight.name]
+        low, found = weight.index, []
+        for name, start in self.offsets.items():
+            size = torch.Size(self.shapes[name]).numel()
+            if bool(((low >= start) & (low < start + size)).any()):
+                found.append(name)
+        return found

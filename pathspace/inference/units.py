@@ -1,0 +1,263 @@
+"""Who shares a scale with whom: ids of units, and the signed union-find that merges them.
+
+Every id stands for the logarithm of a positive scale; ``-k`` stands for the opposite logarithm of ``k`` and ``0``
+(the root) for a fixed scale.
+Equations ``phi(a) = phi(b)`` are collected while the graph is interpreted and solved once, at the end, by the
+connected components of the *doubled* graph
+that holds ``+k`` and ``-k`` as two nodes: if both land in one component then ``phi(k) = -phi(k)``, so the unit is
+pinned.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from scipy.sparse import coo_array
+from scipy.sparse.csgraph import connected_components
+from torch import Tensor
+
+from pathspace.inference.semantics import Semantics
+from pathspace.inference.values import NEUTRAL, ROOT, Value, Weight, constant, distinct
+
+
+class UnionFind:
+    """Equations between signed ids, solved by connected components.
+
+    Example:
+        >>> import torch
+        >>> scales = UnionFind()
+        >>> a, b = scales.fresh((2,)), scales.fresh((2,))
+        >>> _ = scales.unify(a[:1], -b[:1]), scales.unify(a[1:], -a[1:])
+        >>> scales.solve().tolist()  # a0, a1 (pinned), b0 = -a0, b1
+        [0, 1, 0, -1, 2]
+    """
+
+    def __init__(self) -> None:
+        self.size = 1
+        self._left: list[np.ndarray] = []
+        self._right: list[np.ndarray] = []
+
+    def fresh(self, shape: Sequence[int]) -> Tensor:
+        """New ids, all different."""
+        count = int(np.prod(shape, dtype=np.int64))
+        ids = torch.arange(self.size, self.size + count).reshape(tuple(shape))
+        self.size += count
+        return ids
+
+    def unify(self, left: Tensor, right: Tensor) -> Tensor | None:
+        """Record ``phi(left) = phi(right)`` elementwise, after broadcasting; exact zeros impose nothing.
+
+        Returns:
+            The pairs recorded, shape ``(2, n)``, or ``None`` if there was nothing to record.
+        """
+        left, right = torch.broadcast_tensors(left, right)
+        for dim in range(left.dim()):
+            if left.shape[dim] > 1 and left.stride(dim) == 0 and right.stride(dim) == 0:
+                left, right = left.narrow(dim, 0, 1), right.narrow(dim, 0, 1)
+        keep = (left != right) & (left != NEUTRAL) & (right != NEUTRAL)
+        if not bool(keep.any()):
+            return None
+        pairs = torch.stack((left[keep], right[keep]))
+        if pairs.shape[1] > 4096:
+            pairs = torch.unique(pairs, dim=1)
+        self._left.append(pairs[0].numpy())
+        self._right.append(pairs[1].numpy())
+        return pairs
+
+    def solve(self) -> np.ndarray:
+        """Signed class of every id: 0 for the root's class, +-1, +-2, ... for the others."""
+        left = np.concatenate([np.zeros(1, np.int64), *self._left])
+        right = np.concatenate([np.zeros(1, np.int64), *self._right])
+        # the solved form is kept, so that further equations can be added and solved again cheaply
+        self._left, self._right = [left], [right]
+        signed = bool((left < 0).any() or (right < 0).any())
+        if not signed:
+            matrix = coo_array((np.ones(len(left), bool), (left, right)), shape=(self.size, self.size))
+            _, label = connected_components(matrix, directed=False)
+            return np.asarray(np.where(label == label[0], 0, _renumber(label, label[0])), np.int64)
+
+        def node(ids: np.ndarray) -> np.ndarray:
+            return np.where(ids < 0, -2 * ids + 1, 2 * ids)
+
+        ends = (
+            np.concatenate([node(left), node(-left), [0]]),
+            np.concatenate([node(right), node(-right), [1]]),
+        )
+        matrix = coo_array((np.ones(len(ends[0]), bool), ends), shape=(2 * self.size, 2 * self.size))
+        _, label = connected_components(matrix, directed=False)
+        plus, minus = label[0::2], label[1::2]
+        number = _renumber(np.where(plus == minus, label[0], np.minimum(plus, minus)), label[0])
+        return np.asarray(np.where(plus == minus, 0, np.where(plus < minus, number, -number)), np.int64)
+
+
+def _renumber(label: np.ndarray, root: int) -> np.ndarray:
+    """Consecutive numbers from 1 in order of first appearance, leaving out the root's label."""
+    values, first, inverse = np.unique(label, return_index=True, return_inverse=True)
+    order = np.argsort(first)
+    order = order[values[order] != root]
+    number = np.zeros(len(values), np.int64)
+    number[order] = np.arange(1, len(order) + 1)
+    return number[inverse]
+
+
+def negated(ids: Tensor) -> Tensor:
+    """Opposite scales; exact zeros stay what they are."""
+    return torch.where(ids == NEUTRAL, ids, -ids)
+
+
+@dataclass(frozen=True)
+class Use:
+    """One use of a weight: ``tail`` and ``head`` ids, broadcastable to the shape of the view."""
+
+    weight: Weight
+    tail: Tensor
+    head: Tensor
+
+
+class Scales(Semantics):
+    """The interpretation whose nodes are units: elements that must share a scale are unified."""
+
+    def __init__(self, offsets: dict[str, int], shapes: dict[str, tuple[int, ...]]) -> None:
+        super().__init__(offsets, shapes)
+        self.equations = UnionFind()
+        self.uses: list[Use] = []
+        # in order of execution: a use by its number, ids that reach a fixed scale, or pairs (from, to) of ids
+        self._log: list[int | Tensor | tuple[Tensor, Tensor]] = []
+        self.has_cuts = False
+        self.statistics: list[tuple[str | None, str | None, Tensor]] = []
+
+    def join(self, *values: Value) -> Tensor:
+        """Unify the operands elementwise."""
+        ids = [self.activation(value) for value in values]
+        shape = torch.broadcast_shapes(*(entry.shape for entry in ids))
+        result = ids[0].expand(shape)
+        for other in ids[1:]:
+            other = other.expand(shape)
+            self._flow(other, result)
+            if bool((distinct(result) == NEUTRAL).any()):
+                result = torch.where(result == NEUTRAL, other, result)
+        return result
+
+    def _representative(self, ids: Tensor, dims: Iterable[int]) -> Tensor:
+        """Unify along dimensions and keep one entry of each (exact zeros give way to anything else)."""
+        first = ids
+        for dim in dims:
+            if first.shape[dim] > 1:
+                first = first.narrow(dim, 0, 1) if first.stride(dim) == 0 else first.amin(dim, keepdim=True)
+        self._flow(ids, first)
+        return first
+
+    def _flow(self, source: Tensor, target: Tensor) -> None:
+        """``source`` goes into ``target`` and shares its scale."""
+        pairs = self.equations.unify(source, target)
+        if pairs is not None:
+            self._log.append((pairs[0], pairs[1]))
+
+    def alive(self) -> list[Tensor]:
+        """For every use, which heads reach a fixed scale or a normalisation: one sweep back over the execution."""
+        reached = torch.zeros(self.equations.size, dtype=torch.bool)
+        result: list[Tensor] = [torch.zeros(0)] * len(self.uses)
+        for event in reversed(self._log):
+            if isinstance(event, int):
+                use = self.uses[event]
+                head = reached[use.head]
+                result[event] = head
+                lost = [dim for dim in range(head.dim()) if use.tail.shape[dim] == 1 and head.shape[dim] > 1]
+                good = head.any(dim=tuple(lost), keepdim=True) if lost else head
+                tail = use.tail[good.expand(use.tail.shape)]
+                reached[tail[tail != NEUTRAL]] = True
+            elif isinstance(event, tuple):
+                reached[event[0][reached[event[1]]]] = True
+            else:
+                reached[event] = True
+        return result
+
+    def _sink(self, ids: Tensor) -> None:
+        flat = distinct(ids).reshape(-1)
+        self._log.append(flat[flat != NEUTRAL])
+
+    def reduce(self, value: Value, dims: Iterable[int], keepdim: bool = False) -> Tensor:
+        """Unify along the reduced dimensions."""
+        ids = self.activation(value)
+        wanted = sorted({dim % ids.dim() for dim in dims}, reverse=True)
+        ids = self._representative(ids, wanted)
+        if not keepdim:
+            for dim in wanted:
+                ids = ids.select(dim, 0)
+        return ids
+
+    def contract(self, weight: Weight, value: Value, dims: Sequence[int]) -> Tensor:
+        """Record the edges and return the ids of their heads."""
+        ids = self.activation(value)
+        rank = max(ids.dim(), len(weight.shape))
+        full = torch.broadcast_shapes(weight.shape, ids.shape)
+        sizes = (1,) * (rank - len(weight.shape)) + tuple(weight.shape)
+        strides = (0,) * (rank - len(weight.shape)) + tuple(weight.index.stride())
+        # dimensions along which the scalar weight is the same: its tail and head must not vary there
+        varies = [size > 1 and stride != 0 for size, stride in zip(sizes, strides, strict=True)]
+        ids = ids.expand(full)
+        tail = self._representative(ids, [dim for dim in range(rank) if not varies[dim]])
+        reduced = {dim % rank for dim in dims}
+        out = tuple(size for dim, size in enumerate(full) if dim not in reduced)
+        if bool((distinct(tail) == NEUTRAL).all()):
+            return constant(out, NEUTRAL)
+        head = self.equations.fresh([full[dim] if varies[dim] and dim not in reduced else 1 for dim in range(rank)])
+        self._use(weight, tail, head)
+        result = head.expand(*(1 if dim in reduced else size for dim, size in enumerate(full)))
+        for dim in sorted(reduced, reverse=True):
+            result = result.select(dim, 0)
+        return result
+
+    def attach(self, weight: Weight) -> Tensor:
+        """Edges from the root to fresh ids, one per scalar."""
+        sizes = [1 if stride == 0 else size for size, stride in zip(weight.shape, weight.index.stride(), strict=True)]
+        head = self.equations.fresh(sizes)
+        self._use(weight, constant([1] * len(sizes)), head)
+        return head.expand(weight.shape)
+
+    def _use(self, weight: Weight, tail: Tensor, head: Tensor) -> None:
+        """Record a use, with expanded dimensions of the view dropped to size 1."""
+        view = distinct(weight.index)  # expanded dimensions hold one scalar
+        lead = tail.dim() - view.dim()
+        view = view.reshape((1,) * lead + tuple(view.shape)) if weight.name is None else view[(None,) * lead]
+
+        def fit(ids: Tensor) -> Tensor:
+            for dim, size in enumerate(view.shape):
+                if size == 1 and ids.shape[dim] > 1:
+                    ids = ids.narrow(dim, 0, 1)
+            return ids
+
+        self._log.append(len(self.uses))
+        self.uses.append(Use(Weight(weight.name, view), fit(distinct(tail)), fit(distinct(head))))
+
+    def statistics_of(self, mean: Any, var: Any, channels: Tensor) -> None:
+        """Note whose scale the running mean and variance follow."""
+        names = [getattr(value, "buffer_name", None) for value in (mean, var)]
+        if any(names):
+            first = self._representative(channels, range(1, channels.dim()))
+            self.statistics.append((names[0], names[1], first.reshape(-1)))
+
+    def loop(self, weight: Weight, value: Tensor) -> Tensor:
+        """Tail and head are one unit, so the scalar is an invariant by itself: an edge from the root to the root."""
+        self.fix(self.attach(weight))
+        return value
+
+    def fix(self, value: Tensor) -> None:
+        """Unify with the root."""
+        self.equations.unify(value, constant(()))
+        self._sink(value)
+
+    def cut(self, value: Value, dims: Sequence[int]) -> Tensor:
+        """One free class over the normalised dimensions; the result has a fixed scale."""
+        ids = self.activation(value)
+        self._sink(self._representative(ids, [dim % ids.dim() for dim in dims]))
+        self.has_cuts = True
+        return constant(ids.shape, ROOT)
+
+    def steps(self, length: int) -> int:
+        """Three steps show every use of every parameter: zero state, first state, state after state."""
+        return min(length, 3)

@@ -1,0 +1,156 @@
+"""The network unrolled over time and depth, for enumerating its paths.
+
+Nodes are *sets of ways to arrive*: pairs (edge, node before). Elements with the same set are one node, so copies over
+the batch, over
+space and over call sites fall together, while the time steps of a recurrent network stay apart. A network path is a
+way from the root to a
+place where a scale is fixed (the outputs, above all); it is written as the sequence of scalar weights it passes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+
+import torch
+from torch import Tensor
+
+from pathspace.errors import UnsupportedError
+from pathspace.inference.semantics import Semantics
+from pathspace.inference.values import NEUTRAL, ROOT, Value, Weight, compress, constant, distinct
+
+START = -1
+Arrivals = frozenset[tuple[int, int]]
+
+MAX_EDGES = 2_000_000
+
+
+class Unrolled(Semantics):
+    """The interpretation whose nodes are the nodes of the unrolled network.
+
+    Args:
+        offsets: see :class:`Semantics`.
+        shapes: see :class:`Semantics`.
+        max_steps: how many steps of a recurrent operation to unroll (all of them by default).
+    """
+
+    uniform = False
+
+    def __init__(
+        self, offsets: dict[str, int], shapes: dict[str, tuple[int, ...]], max_steps: int | None = None
+    ) -> None:
+        super().__init__(offsets, shapes)
+        self.max_steps = max_steps
+        # node 0 is the root, where paths start
+        self.arrivals: list[Arrivals] = [frozenset({(START, ROOT)})]
+        self._known: dict[Arrivals, int] = {self.arrivals[0]: ROOT}
+        self.sinks: dict[int, None] = {}
+        self._edges = 0
+
+    def node(self, arrivals: Arrivals) -> int:
+        """The node with exactly these ways to arrive."""
+        if not arrivals:
+            return NEUTRAL
+        if arrivals not in self._known:
+            self._edges += len(arrivals)
+            if self._edges > MAX_EDGES:
+                raise UnsupportedError(
+                    f"The unrolled network has more than {MAX_EDGES:,} scalar edges, too many to enumerate paths; "
+                    "use smaller example inputs, or rely on the certificate."
+                )
+            self._known[arrivals] = len(self.arrivals)
+            self.arrivals.append(arrivals)
+        return self._known[arrivals]
+
+    def _union(self, nodes: Iterable[int]) -> int:
+        kept = {node for node in nodes if node != NEUTRAL}
+        if len(kept) == 1:
+            return kept.pop()
+        return self.node(frozenset().union(*(self.arrivals[node] for node in kept)))
+
+    def join(self, *values: Value) -> Tensor:
+        """Elementwise union of the ways to arrive."""
+        ids = torch.broadcast_tensors(*(self.activation(value) for value in values))
+        table = torch.stack(list(ids), -1)
+        return self._map(table, self._union)
+
+    def _map(self, table: Tensor, function: object) -> Tensor:
+        """Apply a function of rows to the last dimension, once for each distinct row."""
+        shape = table.shape[:-1]
+        small = distinct(compress(table).movedim(-1, 0)).movedim(0, -1)
+        small = small.expand(*small.shape[:-1], table.shape[-1])
+        rows, inverse = torch.unique(small.reshape(-1, table.shape[-1]), dim=0, return_inverse=True)
+        new = torch.tensor([function(row) for row in rows.tolist()], dtype=torch.int64)  # type: ignore[operator]
+        return new[inverse].reshape(small.shape[:-1]).expand(shape)
+
+    def reduce(self, value: Value, dims: Iterable[int], keepdim: bool = False) -> Tensor:
+        """Union over dimensions."""
+        ids = self.activation(value)
+        wanted = sorted({dim % ids.dim() for dim in dims})
+        kept = [dim for dim in range(ids.dim()) if dim not in wanted]
+        if not wanted:
+            return ids
+        rows = distinct(ids).permute(*kept, *wanted)
+        rows = rows.reshape(*rows.shape[: len(kept)], -1)
+        result = self._map(rows, self._union)
+        for dim in wanted:
+            result = result.unsqueeze(dim)
+        result = result.expand(*(1 if dim in wanted else size for dim, size in enumerate(ids.shape)))
+        return result if keepdim else result.reshape([ids.shape[dim] for dim in kept])
+
+    def contract(self, weight: Weight, value: Value, dims: Sequence[int]) -> Tensor:
+        """Every scalar weight is an edge from its operand's node."""
+        edges, ids = torch.broadcast_tensors(weight.positions(self.offsets), self.activation(value))
+        rank = edges.dim()
+        wanted = sorted({dim % rank for dim in dims})
+        kept = [dim for dim in range(rank) if dim not in wanted]
+        both = torch.stack((edges, ids), -1).permute(*kept, *wanted, rank)
+        both = both.reshape(*both.shape[: len(kept)], -1)
+
+        def arrive(row: list[int]) -> int:
+            pairs = zip(row[0::2], row[1::2], strict=True)
+            return self.node(frozenset((edge, node) for edge, node in pairs if node != NEUTRAL))
+
+        return self._map(both, arrive)
+
+    def attach(self, weight: Weight) -> Tensor:
+        """Edges from the root."""
+        return self.contract(weight, constant(weight.shape), ())
+
+    def loop(self, weight: Weight, value: Tensor) -> Tensor:
+        """With and without the extra edge."""
+        return self.join(value, self.contract(weight, value, ()))
+
+    def fix(self, value: Tensor) -> None:
+        """Paths end here."""
+        for node in distinct(value).unique().tolist():
+            if node not in (ROOT, NEUTRAL):
+                self.sinks[node] = None
+
+    def cut(self, value: Value, dims: Sequence[int]) -> Tensor:
+        """Nothing passes through a normalisation: paths start anew behind it."""
+        return constant(self.activation(value).shape)
+
+    def steps(self, length: int) -> int:
+        """As many as asked for."""
+        return length if self.max_steps is None else min(length, self.max_steps)
+
+    def count(self) -> int:
+        """Number of paths (paths that pass the same weights on different nodes are counted apart)."""
+        ways = [1] + [0] * (len(self.arrivals) - 1)
+        for node in range(1, len(self.arrivals)):
+            ways[node] = sum(1 if edge == START else ways[before] for edge, before in self.arrivals[node])
+        return sum(ways[node] for node in self.sinks)
+
+    def walks(self) -> Iterator[tuple[int, ...]]:
+        """Every distinct sequence of scalar weights from the root to a fixed scale."""
+        seen: set[tuple[int, ...]] = set()
+        stack: list[tuple[int, tuple[int, ...]]] = [(node, ()) for node in self.sinks]
+        while stack:
+            node, tail = stack.pop()
+            if node == ROOT:
+                if tail and tail not in seen:
+                    seen.add(tail)
+                    yield tail
+                continue
+            for edge, before in sorted(self.arrivals[node], reverse=True):
+                stack.append((ROOT, tail) if edge == START else (before, (edge, *tail)))

@@ -1,0 +1,292 @@
+"""Does rescaling really leave the function alone? Two measurements on a model as it runs.
+
+*Gradient balance*: differentiating ``L(w) = L(gauge(phi) w)`` at ``phi = 0`` gives, for every unit, ``sum_in w g =
+sum_out w g`` exactly; one backward pass in float64 tests
+the whole analysis. *Rescaling*: the units are scaled by random powers of two up to 4096, which floating point
+arithmetic carries out without rounding, and the outputs are compared.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from pathspace.capture import first_line, quiet
+from pathspace.reduction import ReductionGraph
+from pathspace.rescale import rescale
+
+# above this many weights a float64 copy with gradients would cost more memory than the model itself
+LARGE = 30_000_000
+TOLERANCE = {torch.float64: 1e-8, torch.float32: 1e-3, torch.bfloat16: 3e-1, torch.float16: 1e-1}
+GATES = (
+    "aten.relu",
+    "aten.relu_",
+    "aten.leaky_relu",
+    "aten.leaky_relu_",
+    "aten._prelu_kernel",
+    "aten.threshold",
+)
+
+
+class Activations(TorchDispatchMode):
+    """Record which way every rectifier is switched while a model runs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[Tensor] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if str(func.overloadpacket) in GATES and isinstance(args[0], Tensor):
+            # signs, with 0 where rounding alone could decide
+            value = args[0].detach()
+            size = value.abs().amax() if value.numel() else 0
+            self.seen.append(torch.where(value.abs() > 1e-9 * size, value.sign(), 0).to(torch.int8))
+        return func(*args, **(kwargs or {}))
+
+
+@dataclass(frozen=True)
+class Run:
+    """Outputs of one run, flattened and joined, and the activations passed on the way."""
+
+    outputs: Tensor
+    activations: list[Tensor]
+
+
+def precision(model: nn.Module) -> torch.dtype:
+    """The floating point type of a model's parameters."""
+    return next((p.dtype for p in model.parameters() if p.is_floating_point()), torch.float64)
+
+
+@contextmanager
+def computing_in(dtype: torch.dtype) -> Iterator[None]:
+    """Let the tensors that a model makes while it runs (zero states, masks) have its own type."""
+    default = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(default)
+
+
+def bench_copy(model: nn.Module, graph: ReductionGraph, inputs: tuple[Any, Any]) -> tuple[nn.Module, torch.dtype]:
+    """A module to measure on: a float64 copy, or where that is too large the model itself.
+
+    A model that insists on another precision (it names one in its forward) is measured on a copy in its own.
+    """
+    own = precision(model)
+    if graph.num_weights > LARGE:
+        return model, own
+    bench = copy.deepcopy(model).double()
+    try:
+        run(bench, *cast(inputs, torch.float64))
+    except (RuntimeError, ValueError):
+        return copy.deepcopy(model), own
+    return bench, torch.float64
+
+
+def cast(tree: Any, dtype: torch.dtype) -> Any:
+    """Nested inputs with floating point tensors converted."""
+    return pytree.tree_map(
+        lambda leaf: leaf.to(dtype) if isinstance(leaf, Tensor) and leaf.is_floating_point() else leaf, tree
+    )
+
+
+def run(
+    model: nn.Module,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    weights: Mapping[str, Tensor] | None = None,
+    seed: int = 0,
+) -> Run:
+    """Run a model with some parameters replaced; random operations draw the same numbers every time."""
+    recorder = Activations()
+    buffers = {name: buffer.clone() for name, buffer in model.named_buffers()}
+    with quiet(), computing_in(precision(model)), torch.no_grad(), recorder:
+        torch.manual_seed(seed)
+        outputs = functional_call(model, {**buffers, **(weights or {})}, tuple(args), dict(kwargs))
+    leaves = [
+        leaf.detach().reshape(-1)
+        for leaf in pytree.tree_leaves(outputs)
+        if isinstance(leaf, Tensor) and leaf.is_floating_point()
+    ]
+    joined = torch.cat([leaf.double() for leaf in leaves]) if leaves else torch.zeros(0, dtype=torch.float64)
+    return Run(joined, recorder.seen)
+
+
+def difference(before: Run, after: Run) -> float:
+    """Largest difference of outputs, relative to the largest output."""
+    size = float(before.outputs.abs().max()) if len(before.outputs) else 0.0
+    worst = float((before.outputs - after.outputs).abs().max()) if len(before.outputs) else 0.0
+    if math.isnan(worst):
+        return math.inf
+    return worst / size if size else worst
+
+
+def switched(before: Run, after: Run) -> tuple[int, int]:
+    """Rectifiers switched differently, and rectifiers seen."""
+    wrong = total = 0
+    for one, other in zip(before.activations, after.activations, strict=True):
+        wrong += int(((one != other) & (one != 0) & (other != 0)).sum())
+        total += one.numel()
+    return wrong, total
+
+
+def rescaled_weights(model: nn.Module, graph: ReductionGraph, phi: Tensor) -> dict[str, Tensor]:
+    """Parameters and running statistics after a gauge transformation, as new tensors."""
+    factors = graph.gauge_factors(phi)
+    result = {}
+    for name, tensor in (*model.named_parameters(), *model.named_buffers()):
+        if name in factors:
+            head, tail = (factor.to(tensor) for factor in factors[name])
+            result[name] = tensor.detach() * head / tail
+    return result
+
+
+@contextmanager
+def rescaled_in_place(model: nn.Module, graph: ReductionGraph, phi: Tensor) -> Iterator[None]:
+    """Rescale by powers of two, and back: exact in floating point, and without a second copy of the weights."""
+    rescale(model, graph, phi)
+    try:
+        yield
+    finally:
+        rescale(model, graph, -phi)
+
+
+def random_powers(graph: ReductionGraph, seed: int, largest: int = 12) -> Tensor:
+    """Log-scales of random powers of two between ``2^-largest`` and ``2^largest``, shape ``(num_units,)``."""
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randint(-largest, largest + 1, (graph.num_units,), generator=generator).double() * math.log(2)
+
+
+def balance(graph: ReductionGraph, weights: Mapping[str, Tensor], grads: Mapping[str, Tensor]) -> float:
+    """Largest ``|sum_in w g - sum_out w g|`` over the units, relative to ``sum |w g|`` there.
+
+    Args:
+        graph: the reduction graph.
+        weights: parameter name -> weights.
+        grads: parameter name -> gradients.
+
+    Returns:
+        The largest relative violation; 0 for units that no gradient reaches.
+    """
+    net = torch.zeros(graph.num_units + 1, dtype=torch.float64)
+    size = torch.zeros_like(net)
+    for block in graph.blocks:
+        if block.name not in grads:
+            continue
+        product = (weights[block.name].detach() * grads[block.name]).double()
+        for ids, sign in ((block.head, 1), (block.tail, -1)):
+            dims = [d for d in range(len(block.shape)) if ids.shape[d] == 1 and block.shape[d] > 1]
+            total = product.sum(dims, keepdim=True) if dims else product
+            absolute = product.abs().sum(dims, keepdim=True) if dims else product.abs()
+            flat = ids.reshape(-1)
+            net.index_add_(0, flat.abs(), total.reshape(-1) * flat.sign() * sign)
+            size.index_add_(0, flat.abs(), absolute.reshape(-1))
+    net, size = net[1:], size[1:]
+    relative = torch.where(size > 0, net.abs() / size, net.abs())
+    return float(relative.max()) if len(relative) else 0.0
+
+
+def gradients(model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any], seed: int) -> dict[str, Tensor]:
+    """Gradients of a random linear function of all outputs by every parameter it depends on."""
+    leaves = {n: p.detach().clone().requires_grad_(p.is_floating_point()) for n, p in model.named_parameters()}
+    buffers = {name: buffer.clone() for name, buffer in model.named_buffers()}
+    with quiet(), computing_in(precision(model)), torch.enable_grad():
+        torch.manual_seed(seed)
+        outputs = functional_call(model, {**buffers, **leaves}, tuple(args), dict(kwargs))
+        generator = torch.Generator().manual_seed(seed + 1)
+        loss = torch.zeros((), dtype=torch.float64)
+        for leaf in pytree.tree_leaves(outputs):
+            if isinstance(leaf, Tensor) and leaf.is_floating_point() and leaf.requires_grad:
+                weight = torch.randn(leaf.shape, generator=generator, dtype=torch.float64)
+                loss = loss + (leaf.double().cpu() * weight).sum()
+        if not loss.requires_grad:
+            return {}
+        wanted = [name for name in leaves if leaves[name].requires_grad]
+        found = torch.autograd.grad(loss, [leaves[name] for name in wanted], allow_unused=True)
+    return {name: grad for name, grad in zip(wanted, found, strict=True) if grad is not None}
+
+
+@contextmanager
+def without_eps(model: nn.Module) -> Iterator[int]:
+    """Set the ``eps`` of every normalisation layer to (next to) 0 for a while; yields how many layers there are."""
+    changed: list[tuple[nn.Module, str, float]] = []
+    for module in model.modules():
+        for attribute in ("eps", "variance_epsilon"):
+            value = getattr(module, attribute, None)
+            if isinstance(value, float) and "Norm" in type(module).__name__:
+                changed.append((module, attribute, value))
+    try:
+        for module, attribute, _ in changed:
+            # torch refuses 0 in training mode; the smallest positive number is lost beside any variance
+            setattr(module, attribute, torch.finfo(precision(model)).tiny)
+        yield len(changed)
+    finally:
+        for module, attribute, value in changed:
+            setattr(module, attribute, value)
+
+
+def measure(
+    graph: ReductionGraph, model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any], seed: int
+) -> tuple[dict[str, Any], tuple[int, int]]:
+    """Measure the invariance on ``model`` (a copy, or a model that is left exactly as it was).
+
+    Returns:
+        Evidence for the certificate, and how many rectifiers switched of how many seen under the rescaling.
+    """
+    dtype = precision(model)
+    tolerance = TOLERANCE.get(dtype, 1e-3)
+    phi = random_powers(graph, seed)
+
+    def rescaled() -> tuple[float, tuple[int, int]]:
+        before = run(model, args, kwargs, seed=seed)
+        if graph.num_weights > LARGE:
+            with rescaled_in_place(model, graph, phi):
+                after = run(model, args, kwargs, seed=seed)
+        else:
+            after = run(model, args, kwargs, rescaled_weights(model, graph, phi), seed)
+        return difference(before, after), switched(before, after)
+
+    as_it_stands, switches = rescaled()
+    exact = as_it_stands
+    unbalanced: float | None = None
+    no_gradient = ""
+    with without_eps(model) as layers:
+        if layers:
+            exact, switches = rescaled()
+        if graph.num_weights <= LARGE:
+            weights = dict(model.named_parameters(remove_duplicate=False))
+            try:
+                unbalanced = balance(graph, weights, gradients(model, args, kwargs, seed))
+            except RuntimeError as error:
+                # a model that cannot be differentiated (it overwrites what its backward pass needs) can still be
+                # rescaled
+                no_gradient = first_line(error)
+    worst = max(exact, unbalanced or 0.0)
+    words = f"outputs differ by {exact:.1e} after random rescaling by up to 4096"
+    words += f", gradients balance to {unbalanced:.1e} per unit" if unbalanced is not None else ""
+    words += f", no backward pass ({no_gradient})" if no_gradient else ""
+    if layers:
+        words += f" (with eps = 0 in {layers} normalisation layers; {as_it_stands:.1e} as the model stands)"
+    evidence = {
+        "holds": worst <= tolerance,
+        "evidence": f"{words}; tolerance {tolerance:.0e} in {str(dtype).removeprefix('torch.')}",
+        "max_relative_violation": worst,
+        "tolerance": tolerance,
+        "rescaling": exact,
+        "rescaling_as_it_stands": as_it_stands,
+        "gradient_balance": unbalanced,
+        "normalisation_layers": layers,
+        "dtype": str(dtype).removeprefix("torch."),
+    }
+    return evidence, switches

@@ -1,0 +1,417 @@
+"""The reduction graph: unit classes, and one edge for every scalar weight, held per weight tensor."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import networkx as nx
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from pathspace.capture import Captured, capture
+from pathspace.errors import InputError, UnsupportedError
+from pathspace.inference.assemble import assemble, shrink
+from pathspace.inference.interpreter import interpret
+from pathspace.inference.semantics import Pin
+from pathspace.inference.units import Scales, UnionFind
+from pathspace.inference.values import NEUTRAL
+
+if TYPE_CHECKING:
+    from pathspace.basis import Path
+    from pathspace.skeleton import Skeleton
+
+MAX_SCALAR_EDGES = 100_000
+
+
+@dataclass(frozen=True, eq=False)
+class WeightBlock:
+    """The edges of one parameter tensor: scalar ``w[i]`` is an edge ``tail[i] -> head[i]``.
+
+    Attributes:
+        name: the parameter (its first name, when it has several).
+        shape: shape of the parameter.
+        tail: ids of the units the edges leave, ``int64``, every size 1 or the parameter's; 0 is the root; ``-k`` is
+            unit ``k`` with the opposite scale.
+        head: ids of the units the edges enter, laid out alike.
+        unused: which scalars no path passes (rows of a table that were never read, taps that only ever meet padding),
+            or ``None``.
+        aliases: further names of the same parameter.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    tail: Tensor
+    head: Tensor
+    unused: Tensor | None = None
+    aliases: tuple[str, ...] = ()
+
+    @property
+    def numel(self) -> int:
+        """Number of scalars of the tensor."""
+        return int(np.prod(self.shape, dtype=np.int64))
+
+    @cached_property
+    def num_edges(self) -> int:
+        """Number of scalars that are edges."""
+        return self.numel - (0 if self.unused is None else int(self.unused.expand(self.shape).sum()))
+
+
+@dataclass(frozen=True, eq=False)
+class Statistic:
+    """Running statistics of a normalisation: the mean scales with its channel, the variance with the channel's square.
+
+    Attributes:
+        mean: name of the running mean, or ``None``.
+        var: name of the running variance, or ``None``.
+        units: ids of the channels, shape ``(channels,)``.
+    """
+
+    mean: str | None
+    var: str | None
+    units: Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class ReductionGraph:
+    """The reduction graph of a model (Definition 3 of the path-space paper, generalised to units that share a scale).
+
+    Attributes:
+        blocks: one per parameter tensor in path space.
+        num_units: ``H``, the number of unit classes with a free scale that touch an edge.
+        pinned: operations that fixed a scale: what, where, why.
+        unused: parameters that do not influence the outputs.
+        has_cuts: whether a normalisation cuts paths: then basis paths are closed walks of the graph, not all of them
+            paths of the network.
+        statistics: running statistics that are rescaled along with their channels.
+        captured: the captured graph.
+        parameters: name -> parameter, the model's own.
+
+    Example:
+        >>> import torch, pathspace as ps
+        >>> model = torch.nn.Sequential(torch.nn.Linear(4, 3), torch.nn.ReLU(), torch.nn.Linear(3, 2))
+        >>> graph = ps.trace(model, torch.randn(1, 4))
+        >>> graph.num_weights, graph.num_units, graph.dimension
+        (23, 3, 20)
+    """
+
+    blocks: tuple[WeightBlock, ...]
+    num_units: int
+    pinned: tuple[Pin, ...]
+    unused: tuple[str, ...]
+    has_cuts: bool
+    statistics: tuple[Statistic, ...]
+    captured: Captured = field(repr=False)
+    parameters: Mapping[str, nn.Parameter] = field(repr=False)
+
+    @cached_property
+    def num_weights(self) -> int:
+        """``m``: number of scalar weights in path space."""
+        return sum(block.num_edges for block in self.blocks)
+
+    @property
+    def dimension(self) -> int:
+        """``m - H``: the number of independent path values (Theorem 3)."""
+        return self.num_weights - self.num_units
+
+    @cached_property
+    def offsets(self) -> tuple[int, ...]:
+        """Number of the first edge of each block: edges go by block, then in C order, leaving out unused scalars."""
+        return tuple(np.concatenate([[0], np.cumsum([block.num_edges for block in self.blocks])]).astype(int).tolist())
+
+    @cached_property
+    def index(self) -> dict[str, int]:
+        """Position of a block by parameter name, aliases included."""
+        return {name: i for i, block in enumerate(self.blocks) for name in (block.name, *block.aliases)}
+
+    def edge_numbers(self, block: int, flat: np.ndarray) -> np.ndarray:
+        """Edge numbers of flat positions in a block's tensor."""
+        unused = self.blocks[block].unused
+        flat = np.asarray(flat, np.int64)
+        if unused is None:
+            return self.offsets[block] + flat
+        rank = np.cumsum(~unused.expand(self.blocks[block].shape).reshape(-1).numpy()) - 1
+        return np.asarray(self.offsets[block] + rank[flat], np.int64)
+
+    def locate(self, edge: int) -> tuple[int, int]:
+        """Block and flat position of an edge number."""
+        block = int(np.searchsorted(self.offsets, edge, side="right")) - 1
+        local = edge - self.offsets[block]
+        unused = self.blocks[block].unused
+        if unused is not None:
+            local = int(np.flatnonzero(~unused.expand(self.blocks[block].shape).reshape(-1).numpy())[local])
+        return block, local
+
+    def ends(self) -> tuple[np.ndarray, np.ndarray]:
+        """Tail and head ids of every edge, as arrays of length m (for graphs small enough to hold them)."""
+        tails, heads = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
+        for block in self.blocks:
+            keep = slice(None) if block.unused is None else ~block.unused.expand(block.shape).reshape(-1).numpy()
+            tails.append(block.tail.expand(block.shape).reshape(-1).numpy()[keep])
+            heads.append(block.head.expand(block.shape).reshape(-1).numpy()[keep])
+        return np.concatenate(tails), np.concatenate(heads)
+
+    def weights(self) -> Tensor:
+        """Values of all edges in order, float64, length m."""
+        parts = [torch.zeros(0, dtype=torch.float64)]
+        for block in self.blocks:
+            flat = self.parameters[block.name].detach().double().cpu().reshape(-1)
+            parts.append(flat if block.unused is None else flat[~block.unused.expand(block.shape).reshape(-1)])
+        return torch.cat(parts)
+
+    def gauge(self, phi: Tensor) -> dict[str, Tensor]:
+        """Factors by which a gauge transformation multiplies every parameter, leaving the function unchanged.
+
+        ``w_e <- w_e exp(phi(head e) - phi(tail e))`` with ``phi(root) = 0``.
+
+        Args:
+            phi: log-scales of the units, shape ``(num_units,)``.
+
+        Returns:
+            Parameter or buffer name -> factor tensor, broadcastable to it (running statistics follow their channels).
+
+        Raises:
+            InputError: ``phi`` has another shape.
+
+        Example:
+            >>> import torch, pathspace as ps
+            >>> model = torch.nn.Sequential(torch.nn.Linear(2, 1), torch.nn.ReLU(), torch.nn.Linear(1, 1))
+            >>> factors = ps.trace(model, torch.randn(1, 2)).gauge(torch.tensor([1.0]).log())
+            >>> {name: factor.tolist() for name, factor in factors.items()}
+            {'0.weight': [[1.0]], '0.bias': [1.0], '2.weight': [[1.0]], '2.bias': [1.0]}
+        """
+        if tuple(phi.shape) != (self.num_units,):
+            raise InputError(
+                f"gauge(phi) found phi of shape {tuple(phi.shape)}, expected ({self.num_units},): one log-scale "
+                "for each "
+                "unit of the reduction graph."
+            )
+        return {name: head / tail for name, (head, tail) in self.gauge_factors(phi).items()}
+
+    def gauge_factors(self, phi: Tensor) -> dict[str, tuple[Tensor, Tensor]]:
+        """The two sides of :meth:`gauge`, ``exp(phi(head))`` and ``exp(phi(tail))``, each as small as its ids."""
+        table = torch.cat([phi.new_zeros(1), phi])
+
+        def log(ids: Tensor) -> Tensor:
+            return table[ids.abs()] * ids.sign()
+
+        factors = {block.name: (log(block.head).exp(), log(block.tail).exp()) for block in self.blocks}
+        for statistic in self.statistics:
+            own = log(statistic.units)
+            for name, scale in ((statistic.mean, own), (statistic.var, 2 * own)):
+                if name is not None:
+                    factors[name] = (scale.exp(), torch.ones_like(own))
+        return factors
+
+    def skeleton(self, rule: str = "modulo", seed: int = 0) -> Skeleton:
+        """Choose two spanning trees; see :func:`pathspace.skeleton.choose`."""
+        from pathspace.skeleton import choose
+
+        return choose(self, rule=rule, seed=seed)
+
+    def paths(self, max_steps: int | None = None) -> Iterator[Path]:
+        """Iterate the network's paths (Definition 1), recurrent layers unrolled over at most ``max_steps`` steps.
+
+        Args:
+            max_steps: steps of recurrent operations to unroll; by default as many as the example input has.
+
+        Yields:
+            Paths with their counting vectors, each sequence of weights once.
+
+        Raises:
+            UnsupportedError: the unrolled network is too large to enumerate.
+
+        Example:
+            >>> import torch, pathspace as ps
+            >>> rnn = torch.nn.RNN(1, 1, nonlinearity="relu", bias=False)
+            >>> graph = ps.trace(rnn, torch.randn(3, 1, 1))
+            >>> [str(path) for path in graph.paths()]
+            ['weight_ih_l0[0,0]', 'weight_ih_l0[0,0] weight_hh_l0[0,0]', 'weight_ih_l0[0,0] weight_hh_l0[0,0]^2']
+        """
+        from pathspace.basis import Path
+        from pathspace.unroll import unroll
+
+        unrolled = unroll(self, max_steps)
+        for walk in unrolled.walks():
+            yield Path.from_edges(self, unrolled.edges(walk))
+
+    def to_networkx(self) -> nx.MultiDiGraph:
+        """The scalar graph: nodes ``0..H`` (0 the root), one edge per weight with its name, flat index and value.
+
+        Raises:
+            UnsupportedError: more than 100,000 weights, or opposite scales, which a directed graph cannot show.
+        """
+        if self.num_weights > MAX_SCALAR_EDGES:
+            raise UnsupportedError(
+                f"The reduction graph has {self.num_weights:,} edges and to_networkx() makes at most "
+                f"{MAX_SCALAR_EDGES:,}; "
+                "work with graph.blocks instead."
+            )
+        result = nx.MultiDiGraph()
+        result.add_nodes_from(range(self.num_units + 1))
+        tails, heads = self.ends()
+        if (tails < 0).any() or (heads < 0).any():
+            raise UnsupportedError(
+                "Some weights relate opposite scales (a matrix used together with its transpose), which a "
+                "directed graph "
+                "cannot show; work with graph.blocks instead."
+            )
+        weights = self.weights().tolist()
+        number = 0
+        for i, block in enumerate(self.blocks):
+            for flat in range(block.numel):
+                if block.unused is not None and bool(block.unused.expand(block.shape).reshape(-1)[flat]):
+                    continue
+                ends = int(tails[number]), int(heads[number])
+                result.add_edge(
+                    *ends, key=(i, flat), name=block.name, index=flat, weight=weights[number], number=number
+                )
+                number += 1
+        return result
+
+    def summary(self) -> dict[str, Any]:
+        """The figures of the graph as plain numbers."""
+        return {
+            "weights": self.num_weights,
+            "units": self.num_units,
+            "dimension": self.dimension,
+            "blocks": len(self.blocks),
+            "pinned": len(self.pinned),
+            "unused": list(self.unused),
+        }
+
+
+def trace(
+    model: nn.Module,
+    *args: Any,
+    kwargs: Mapping[str, Any] | None = None,
+    norm_eps: str = "ignore",
+    strict: bool = False,
+) -> ReductionGraph:
+    """Build the reduction graph of a model, without running or changing it.
+
+    Args:
+        model: any module; it is analysed in the mode (train or eval) it is in.
+        *args: example inputs, positional.
+        kwargs: example inputs by keyword.
+        norm_eps: ``"ignore"`` treats normalisation layers as exactly scale-free, ``"respect"`` pins their inputs.
+        strict: raise where an operation without a rule would fix a scale, instead of listing it in ``graph.pinned``.
+
+    Returns:
+        The reduction graph.
+
+    Raises:
+        CaptureError: the model fails on these inputs or cannot be captured.
+        InputError: unknown ``norm_eps``.
+        UnsupportedError: ``strict`` and an operation has no rule.
+
+    Example:
+        >>> import torch, pathspace as ps
+        >>> from torch.nn import AdaptiveAvgPool2d, Conv2d, Flatten, Linear, ReLU, Sequential
+        >>> model = Sequential(Conv2d(3, 8, 3), ReLU(), AdaptiveAvgPool2d(1), Flatten(), Linear(8, 2))
+        >>> ps.trace(model, torch.randn(1, 3, 9, 9)).num_units  # channels are units
+        8
+    """
+    if norm_eps not in ("ignore", "respect"):
+        raise InputError(f"trace found norm_eps={norm_eps!r}, expected 'ignore' or 'respect'.")
+    captured = capture(model, args, kwargs)
+    scales, _ = interpret(captured, Scales, strict, norm_eps)
+    return build(captured, scales)
+
+
+def build(captured: Captured, scales: Scales) -> ReductionGraph:
+    """Solve the equations and number the units that touch an edge."""
+    raw = assemble(scales)
+    pinned = {name for name in scales.pinned_parameters if name in raw}
+    for name in pinned:
+        # used as a weight in one place and in an unknown way in another: its own factor has to be 1
+        scales.equations.unify(*raw[name])
+    raw = {name: ends for name, ends in raw.items() if name not in pinned}
+    classes = _without_floating(scales.equations, list(raw.values()))
+    solved = {
+        name: (shrink(_lookup(classes, tail)), shrink(_lookup(classes, head)), _unused(tail))
+        for name, (tail, head) in raw.items()
+    }
+    touched = np.zeros(1 + int(np.abs(classes).max(initial=0)), bool)
+    for tail, head, unused in solved.values():
+        if unused is not None:
+            tail, head, unused = torch.broadcast_tensors(tail, head, unused)
+            tail, head = tail[~unused], head[~unused]
+        touched[tail.abs().numpy().ravel()] = True
+        touched[head.abs().numpy().ravel()] = True
+    touched[0] = False
+    number = torch.from_numpy(np.where(touched, np.cumsum(touched), 0))
+    aliases: dict[str, list[str]] = {}
+    for name, first in captured.canonical.items():
+        if name != first:
+            aliases.setdefault(first, []).append(name)
+    blocks = []
+    for name in captured.parameters:
+        if name in solved:
+            tail, head, unused = solved[name]
+            ends = [number[ids.abs()] * ids.sign() for ids in (tail, head)]
+            more = tuple(aliases.get(name, ()))
+            blocks.append(WeightBlock(name, scales.shapes[name], ends[0], ends[1], unused, more))
+    known = {block.name for block in blocks if block.num_edges} | set(scales.pinned_parameters)
+    return ReductionGraph(
+        blocks=tuple(block for block in blocks if block.num_edges),
+        num_units=int(touched.sum()),
+        pinned=tuple(scales.pins),
+        unused=tuple(name for name in captured.parameters if name not in known),
+        has_cuts=scales.has_cuts,
+        statistics=tuple(
+            Statistic(mean, var, number[_lookup(classes, ids).abs()] * _lookup(classes, ids).sign())
+            for mean, var, ids in scales.statistics
+        ),
+        captured=captured,
+        parameters=captured.parameters,
+    )
+
+
+def _lookup(classes: np.ndarray, ids: Tensor) -> Tensor:
+    """Signed class of raw ids; exact zeros (unused scalars) go to the root."""
+    safe = torch.where(ids == NEUTRAL, 0, ids)
+    return torch.from_numpy(classes)[safe.abs()] * safe.sign()
+
+
+def _unused(tail: Tensor) -> Tensor | None:
+    unused = tail == NEUTRAL
+    return unused if bool(unused.any()) else None
+
+
+def _without_floating(equations: UnionFind, raw: list[tuple[Tensor, Tensor]]) -> np.ndarray:
+    """Solve; then give every component without the root a reference class, so that no scale acts trivially.
+
+    A common scale of all units of a component that never meets the root changes no weight, so it is not a symmetry of
+    the weights. The gauges that act
+    trivially satisfy ``phi(head) = phi(tail)`` on every edge: one more system of the same kind.
+    """
+    classes = equations.solve()
+    trivial = UnionFind()
+    trivial.size = 1 + int(np.abs(classes).max(initial=0))
+    touched = np.zeros(trivial.size, bool)
+    for tail, head in raw:
+        free = tail != NEUTRAL
+        tail, head = _lookup(classes, tail), _lookup(classes, head)
+        if not bool(free.all()):
+            tail, head, free = torch.broadcast_tensors(tail, head, free)
+            tail, head = tail[free], head[free]
+        touched[tail.abs().numpy().ravel()] = True
+        touched[head.abs().numpy().ravel()] = True
+        # a star along every dimension where one side is constant connects as much as all the edges do
+        for dims, one, other in ((head, tail, head), (tail, head, tail)):
+            small = one
+            for dim in range(one.dim()):
+                if dims.shape[dim] == 1 and one.shape[dim] > 1:
+                    small = small.narrow(dim, 0, 1)
+            trivial.unify(small, other)
+    component = np.abs(trivial.solve())
+    floating = [int(np.flatnonzero((component == k) & touched)[0]) for k in np.unique(component[touched]) if k != 0]
+    if not floating:
+        return classes
+    references = np.array([int(np.flatnonzero(np.abs(classes) == k)[0]) for k in floating])
+    equations.unify(torch.from_numpy(references), torch.zeros(len(references), dtype=torch.int64))
+    return equations.solve()

@@ -1,0 +1,251 @@
+"""Two spanning trees of the reduction graph: which edge enters each unit first, and which leaves it last.
+
+The paper's Skeleton Method marks, for every hidden node, one entering and one leaving weight and takes the union of
+the marks as *skeleton*. Kept apart, the
+entering edges form a tree ``T_in`` rooted at the root and the leaving edges a tree ``T_out`` towards it, and basis
+paths follow for any graph.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from scipy.sparse import coo_array
+from scipy.sparse.csgraph import connected_components
+from torch import Tensor
+
+from pathspace.errors import InputError
+
+if TYPE_CHECKING:
+    from pathspace.basis import BasisPaths
+    from pathspace.reduction import ReductionGraph
+
+RULES = ("modulo", "magnitude", "random")
+
+
+@dataclass(frozen=True, eq=False)
+class Tree:
+    """A spanning tree: for every unit ``v`` the edge that connects it, and the unit that edge leads to.
+
+    Attributes:
+        block: index of the weight block of each unit's edge, ``int64`` of length ``H + 1`` (entry 0, the root, is -1).
+        index: flat position of the edge in the block's tensor.
+        forward: whether the edge is walked in its own direction (otherwise it counts -1).
+        parent: the unit (or root) at the edge's other end.
+        own: sign with which the unit's scale enters the edge's logarithm (-1 only where opposite scales are related).
+        other: sign of the parent's.
+        rounds: the units in the order in which they can be computed from their parents.
+    """
+
+    block: np.ndarray
+    index: np.ndarray
+    forward: np.ndarray
+    parent: np.ndarray
+    own: np.ndarray
+    other: np.ndarray
+    rounds: tuple[np.ndarray, ...]
+
+    def gather(self, graph: ReductionGraph) -> Tensor:
+        """Weights of the tree's edges, float64, shape ``(H + 1,)``; 1 for the root."""
+        result = torch.ones(len(self.block), dtype=torch.float64)
+        for block, units in self.by_block():
+            flat = graph.parameters[graph.blocks[block].name].detach().reshape(-1)
+            result[torch.from_numpy(units)] = flat[torch.from_numpy(self.index[units])].double().cpu()
+        return result
+
+    def by_block(self) -> Iterator[tuple[int, np.ndarray]]:
+        """Block indices with the units whose edge lies there."""
+        for block in np.unique(self.block[1:]):
+            yield int(block), np.flatnonzero(self.block == block)
+
+
+@dataclass(frozen=True, eq=False)
+class Skeleton:
+    """The two trees, and what follows from them at once.
+
+    Attributes:
+        graph: the reduction graph.
+        tree_in: ``T_in``, one entering edge per unit.
+        tree_out: ``T_out``, one leaving edge per unit.
+        rule: the rule that chose them.
+        seed: its seed.
+
+    Example:
+        >>> import torch, pathspace as ps
+        >>> from torch.nn import Linear, ReLU, Sequential
+        >>> model = Sequential(Linear(2, 3, bias=False), ReLU(), Linear(3, 2, bias=False))
+        >>> skeleton = ps.trace(model, torch.randn(1, 2)).skeleton()
+        >>> skeleton.incoming["0.weight"].int().tolist()  # M[j][j % n_in] = 1, Algorithm 1
+        [[1, 0], [0, 1], [1, 0]]
+        >>> skeleton.outgoing["2.weight"].int().tolist()  # M[j % n_out][j] = 1
+        [[1, 0, 1], [0, 1, 0]]
+    """
+
+    graph: ReductionGraph
+    tree_in: Tree
+    tree_out: Tree
+    rule: str
+    seed: int
+
+    @property
+    def in_block(self) -> np.ndarray:
+        """Block of each unit's entering edge."""
+        return self.tree_in.block
+
+    @property
+    def in_index(self) -> np.ndarray:
+        """Flat position of each unit's entering edge."""
+        return self.tree_in.index
+
+    @property
+    def in_forward(self) -> np.ndarray:
+        """Whether each unit's entering edge is walked forwards."""
+        return self.tree_in.forward
+
+    @property
+    def out_block(self) -> np.ndarray:
+        """Block of each unit's leaving edge."""
+        return self.tree_out.block
+
+    @property
+    def out_index(self) -> np.ndarray:
+        """Flat position of each unit's leaving edge."""
+        return self.tree_out.index
+
+    @property
+    def out_forward(self) -> np.ndarray:
+        """Whether each unit's leaving edge is walked forwards."""
+        return self.tree_out.forward
+
+    def _masks(self, *trees: Tree) -> dict[str, Tensor]:
+        masks = {}
+        for i, block in enumerate(self.graph.blocks):
+            mask = torch.zeros(block.shape, dtype=torch.bool)
+            for tree in trees:
+                mask.view(-1)[torch.from_numpy(tree.index[tree.block == i])] = True
+            masks[block.name] = mask
+        return masks
+
+    @cached_property
+    def incoming(self) -> dict[str, Tensor]:
+        """Parameter name -> mask of the edges of ``T_in``."""
+        return self._masks(self.tree_in)
+
+    @cached_property
+    def outgoing(self) -> dict[str, Tensor]:
+        """Parameter name -> mask of the edges of ``T_out``."""
+        return self._masks(self.tree_out)
+
+    @cached_property
+    def masks(self) -> dict[str, Tensor]:
+        """Parameter name -> mask of all skeleton edges, the paper's ``M``."""
+        return self._masks(self.tree_in, self.tree_out)
+
+    @cached_property
+    def shared(self) -> np.ndarray:
+        """Units whose entering edge also lies in ``T_out``."""
+        key_in, key_out = (tree.block * (1 << 40) + tree.index for tree in (self.tree_in, self.tree_out))
+        return np.flatnonzero(np.isin(key_in, key_out[1:]) & (np.arange(len(key_in)) > 0))
+
+    @cached_property
+    def _chains(self) -> tuple[np.ndarray, np.ndarray]:
+        count = len(self.tree_in.block)
+        units = self.shared
+        tree = self.tree_in
+        sign = tree.own[units] * tree.other[units]
+        # p_v = sign * p_parent over every edge in both trees; solved on the doubled graph as for scales
+        ends = (
+            np.concatenate([2 * units, 2 * units + 1, [0]]),
+            np.concatenate([2 * tree.parent[units] + (sign < 0), 2 * tree.parent[units] + (sign > 0), [1]]),
+        )
+        matrix = coo_array((np.ones(len(ends[0]), bool), ends), shape=(2 * count, 2 * count))
+        _, label = connected_components(matrix, directed=False)
+        plus, minus = label[0::2], label[1::2]
+        key = np.minimum(plus, minus)
+        values, first, inverse = np.unique(key, return_index=True, return_inverse=True)
+        order = np.argsort(first)
+        number = np.empty(len(values), np.int64)
+        number[order] = np.arange(len(values))
+        positive = plus[first] <= minus[first]
+        # the first unit of a chain represents it, with sign +1
+        signs = np.where((plus <= minus) == positive[inverse], 1, -1)
+        return number[inverse], signs
+
+    @property
+    def chain(self) -> np.ndarray:
+        """``k(v)``: units joined by edges in both trees share one basis path ``p_k``; 0 for the root's (``p = 0``)."""
+        return self._chains[0]
+
+    @property
+    def chain_sign(self) -> np.ndarray:
+        """Sign with which ``p_v`` equals ``p_k``."""
+        return self._chains[1]
+
+    @property
+    def num_chains(self) -> int:
+        """Number of distinct non-zero ``p_k``."""
+        return int(self.chain.max(initial=0))
+
+    def prefixes(self, weights: Tensor | None = None) -> Tensor:
+        """``pre_v``: product of the weights along ``T_in`` from the root, shape ``(H + 1,)``.
+
+        Args:
+            weights: weights of the tree's edges, ``(H + 1,)``; the model's own by default.
+        """
+        values = self.tree_in.gather(self.graph) if weights is None else weights
+        return self._along(self.tree_in, values, entering=True)
+
+    def suffixes(self, weights: Tensor | None = None) -> Tensor:
+        """``s_v``: product of the weights along ``T_out`` to the root, shape ``(H + 1,)``."""
+        values = self.tree_out.gather(self.graph) if weights is None else weights
+        return self._along(self.tree_out, values, entering=False)
+
+    @staticmethod
+    def _along(tree: Tree, values: Tensor, entering: bool) -> Tensor:
+        result = torch.ones_like(values)
+        for units_ in tree.rounds:
+            units = torch.from_numpy(units_)
+            own, other = (torch.from_numpy(sign[units_]).to(values) for sign in (tree.own, tree.other))
+            step = torch.where(torch.from_numpy(tree.forward[units_]), values[units], values[units].reciprocal())
+            # entering forwards: phi_v = own (log w + other phi_parent), and the three other cases alike
+            result[units] = step.pow(own) * result[torch.from_numpy(tree.parent[units_])].pow(own * other)
+        return result
+
+    def basis(self) -> BasisPaths:
+        """The basis paths of the two trees."""
+        from pathspace.basis import BasisPaths
+
+        return BasisPaths(self)
+
+    def signs(self) -> Tensor:
+        """Signs of the ``T_out`` weights (what Theorem 2 needs besides path values), +-1, shape ``(num_units,)``."""
+        return self.tree_out.gather(self.graph)[1:].sign()
+
+
+def choose(graph: ReductionGraph, rule: str = "modulo", seed: int = 0) -> Skeleton:
+    """Choose the skeleton of a reduction graph.
+
+    Args:
+        graph: the reduction graph.
+        rule: ``"modulo"`` (Algorithm 1 of the path-space paper, extended to any graph: the j-th unit takes the ``j
+            mod n``-th open edge),
+            ``"magnitude"`` (the largest weight: the best conditioned choice) or ``"random"``.
+        seed: seed of the random rule.
+
+    Returns:
+        The skeleton.
+
+    Raises:
+        InputError: unknown rule.
+    """
+    if rule not in RULES:
+        raise InputError(f"skeleton found rule={rule!r}, expected one of {', '.join(map(repr, RULES))}.")
+    from pathspace.trees import Grower
+
+    tree_in, tree_out = (Grower(graph, entering, rule, seed).grow() for entering in (True, False))
+    return Skeleton(graph, tree_in, tree_out, rule, seed)

@@ -1,0 +1,234 @@
+"""The three theorems as statements that are computed on a given graph."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import islice
+from typing import Any
+
+import numpy as np
+from torch import Tensor, nn
+
+from pathspace.basis import BasisPaths
+from pathspace.errors import UnsupportedError
+from pathspace.exact import modular_rank
+from pathspace.invariance import LARGE, difference, run, switched, without_eps
+from pathspace.reduction import ReductionGraph
+from pathspace.skeleton import Skeleton, Tree
+from pathspace.unroll import UnrolledNetwork, unroll
+
+MATRIX_WEIGHTS = 2_500
+ENUMERATED = 50_000
+CHECKED = 2_000
+ELEMENTS = 50_000
+
+
+def enumerable(graph: ReductionGraph) -> UnrolledNetwork | None:
+    """The unrolled network, where it is small enough to be worth enumerating."""
+    if graph.num_weights > MATRIX_WEIGHTS:
+        return None
+    for node in graph.captured.graph.graph.nodes:
+        shown = node.meta.get("val")
+        if isinstance(shown, Tensor) and shown.numel() > ELEMENTS:
+            return None
+    try:
+        return unroll(graph)
+    except UnsupportedError:
+        return None
+
+
+def tree_problem(graph: ReductionGraph, tree: Tree) -> str | None:
+    """Check a spanning tree against the weight blocks: every unit's edge joins it to a unit reached before."""
+    reached = np.zeros(graph.num_units + 1, bool)
+    reached[0] = True
+    ends = np.zeros((2, graph.num_units + 1), np.int64)
+    for i, block in enumerate(graph.blocks):
+        units = np.flatnonzero(tree.block == i)
+        if len(units) == 0:
+            continue
+        index = np.unravel_index(tree.index[units], block.shape) if block.shape else ()
+        for side, ids in enumerate((block.tail, block.head)):
+            place = tuple(np.asarray(j if n > 1 else 0 * j) for j, n in zip(index, ids.shape, strict=True))
+            ends[side, units] = ids.numpy()[place]
+    for units in tree.rounds:
+        near = np.where(tree.forward[units], 1, 0)
+        # which end is the unit depends on the tree: compare as a set
+        pair = np.sort(np.abs(ends[:, units]), 0)
+        wanted = np.sort(np.stack((units, tree.parent[units])), 0)
+        if (pair != wanted).any() or not reached[tree.parent[units]].all() or len(near) != len(units):
+            return f"the edge of unit {int(units[0])} does not join it to a unit reached before"
+        reached[units] = True
+    return None if reached.all() else f"{int((~reached).sum())} units are not reached"
+
+
+def theorem1(
+    basis: BasisPaths, network: UnrolledNetwork | None, problem: str | None
+) -> tuple[dict[str, Any], np.ndarray | None]:
+    """Every path of the unrolled network is an integer combination of basis paths.
+
+    Returns:
+        Evidence, and the counting vectors of the enumerated paths (``None`` where nothing was enumerated).
+    """
+    graph = basis.graph
+    if network is None:
+        words = "every circulation is an integer combination, by the two trees, which were checked edge by edge"
+        return {
+            "holds": problem is None,
+            "evidence": problem or words,
+            "paths": None,
+            "exhaustive": False,
+        }, None
+    walks = list(islice(network.walks(), ENUMERATED + 1))
+    exhaustive = len(walks) <= ENUMERATED
+    total = len(walks[:ENUMERATED])
+    walks = _sample(walks[:ENUMERATED], CHECKED)
+    if not walks:
+        return {
+            "holds": None,
+            "evidence": "the network has no path through weights",
+            "paths": 0,
+            "exhaustive": True,
+        }, None
+    vectors = np.zeros((len(walks), graph.num_weights), np.int64)
+    for row, walk in enumerate(walks):
+        np.add.at(vectors[row], [edge for edge in network.edges(walk) if edge >= 0], 1)
+    coefficients = basis.coefficients(vectors)
+    wrong = np.flatnonzero((coefficients @ basis.counting_matrix().astype(np.int64) != vectors).any(1))
+    largest = int(np.abs(coefficients).max(initial=0))
+    number = f"{total:,} unrolled paths" if exhaustive else f"more than {ENUMERATED:,} unrolled paths"
+    words = f"all {number}" if total == len(walks) else f"{len(walks):,} of {number}"
+    words += f" have integer coefficients, largest {largest}"
+    evidence = {
+        "holds": len(wrong) == 0,
+        "evidence": f"{len(wrong):,} of {len(walks):,} paths are not reproduced by their coefficients"
+        if len(wrong)
+        else words,
+        "paths": len(walks),
+        "exhaustive": exhaustive and total == len(walks),
+        "largest_coefficient": largest,
+    }
+    return evidence, vectors
+
+
+def _sample(walks: list[tuple[int, ...]], count: int) -> list[tuple[int, ...]]:
+    """A few short walks through every weight, and random others: few paths that span as much as possible."""
+    if len(walks) <= count:
+        return walks
+    seen: dict[int, int] = {}
+    chosen: list[tuple[int, ...]] = []
+    rest: list[tuple[int, ...]] = []
+    for walk in sorted(walks, key=len):
+        if len(chosen) < count // 2 and any(seen.get(edge, 0) < 3 for edge in walk):
+            chosen.append(walk)
+            for edge in walk:
+                seen[edge] = seen.get(edge, 0) + 1
+        else:
+            rest.append(walk)
+    more = np.random.default_rng(0).choice(len(rest), count - len(chosen), replace=False)
+    return chosen + [rest[i] for i in sorted(more)]
+
+
+def theorem2(
+    basis: BasisPaths,
+    model: nn.Module,
+    inputs: tuple[Sequence[Any], Mapping[str, Any]],
+    invariance: tuple[dict[str, Any], tuple[int, int]],
+    seed: int,
+) -> dict[str, Any]:
+    """Outputs and activations follow from path values and the signs of ``T_out``: a network is rebuilt from them."""
+    graph, skeleton = basis.graph, basis.skeleton
+    if graph.num_weights > LARGE:
+        evidence, (wrong, total) = invariance
+        return {
+            "holds": bool(evidence["holds"]) and wrong == 0,
+            "evidence": "a randomly rescaled network with the same path values and signs has equal outputs and "
+            f"{total - wrong:,} of {total:,} equal activations",
+            "rebuilt": False,
+            "switched": wrong,
+            "rectifiers": total,
+        }
+    weights = [tree.gather(graph) for tree in (skeleton.tree_in, skeleton.tree_out)]
+    if any(bool((values == 0).any()) for values in weights):
+        return {
+            "holds": None,
+            "evidence": "a skeleton weight is 0, so path values do not determine the weights behind it",
+            "rebuilt": False,
+        }
+    rebuilt = _rebuilt(basis)
+    wanted = [name for name, _ in (*model.named_parameters(), *model.named_buffers()) if name in rebuilt]
+    with without_eps(model):
+        before = run(model, *inputs, seed=seed)
+        after = run(model, *inputs, {name: rebuilt[name] for name in wanted}, seed)
+    gap = difference(before, after)
+    wrong, total = switched(before, after)
+    tolerance = 1e-6
+    # a rectifier behind unused weights lies on no path, and nothing ties its scale
+    dangling = any(block.unused is not None for block in graph.blocks) or bool(graph.unused)
+    words = f"{total - wrong:,} of {total:,} rectifiers are switched alike"
+    if wrong and dangling:
+        words += " (the others may lie on no path: some weights are unused)"
+    return {
+        "holds": gap <= tolerance and (wrong == 0 or dangling),
+        "evidence": f"rebuilt from path values: outputs differ by {gap:.1e}, {words}",
+        "rebuilt": True,
+        "max_relative_difference": gap,
+        "switched": wrong,
+        "rectifiers": total,
+        "tolerance": tolerance,
+    }
+
+
+def _rebuilt(basis: BasisPaths) -> dict[str, Tensor]:
+    return basis.rebuild(basis.values(), basis.skeleton.signs())
+
+
+def theorem3(
+    basis: BasisPaths, vectors: np.ndarray | None, exhaustive: bool, cuts: bool, problem: str | None
+) -> tuple[dict[str, Any], int | None, str]:
+    """There are exactly ``m - H`` basis paths, and they are independent.
+
+    The upper bound ``rank <= m - H`` is the ``H`` gauge generators, independent because each moves the edge of
+    ``T_in`` that enters its unit;
+    the lower bound is the triangular shape of the two-tree basis, or a modular rank where a matrix is formed.
+
+    Returns:
+        Evidence, exact rank or ``None``, and the method.
+    """
+    graph = basis.graph
+    count, wanted = len(basis), graph.dimension
+    if problem is not None:
+        return {"holds": False, "evidence": problem}, None, "certificate"
+    if graph.num_weights > MATRIX_WEIGHTS:
+        triangular = _triangular(basis.skeleton)
+        words = f"{graph.num_units:,} independent gauge generators bound the rank from above, "
+        words += f"{count:,} triangular basis paths from below"
+        return (
+            {"holds": count == wanted and triangular, "evidence": words, "matrix": "none"},
+            None,
+            "certificate",
+        )
+    rank = modular_rank(basis.counting_matrix())
+    words = (
+        f"{count:,} basis paths of rank {rank:,} = m - H"
+        if rank == wanted == count
+        else f"{count:,} basis paths of rank {rank:,}, m - H = {wanted:,}"
+    )
+    holds = rank == count == wanted
+    matrix = "rank of the basis paths"
+    if vectors is not None and not cuts and len(vectors):
+        every = modular_rank(vectors)
+        if exhaustive or every == wanted:
+            words += f"; {len(vectors):,} paths of the network have rank {every:,}"
+            holds = holds and every == wanted
+            rank, matrix = every, "rank of paths of the network"
+    return {"holds": holds, "evidence": words, "matrix": matrix}, rank, "exact"
+
+
+def _triangular(skeleton: Skeleton) -> bool:
+    """Without the columns of ``T_out`` the basis is triangular: every chain is entered by exactly one unshared edge."""
+    units = np.setdiff1d(np.arange(1, len(skeleton.chain)), skeleton.shared)
+    entered = skeleton.chain[units]
+    return len(np.unique(entered)) == len(entered) == skeleton.num_chains and not (entered == 0).any()
+
+
+__all__ = ["enumerable", "theorem1", "theorem2", "theorem3", "tree_problem"]

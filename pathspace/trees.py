@@ -1,0 +1,208 @@
+"""Growing a spanning tree of the reduction graph, breadth first, without ever listing its edges."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from pathspace.errors import UnsupportedError
+from pathspace.reduction import ReductionGraph, WeightBlock
+from pathspace.skeleton import Tree
+
+CHUNK = 1 << 22
+
+
+@dataclass(frozen=True)
+class _Rows:
+    """A block seen from one side: row ``j`` holds the edges at one position of the near ids."""
+
+    near: np.ndarray
+    far: np.ndarray
+    row_offset: np.ndarray
+    column_offset: np.ndarray
+    tap: int
+    dead: np.ndarray | None
+    order: tuple[int, ...]
+    tap_dims: tuple[int, ...]
+    shape: tuple[int, int, int]
+
+
+def _rows(block: WeightBlock, entering: bool) -> _Rows:
+    near, far = (block.head, block.tail) if entering else (block.tail, block.head)
+    dims = range(len(block.shape))
+    rows = [d for d in dims if near.shape[d] > 1]
+    # by convention the first two dimensions of a weight are out and in; further ones are taps of a kernel
+    columns = [d for d in dims if d not in rows and (d < 2 or far.shape[d] > 1 or block.unused is not None)]
+    taps = [d for d in dims if d not in rows and d not in columns]
+    strides = np.ones(len(block.shape), np.int64)
+    for d in range(len(block.shape) - 2, -1, -1):
+        strides[d] = strides[d + 1] * block.shape[d + 1]
+
+    def offsets(chosen: list[int]) -> np.ndarray:
+        total = np.zeros(1, np.int64)
+        for d in chosen:
+            total = (total[:, None] + np.arange(block.shape[d])[None, :] * strides[d]).reshape(-1)
+        return total
+
+    def matrix(ids: Tensor) -> np.ndarray:
+        wide = ids.permute(*rows, *columns, *taps)
+        size = list(wide.shape)
+        if any(n > 1 for n in size[: len(rows)]):
+            size[: len(rows)] = [block.shape[d] for d in rows]
+        size[len(rows) : len(rows) + len(columns)] = [block.shape[d] for d in columns]
+        wide = wide.expand(size)
+        return wide.reshape(int(np.prod(size[: len(rows)], dtype=int)), -1).numpy()
+
+    near_ids = near.permute(*rows, *columns, *taps).reshape(-1).numpy()
+    # the middle tap: with padding, the outer ones may meet little data
+    tap = int(sum((block.shape[d] // 2) * strides[d] for d in taps))
+    dead = None if block.unused is None else matrix(block.unused)
+    sizes = [int(np.prod([block.shape[d] for d in group], dtype=int)) for group in (rows, columns, taps)]
+    return _Rows(
+        near_ids,
+        matrix(far),
+        offsets(rows),
+        offsets(columns),
+        tap,
+        dead,
+        (*rows, *columns, *taps),
+        tuple(taps),
+        (sizes[0], sizes[1], sizes[2]),
+    )
+
+
+class Grower:
+    """Grow one spanning tree breadth first, by one rule."""
+
+    def __init__(self, graph: ReductionGraph, entering: bool, rule: str, seed: int) -> None:
+        self.graph, self.rule, self.entering = graph, rule, entering
+        self.random = np.random.default_rng([seed, int(entering)])
+        count = graph.num_units + 1
+        self.tree = Tree(
+            block=np.full(count, -1, np.int64),
+            index=np.full(count, -1, np.int64),
+            forward=np.zeros(count, bool),
+            parent=np.zeros(count, np.int64),
+            own=np.ones(count, np.int64),
+            other=np.ones(count, np.int64),
+            rounds=(),
+        )
+        self.rounds: list[np.ndarray] = []
+        self.reached = np.zeros(count, bool)
+        self.reached[0] = True
+        self._seen: dict[tuple[int, bool], _Rows] = {}
+
+    def rows(self, block: int, forward: bool) -> _Rows:
+        """A block seen from the side whose units look for an edge."""
+        key = (block, forward)
+        if key not in self._seen:
+            self._seen[key] = _rows(self.graph.blocks[block], self.entering == forward)
+        return self._seen[key]
+
+    def grow(self) -> Tree:
+        """Forward edges of matrices first, then of vectors, then backward edges."""
+        blocks = range(len(self.graph.blocks))
+        matrices = [i for i in blocks if len(self.graph.blocks[i].shape) > 1]
+        stages = [(matrices, True), (list(blocks), True), (matrices, False), (list(blocks), False)]
+        while not self.reached.all():
+            if not any(self._round(chosen, forward) for chosen, forward in stages):
+                raise UnsupportedError(
+                    f"{int((~self.reached).sum())} units of the reduction graph cannot be connected to the root; "
+                    "please "
+                    "report the model."
+                )
+        tree = self.tree
+        return Tree(tree.block, tree.index, tree.forward, tree.parent, tree.own, tree.other, tuple(self.rounds))
+
+    def _round(self, blocks: list[int], forward: bool) -> bool:
+        found: list[tuple[int, np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray]] = []
+        for block in blocks:
+            rows = self.rows(block, forward)
+            wanted = ~self.reached[np.abs(rows.near)]
+            if not wanted.any():
+                continue
+            open_ = self.reached[np.abs(rows.far)]
+            if rows.dead is not None:
+                open_ = open_ & ~rows.dead
+            if not open_.any():
+                continue
+            wanted &= np.broadcast_to(open_.any(1), wanted.shape)
+            position = np.flatnonzero(wanted)
+            if len(position) == 0:
+                continue
+            flat, column, score = self._pick(block, rows, position, open_)
+            far = rows.far[position if len(rows.far) > 1 else 0, column]
+            found.append((block, rows.near[position], flat, far, score, position))
+        if not found:
+            return False
+        near = np.concatenate([entry[1] for entry in found])
+        score = np.concatenate([entry[4] for entry in found])
+        # one edge per unit: the best score, and among equals the first
+        order = np.lexsort((np.arange(len(near)), -score, np.abs(near)))
+        units, first = np.unique(np.abs(near)[order], return_index=True)
+        best = order[first]
+        source = np.concatenate([np.full(len(entry[1]), entry[0]) for entry in found])
+        far = np.concatenate([entry[3] for entry in found])
+        tree = self.tree
+        tree.block[units] = source[best]
+        tree.index[units] = np.concatenate([entry[2] for entry in found])[best]
+        tree.forward[units] = forward
+        tree.parent[units] = np.abs(far[best])
+        tree.own[units] = np.where(near[best] < 0, -1, 1)
+        tree.other[units] = np.where(far[best] < 0, -1, 1)
+        self.reached[units] = True
+        self.rounds.append(units)
+        return True
+
+    def _pick(
+        self, block: int, rows: _Rows, position: np.ndarray, open_: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """For each row, one open column: flat positions, columns, and scores to compare blocks by."""
+        if self.rule == "magnitude":
+            return self._largest(block, rows, position, open_)
+        wide = len(open_) > 1
+        count = open_.sum(1)[position] if wide else np.full(len(position), int(open_[0].sum()))
+        turn = position % count if self.rule == "modulo" else self.random.integers(count)
+        if wide:
+            rank = np.cumsum(open_[position], 1)
+            column = np.argmax(rank == (turn + 1)[:, None], 1)
+        else:
+            column = np.flatnonzero(open_[0])[turn]
+        tap = rows.tap
+        score = np.zeros(len(position)) if self.rule == "modulo" else self.random.random(len(position))
+        flat = rows.row_offset[position] + rows.column_offset[column] + tap
+        # a skeleton weight must not vanish: where it does, take the largest of its row instead
+        weight = self.graph.parameters[self.graph.blocks[block].name].detach().reshape(-1)
+        zero = np.flatnonzero((weight[torch.from_numpy(flat)] == 0).cpu().numpy())
+        if len(zero):
+            flat[zero], column[zero], size = self._largest(block, rows, position[zero], open_)
+            score[zero] = np.where(size > 0, score[zero], -1)
+        return flat, column, score
+
+    def _largest(
+        self, block: int, rows: _Rows, position: np.ndarray, open_: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        weight = self.graph.parameters[self.graph.blocks[block].name].detach()
+        table = weight.permute(rows.order).reshape(rows.shape) if weight.dim() else weight.reshape(1, 1, 1)
+        step = max(1, CHUNK // max(1, rows.shape[1] * rows.shape[2]))
+        columns, taps, scores = [], [], []
+        for start in range(0, len(position), step):
+            part = position[start : start + step]
+            size = table[torch.from_numpy(part)].abs().double().cpu()
+            shut = torch.from_numpy(~(open_[part] if len(open_) > 1 else open_))
+            by_column, at_tap = size.max(2)
+            best, at_column = by_column.masked_fill(shut, -1).max(1)
+            columns.append(at_column.numpy())
+            taps.append(at_tap.gather(1, at_column[:, None])[:, 0].numpy())
+            scores.append(best.numpy())
+        column, rest = np.concatenate(columns), np.concatenate(taps)
+        shape = self.graph.blocks[block].shape
+        offset = np.zeros(len(rest), np.int64)
+        for d in reversed(rows.tap_dims):
+            stride = int(np.prod(shape[d + 1 :], dtype=np.int64))
+            offset += rest % shape[d] * stride
+            rest = rest // shape[d]
+        return rows.row_offset[position] + rows.column_offset[column] + offset, column, np.concatenate(scores)

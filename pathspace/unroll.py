@@ -1,0 +1,58 @@
+"""From the unrolled network back to edges of the reduction graph."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import partial
+
+import numpy as np
+
+from pathspace.inference.interpreter import interpret
+from pathspace.inference.unrolled import Unrolled
+from pathspace.reduction import ReductionGraph
+
+
+@dataclass(frozen=True)
+class UnrolledNetwork:
+    """The unrolled network of a captured model, whose walks are sequences of scalar positions."""
+
+    semantics: Unrolled
+    number: np.ndarray
+
+    @property
+    def num_paths(self) -> int:
+        """Number of paths; an upper bound where different nodes are passed by the same weights."""
+        return self.semantics.count()
+
+    def walks(self) -> Iterator[tuple[int, ...]]:
+        """Sequences of scalar positions from the root to a fixed scale."""
+        return self.semantics.walks()
+
+    def edges(self, walk: tuple[int, ...]) -> list[int]:
+        """Edge numbers of a walk in the reduction graph."""
+        return [int(self.number[position]) for position in walk]
+
+
+def unroll(graph: ReductionGraph, max_steps: int | None = None) -> UnrolledNetwork:
+    """Interpret the captured graph of ``graph`` once more, keeping time steps and call sites apart.
+
+    Args:
+        graph: a reduction graph made by :func:`pathspace.trace`.
+        max_steps: steps of recurrent operations to unroll; all by default.
+
+    Returns:
+        The unrolled network.
+
+    Raises:
+        UnsupportedError: the unrolled network is too large.
+    """
+    semantics, _ = interpret(graph.captured, partial(Unrolled, max_steps=max_steps))
+    total = sum(int(np.prod(shape, dtype=np.int64)) for shape in semantics.shapes.values())
+    number = np.full(total, -1, np.int64)
+    for i, block in enumerate(graph.blocks):
+        flat = np.arange(block.numel)
+        if block.unused is not None:
+            flat = flat[~block.unused.expand(block.shape).reshape(-1).numpy()]
+        number[semantics.offsets[block.name] + flat] = graph.edge_numbers(i, flat)
+    return UnrolledNetwork(semantics, number)

@@ -1,0 +1,131 @@
+"""One call: trace a model, prove its path space, and measure that the proof speaks of the model."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import asdict
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+
+from pathspace.certificate import Certificate
+from pathspace.errors import InputError
+from pathspace.invariance import bench_copy, cast, measure
+from pathspace.reduction import ReductionGraph, trace
+from pathspace.theorems import enumerable, theorem1, theorem2, theorem3, tree_problem
+
+
+def _finite(tensor: Tensor) -> bool:
+    """Whether all entries are finite, looked at in pieces so that no large temporary is made."""
+    return all(bool(torch.isfinite(piece).all()) for piece in tensor.detach().reshape(-1).split(1 << 22))
+
+
+def check_finite(model: nn.Module, inputs: Any) -> None:
+    """Refuse weights and inputs that are not numbers.
+
+    Raises:
+        InputError: naming the first tensor with NaN or infinity.
+    """
+    for kind, named in (("parameter", model.named_parameters()), ("buffer", model.named_buffers())):
+        for name, tensor in named:
+            if tensor.is_floating_point() and not _finite(tensor):
+                bad = int((~torch.isfinite(tensor)).sum())
+                raise InputError(
+                    f"{type(model).__name__} has {bad} values in {kind} {name!r} that are NaN or infinite, "
+                    "expected finite numbers; "
+                    "verify a checkpoint from before it diverged."
+                )
+    for leaf in pytree.tree_leaves(inputs):
+        if isinstance(leaf, Tensor) and leaf.is_floating_point() and not bool(torch.isfinite(leaf).all()):
+            raise InputError(
+                "The example inputs contain NaN or infinite values, expected finite numbers; pass a real batch."
+            )
+
+
+def account(model: nn.Module, graph: ReductionGraph) -> dict[str, int]:
+    """Scalars of the model in path space, pinned, and unused."""
+    total = sum(parameter.numel() for parameter in graph.parameters.values())
+    pinned = {name for pin in graph.pinned for name in pin.parameters}
+    outside = sum(graph.parameters[name].numel() for name in pinned if name not in graph.index)
+    return {
+        "total": total,
+        "path_space": graph.num_weights,
+        "pinned": outside,
+        "unused": total - graph.num_weights - outside,
+    }
+
+
+def verify(
+    model: nn.Module,
+    *args: Any,
+    kwargs: Mapping[str, Any] | None = None,
+    norm_eps: str = "ignore",
+    rule: str = "modulo",
+    seed: int = 0,
+    strict: bool = False,
+) -> Certificate:
+    """Verify Theorems 1 to 3 and the rescaling invariance on a model.
+
+    Args:
+        model: any module; verified in the mode it is in, on a copy in float64 (above 30 million weights on the model
+            itself, in its own precision, and left exactly as it was).
+        *args: example inputs.
+        kwargs: example inputs by keyword.
+        norm_eps: see :func:`pathspace.trace`.
+        rule: how the skeleton is chosen.
+        seed: seed of the random skeleton and of the random rescaling.
+        strict: see :func:`pathspace.trace`.
+
+    Returns:
+        The certificate; it prints as a table, and ``to_json()`` holds all evidence.
+
+    Raises:
+        InputError: NaN or infinite weights or inputs.
+        CaptureError: the model fails on these inputs or cannot be captured.
+
+    Example:
+        >>> import torch, pathspace as ps
+        >>> model = torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.ReLU(), torch.nn.Linear(3, 1))
+        >>> certificate = ps.verify(model, torch.randn(4, 2))
+        >>> certificate.holds, certificate.rank, certificate.method
+        (True, 10, 'exact')
+
+    Reference:
+        Theorems 1, 2 and 3 of Path space for recurrent neural networks with ReLU activations.
+    """
+    start = time.perf_counter()
+    if isinstance(model, nn.Module):
+        check_finite(model, (args, kwargs or {}))
+    graph = trace(model, *args, kwargs=kwargs, norm_eps=norm_eps, strict=strict)
+    skeleton = graph.skeleton(rule=rule, seed=seed)
+    basis = skeleton.basis()
+    problem = tree_problem(graph, skeleton.tree_in) or tree_problem(graph, skeleton.tree_out)
+
+    bench, dtype = bench_copy(model, graph, (args, dict(kwargs or {})))
+    inputs = (cast(args, dtype), cast(dict(kwargs or {}), dtype))
+    invariance, switches = measure(graph, bench, *inputs, seed=seed)
+    network = enumerable(graph)
+    first, vectors = theorem1(basis, network, problem)
+    second = theorem2(basis, bench, inputs, (invariance, switches), seed)
+    third, rank, method = theorem3(basis, vectors, bool(first.get("exhaustive")), graph.has_cuts, problem)
+    return Certificate(
+        model=type(model).__name__,
+        weights=graph.num_weights,
+        units=graph.num_units,
+        dimension=graph.dimension,
+        basis_paths=len(basis),
+        rank=rank,
+        method=method,
+        theorem1=first,
+        theorem2=second,
+        theorem3=third,
+        invariance=invariance,
+        parameters=account(model, graph),
+        pinned=[asdict(pin) for pin in graph.pinned],
+        unused=list(graph.unused),
+        skeleton={"rule": rule, "seed": seed},
+        seconds=round(time.perf_counter() - start, 3),
+    )

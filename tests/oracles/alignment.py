@@ -1,0 +1,69 @@
+"""What the library says of a graph, laid side by side with what an oracle enumerated."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from oracles.gsgd import PathProblem
+from oracles.pathsets import Enumeration
+
+
+def edge_slots(graph: Any) -> list[tuple[str, int]]:
+    """(parameter name, flat index) of every edge of a reduction graph, in edge order."""
+    slots = []
+    for block in graph.blocks:
+        unused = (
+            np.zeros(block.shape, bool) if block.unused is None else block.unused.expand(block.shape).numpy()
+        )
+        slots += [(block.name, int(flat)) for flat in np.flatnonzero(~unused.reshape(-1))]
+    return slots
+
+
+def aligned(graph: Any, enumeration: Enumeration) -> np.ndarray:
+    """The enumerated counting vectors with columns in the graph's edge order.
+
+    Parameters that the graph reports as pinned are constants to it: they have no columns.
+
+    Raises:
+        ValueError: a weight lies on a path but is neither an edge of the graph nor reported as pinned.
+    """
+    column = {slot: i for i, slot in enumerate(enumeration.columns)}
+    pinned = {name for pin in graph.pinned for name in pin.parameters}
+    slots = edge_slots(graph)
+    lost = {enumeration.columns[i] for i in np.flatnonzero(enumeration.used())} - set(slots)
+    lost = {slot for slot in lost if slot[0] not in pinned}
+    if lost:
+        raise ValueError(f"weights on paths that are no edges: {sorted(lost)}")
+    matrix = enumeration.matrix[:, [column[slot] for slot in slots]]
+    return matrix[matrix.any(1)]
+
+
+def incidence(graph: Any) -> np.ndarray:
+    """`(m, H)`: how log-scales of units move the logarithm of each weight: + at its head, - at its tail."""
+    matrix = np.zeros((0, graph.num_units + 1), dtype=np.int64)
+    for block in graph.blocks:
+        keep = slice(None) if block.unused is None else ~block.unused.expand(block.shape).reshape(-1).numpy()
+        rows = np.zeros((int(np.prod(block.shape)), graph.num_units + 1), dtype=np.int64)
+        for ids, sign in ((block.head, 1), (block.tail, -1)):
+            flat = ids.expand(block.shape).reshape(-1).numpy()
+            np.add.at(rows, (np.arange(len(flat)), np.abs(flat)), sign * np.where(flat < 0, -1, 1))
+        matrix = np.concatenate([matrix, rows[keep]])
+    return matrix[:, 1:]
+
+
+def path_problem(graph: Any, skeleton: Any) -> PathProblem:
+    """The oracle's view of a reduction graph with a skeleton: plain lists of edges and of tree edges."""
+    slots, edges = edge_slots(graph), []
+    for block in graph.blocks:
+        tails, heads = (ids.expand(block.shape).reshape(-1).tolist() for ids in (block.tail, block.head))
+        edges += [(tails[flat], heads[flat]) for name, flat in slots if name == block.name]
+    number = {slot: i for i, slot in enumerate(slots)}
+
+    def tree(blocks: np.ndarray, indices: np.ndarray) -> list[int]:
+        return [number[graph.blocks[b].name, int(i)] for b, i in zip(blocks[1:], indices[1:], strict=True)]
+
+    return PathProblem(
+        edges, slots, tree(skeleton.in_block, skeleton.in_index), tree(skeleton.out_block, skeleton.out_index)
+    )

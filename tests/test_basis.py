@@ -1,0 +1,209 @@
+"""Basis paths against enumerated paths: number, exact rank, integer coefficients, values, rebuilding."""
+
+from __future__ import annotations
+
+import functools
+
+import numpy as np
+import pytest
+import sympy
+import torch
+from cases import CASES, NORMALISED
+from hypothesis import given
+from oracles.alignment import aligned, edge_slots, incidence, path_problem
+from oracles.exact import exact_rank
+from oracles.gsgd import signed_walk
+from oracles.networks import RandomConv, RandomDag, random_rnn
+from oracles.pathsets import enumerate_paths
+from oracles.strategies import conv_specs, dag_specs, modest, rnn_specs, rules
+from torch import nn
+
+import pathspace as ps
+from pathspace.basis import BasisPaths
+
+RULES = ["modulo", "magnitude", "random"]
+SIGNED = ["tied_transposed"]
+
+
+@functools.cache
+def traced(name: str) -> ps.ReductionGraph:
+    model, args = CASES[name]()
+    return ps.trace(model, *args)
+
+
+def basis_of(name: str, rule: str) -> BasisPaths:
+    return traced(name).skeleton(rule, seed=1).basis()
+
+
+def check_basis(graph: ps.ReductionGraph, basis: BasisPaths, paths: np.ndarray) -> None:
+    """The basis is one, exactly, and every given path is an integer combination of it, exactly."""
+    counts = basis.counting_matrix().toarray().astype(np.int64)
+    assert counts.shape == (len(basis), graph.num_weights)
+    assert len(basis) == graph.dimension == exact_rank(counts)
+    assert not (counts @ incidence(graph)).any()
+    # coefficients are linear in the path (one test below); hundreds of paths show more than tens of thousands
+    for path in paths[:: max(1, len(paths) // 300)]:
+        coefficients = basis.coefficients(path)
+        assert np.issubdtype(coefficients.dtype, np.integer)
+        assert np.array_equal(coefficients @ counts, path)
+
+
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("name", CASES)
+def test_basis_is_exact(name: str, rule: str) -> None:
+    graph, (model, args) = traced(name), CASES[name]()
+    paths = np.zeros((0, graph.num_weights), np.int64)
+    if name not in NORMALISED:
+        paths = aligned(graph, enumerate_paths(model, *args))
+    check_basis(graph, graph.skeleton(rule, seed=1).basis(), paths)
+
+
+def check_random(model: nn.Module, args: tuple[torch.Tensor, ...], rule: str) -> None:
+    graph = ps.trace(model, *args)
+    check_basis(graph, graph.skeleton(rule, seed=2).basis(), aligned(graph, enumerate_paths(model, *args)))
+
+
+@given(dag_specs(), rules)
+@modest
+def test_basis_of_random_dags(spec: tuple, rule: str) -> None:
+    model = RandomDag(*spec)
+    check_random(model, model.example(), rule)
+
+
+@given(conv_specs(), rules)
+@modest
+def test_basis_of_random_convolutional_networks(spec: tuple, rule: str) -> None:
+    model = RandomConv(*spec)
+    check_random(model, model.example(), rule)
+
+
+@given(rnn_specs(), rules)
+@modest
+def test_basis_of_random_recurrent_networks(spec: tuple, rule: str) -> None:
+    check_random(*random_rnn(*spec), rule)
+
+
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("name", CASES)
+def test_counting_matrix_is_that_of_the_oracle(name: str, rule: str) -> None:
+    """The same two trees, turned into rows by exact inversion of the trees' incidence matrices."""
+    graph = traced(name)
+    skeleton = graph.skeleton(rule, seed=1)
+    assert np.array_equal(skeleton.basis().counting_matrix().toarray(), path_problem(graph, skeleton).rows)
+
+
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("name", [name for name in CASES if name not in SIGNED])
+def test_trees_can_be_walked(name: str, rule: str) -> None:
+    """Following `in_*` and `out_*` edge by edge, in the directions stated, meets the root from every unit."""
+    graph = traced(name)
+    skeleton = graph.skeleton(rule, seed=1)
+    problem = path_problem(graph, skeleton)
+    walks = []
+    for numbers, forward, towards in (
+        (problem.tree_in, skeleton.in_forward, False),
+        (problem.tree_out, skeleton.out_forward, True),
+    ):
+        tree = {v: (numbers[v - 1], bool(forward[v])) for v in range(1, graph.num_units + 1)}
+        walks.append({v: signed_walk(v, problem.edges, tree, towards) for v in tree})
+    # units share a chain exactly when their p_v agree, and are in the root's chain exactly when it vanishes
+    seen: dict[int, dict[int, int]] = {0: {}}
+    for v in range(1, graph.num_units + 1):
+        p = dict(walks[0][v])
+        for edge, count in walks[1][v].items():
+            p[edge] = p.get(edge, 0) + count
+        p = {edge: count for edge, count in p.items() if count}
+        assert seen.setdefault(int(skeleton.chain[v]), p) == p
+    assert len({tuple(sorted(p.items())) for p in seen.values()}) == len(seen)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_masks_mark_the_trees(name: str) -> None:
+    graph = traced(name)
+    skeleton = graph.skeleton("random", seed=3)
+    problem = path_problem(graph, skeleton)
+    for masks, numbers in (
+        (skeleton.incoming, problem.tree_in),
+        (skeleton.outgoing, problem.tree_out),
+        (skeleton.masks, [*problem.tree_in, *problem.tree_out]),
+    ):
+        marked = {i for i, (key, flat) in enumerate(edge_slots(graph)) if masks[key].reshape(-1)[flat]}
+        assert marked == set(numbers)
+        assert sum(int(mask.sum()) for mask in masks.values()) == len(marked)
+
+
+def test_masks_of_the_modulo_rule_by_hand() -> None:
+    # Algorithm 1 on 2-3-5-2: unit j is entered from j mod n_in and left towards j mod n_out
+    skeleton = basis_of("mlp_2x3x5x2_nobias", "modulo").skeleton
+    for j in range(3):
+        assert skeleton.incoming["0.weight"][j].nonzero().flatten().tolist() == [j % 2]
+        assert skeleton.outgoing["2.weight"][:, j].nonzero().flatten().tolist() == [j % 5]
+    for j in range(5):
+        assert skeleton.incoming["2.weight"][j].nonzero().flatten().tolist() == [j % 3]
+        assert skeleton.outgoing["4.weight"][:, j].nonzero().flatten().tolist() == [j % 2]
+
+
+@pytest.mark.parametrize(
+    "name", ["mlp_2x4x1x3x2", "residual_cnn", "rnn_op_2_layers", "batchnorm_residual", "tied_transposed"]
+)
+def test_values_are_products_of_weights(name: str) -> None:
+    basis, graph = basis_of(name, "random"), traced(name)
+    model, _ = CASES[name]()
+    weights = dict(model.named_parameters())
+    vector = torch.tensor(
+        [float(weights[key].detach().reshape(-1)[flat]) for key, flat in edge_slots(graph)],
+        dtype=torch.float64,
+    )
+    counts = torch.from_numpy(basis.counting_matrix().toarray()).double()
+    by_hand = torch.pow(vector, counts).prod(1)
+    torch.testing.assert_close(basis.values(), by_hand, rtol=1e-12, atol=0)
+    for i in range(0, len(basis), 7):
+        assert basis[i].value == pytest.approx(float(by_hand[i]), rel=1e-12)
+        assert np.array_equal(basis[i].counting_vector, counts[i].numpy())
+
+
+@pytest.mark.parametrize("name", ["mlp_2x1x2x1", "rnn_op", "conv1d", "batchnorm_residual"])
+def test_monomials_evaluate_to_the_values(name: str) -> None:
+    basis, graph = basis_of(name, "modulo"), traced(name)
+    model, _ = CASES[name]()
+    monomials, values = basis.monomials(), basis.values()
+    shapes = {key: parameter.shape for key, parameter in model.named_parameters()}
+    weights = {}
+    for key, parameter in model.named_parameters():
+        for flat, weight in enumerate(parameter.detach().double().flatten().tolist()):
+            index = ",".join(str(int(i)) for i in np.unravel_index(flat, shapes[key]))
+            weights[f"{key}[{index}]"] = weight
+    assert len(monomials) == len(basis) == graph.dimension
+    for monomial, value in zip(monomials, values.tolist(), strict=True):
+        assert {symbol.name for symbol in monomial.free_symbols} <= set(weights)
+        numbers = {symbol: sympy.Float(weights[symbol.name], 20) for symbol in monomial.free_symbols}
+        assert float(monomial.subs(numbers)) == pytest.approx(value, rel=1e-10)
+
+
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("name", CASES)
+def test_rebuilding_from_values_and_signs_gives_the_same_function(name: str, rule: str) -> None:
+    model, args = CASES[name]()
+    model, args = model.double(), tuple(arg.double() for arg in args)
+    graph = ps.trace(model, *args)
+    skeleton = graph.skeleton(rule, seed=4)
+    basis = skeleton.basis()
+    rebuilt = basis.rebuild(basis.values(), skeleton.signs())
+    outputs = torch.func.functional_call(model, dict(model.named_parameters()) | rebuilt, args)
+    torch.testing.assert_close(outputs, model(*args), rtol=1e-8, atol=1e-10)
+    for key, mask in skeleton.outgoing.items():
+        assert (rebuilt[key][mask].abs() == 1).all()
+
+
+def test_coefficients_are_linear_in_the_path() -> None:
+    basis, (model, args) = basis_of("residual_mlp", "random"), CASES["residual_mlp"]()
+    paths = aligned(traced("residual_mlp"), enumerate_paths(model, *args))
+    a, b = paths[3], paths[-5]
+    together = basis.coefficients(2 * a - 3 * b)
+    assert np.array_equal(together, 2 * basis.coefficients(a) - 3 * basis.coefficients(b))
+
+
+def test_coefficients_refuse_what_is_no_circulation() -> None:
+    basis = basis_of("mlp_3x4x2", "modulo")
+    with pytest.raises(ps.InputError, match="expected"):
+        basis.coefficients(np.eye(traced("mlp_3x4x2").num_weights, dtype=np.int64)[0])

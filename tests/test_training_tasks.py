@@ -1,0 +1,79 @@
+"""Tasks: the split is what it says, and stays it."""
+
+from __future__ import annotations
+
+import hashlib
+
+import numpy as np
+import pytest
+import torch
+from sklearn.datasets import load_digits
+
+from pathspace.errors import InputError
+from training.tasks import load_task, register_task, task_names
+from training.tasks.digits import split_indices
+from training.tasks.task import _BUILDERS
+
+
+def test_split_is_a_partition() -> None:
+    parts = split_indices()
+    assert [len(part) for part in parts] == [1197, 240, 360]
+    assert np.array_equal(np.sort(np.concatenate(parts)), np.arange(1797))
+
+
+def test_split_is_stratified() -> None:
+    labels = load_digits().target
+    shares = [np.bincount(labels[part], minlength=10) / len(part) for part in split_indices()]
+    # a digit more or less in the smallest part
+    assert np.abs(shares[0] - shares[1]).max() <= 1 / 240
+    assert np.abs(shares[0] - shares[2]).max() <= 1 / 240
+
+
+def test_split_never_moves() -> None:
+    text = b"".join(part.astype("<i8").tobytes() for part in split_indices())
+    assert hashlib.sha256(text).hexdigest().startswith("d5d5947cfe2772ad")
+
+
+def test_examples_are_rows_of_pixels_between_0_and_1() -> None:
+    task = load_task("digits-rows", hidden=4)
+    inputs = torch.cat([split.inputs for split in (task.train, task.valid, task.test)])
+    assert inputs.shape == (1797, 8, 8) and inputs.min() == 0 and inputs.max() == 1
+    assert np.allclose(task.test.inputs.numpy() * 16, load_digits().images[split_indices()[2]])
+
+
+def test_model_depends_on_the_seed_alone() -> None:
+    task = load_task("digits-rows", hidden=4)
+    before = torch.get_rng_state()
+    first, same, other = (
+        torch.nn.utils.parameters_to_vector(task.make_model(seed).parameters()) for seed in (1, 1, 2)
+    )
+    assert torch.equal(first, same) and not torch.equal(first, other)
+    assert torch.equal(before, torch.get_rng_state())
+
+
+def test_model_has_no_biases_and_the_width_asked_for() -> None:
+    shapes = {name: tuple(p.shape) for name, p in load_task("digits-rows", hidden=7).make_model(0).named_parameters()}
+    assert shapes == {"rnn.weight_ih_l0": (7, 8), "rnn.weight_hh_l0": (7, 7), "readout.weight": (10, 7)}
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "words"),
+    [
+        ("mnist", {}, "no task 'mnist'"),
+        ("digits-rows", {"depth": 3}, "no option 'depth'"),
+        ("digits-rows", {"hidden": 0}, "hidden = 0"),
+    ],
+)
+def test_wrong_names_are_told_in_one_sentence(name: str, options: dict[str, int], words: str) -> None:
+    with pytest.raises(InputError, match=words) as caught:
+        load_task(name, **options)
+    assert str(caught.value).count("\n") == 0
+
+
+def test_registry_takes_new_tasks() -> None:
+    task = load_task("digits-rows", hidden=4)
+    register_task("registry-test")(lambda: task)
+    try:
+        assert "registry-test" in task_names() and load_task("registry-test") is task
+    finally:
+        del _BUILDERS["registry-test"]

@@ -1,0 +1,228 @@
+"""The trainer: resuming changes nothing, divergence is a result, files are whole."""
+
+from __future__ import annotations
+
+import csv
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from pathspace.errors import InputError
+from training.history import EpochRecord, History
+from training.recipe import OPTIMIZERS, Recipe, prepare
+from training.tasks import Task, load_task
+from training.trainer import Tick, Trainer
+
+
+@pytest.fixture
+def task() -> Task:
+    return load_task("digits-rows", hidden=6)
+
+
+class Noisy(nn.Module):
+    """A classifier whose training draws random numbers."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+        self.dropout = nn.Dropout(0.2)
+
+    def forward(self, sequence: Tensor) -> Tensor:
+        return self.model(self.dropout(sequence))
+
+
+def weights(model: nn.Module) -> Tensor:
+    return torch.nn.utils.parameters_to_vector(model.parameters()).detach().clone()
+
+
+def numbers(history: History) -> list[EpochRecord]:
+    return [replace(record, seconds=0.0) for record in history.records]
+
+
+@pytest.mark.parametrize("optimizer", sorted(OPTIMIZERS))
+def test_resumed_run_is_bitwise_the_uninterrupted_one(task: Task, tmp_path: Path, optimizer: str) -> None:
+    recipe = Recipe(optimizer, seed=3)
+
+    def trainer(epochs: int, folder: Path | None) -> Trainer:
+        model, chosen = prepare(task, recipe)
+        return Trainer(task, model, chosen, epochs=epochs, seed=3, folder=folder, settings=recipe.settings())
+
+    whole = trainer(4, None)
+    expected = whole.fit()
+    trainer(2, tmp_path).fit()
+    torch.rand(5)  # what happens in between does not matter
+    rest = trainer(4, tmp_path)
+    assert numbers(rest.fit(resume=True)) == numbers(expected)
+    assert torch.equal(weights(rest.model), weights(whole.model))
+
+
+def test_resuming_restores_the_noise_of_the_model(task: Task, tmp_path: Path) -> None:
+    def trainer(epochs: int, folder: Path | None) -> Trainer:
+        model = Noisy(task.make_model(0))
+        return Trainer(task, model, torch.optim.SGD(model.parameters(), lr=0.05), epochs=epochs, folder=folder)
+
+    whole = trainer(3, None)
+    expected = whole.fit()
+    trainer(1, tmp_path).fit()
+    rest = trainer(3, tmp_path)
+    assert numbers(rest.fit(resume=True)) == numbers(expected)
+    assert torch.equal(weights(rest.model), weights(whole.model))
+
+
+def test_interrupted_epoch_is_done_again(task: Task, tmp_path: Path) -> None:
+    def trainer(watch: Callable[[Tick], None] | None, folder: Path | None) -> Trainer:
+        model, optimizer = prepare(task, Recipe("sgd"))
+        return Trainer(task, model, optimizer, epochs=3, folder=folder, watch=watch)
+
+    def interrupt(tick: Tick) -> None:
+        if tick.step == 50:
+            raise KeyboardInterrupt
+
+    expected = trainer(None, None).fit()
+    with pytest.raises(KeyboardInterrupt):
+        trainer(interrupt, tmp_path).fit()
+    assert numbers(trainer(None, tmp_path).fit(resume=True)) == numbers(expected)
+
+
+def test_same_seed_means_same_batches_for_every_optimizer(task: Task) -> None:
+    def batches(optimizer: str, seed: int) -> list[Tensor]:
+        seen: list[Tensor] = []
+        model, chosen = prepare(task, Recipe(optimizer))
+        model.register_forward_pre_hook(lambda _, args: seen.append(args[0]) if model.training else None)
+        Trainer(task, model, chosen, epochs=2, batch_size=300, seed=seed).fit()
+        return seen
+
+    one, same, other = batches("sgd", 0), batches("gsgd", 0), batches("sgd", 1)
+    assert len(one) == 8 and sum(len(batch) for batch in one) == 2 * 1197
+    assert all(torch.equal(a, b) for a, b in zip(one, same, strict=True))
+    assert not torch.equal(one[0], other[0]) and not torch.equal(one[0], one[4])
+
+
+def test_callers_random_numbers_are_left_alone(task: Task, tmp_path: Path) -> None:
+    model, optimizer = prepare(task, Recipe("sgd"))
+    before = torch.get_rng_state()
+    Trainer(task, model, optimizer, epochs=1, folder=tmp_path).fit()
+    assert torch.equal(before, torch.get_rng_state())
+
+
+def test_divergence_is_recorded_and_keeps_the_last_sound_checkpoint(task: Task, tmp_path: Path) -> None:
+    def trainer(lr: float, epochs: int) -> Trainer:
+        model = task.make_model(0)
+        return Trainer(task, model, torch.optim.SGD(model.parameters(), lr=lr), epochs=epochs, folder=tmp_path)
+
+    trainer(0.05, 1).fit()
+    sound = (tmp_path / "checkpoint.pt").read_bytes()
+    history = trainer(1e6, 5).fit()
+    assert history.diverged and len(history.records) < 5
+    rows = list(csv.DictReader((tmp_path / "metrics.csv").open()))
+    assert [row["status"] for row in rows] == ["ok"] * (len(rows) - 1) + ["diverged"]
+    assert len(rows) > 1 or (tmp_path / "checkpoint.pt").read_bytes() == sound
+
+
+def test_validation_loss_alone_can_diverge() -> None:
+    assert History((EpochRecord(1, 38, 1.0, math.inf, 0.9, 0.1),)).diverged
+    assert not History((EpochRecord(1, 38, 1.0, 2.0, 0.9, 0.1),)).diverged
+    assert not History().diverged
+
+
+def test_metrics_file_is_the_history(task: Task, tmp_path: Path) -> None:
+    model, optimizer = prepare(task, Recipe("sgd"))
+    history = Trainer(task, model, optimizer, epochs=3, folder=tmp_path).fit()
+    rows = list(csv.DictReader((tmp_path / "metrics.csv").open(newline="")))
+    assert list(rows[0]) == ["epoch", "step", "train_loss", "valid_loss", "valid_error", "seconds", "status"]
+    read = [
+        EpochRecord(int(r["epoch"]), int(r["step"]), *map(float, list(r.values())[2:6])) for r in rows
+    ]
+    assert tuple(read) == history.records
+    assert [record.step for record in read] == [38, 76, 114]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["checkpoint.pt", "metrics.csv"]
+
+
+def test_scores_are_means_over_examples(task: Task, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, optimizer = prepare(task, Recipe("sgd"))
+    trainer = Trainer(task, model, optimizer, epochs=1)
+    with torch.no_grad():
+        outputs = model(task.valid.inputs)
+    expected = nn.functional.cross_entropy(outputs, task.valid.targets).item()
+    wrong = int((outputs.argmax(1) != task.valid.targets).sum())
+    monkeypatch.setattr("training.trainer.EVALUATION_BATCH", 100)  # 240 = 100 + 100 + 40
+    score = trainer.evaluate(task.valid)
+    assert score.loss == pytest.approx(expected, rel=1e-6)
+    assert score.metric == pytest.approx(wrong / 240, rel=1e-6)
+
+
+def test_watcher_hears_of_every_step(task: Task) -> None:
+    ticks: list[Tick] = []
+    model, optimizer = prepare(task, Recipe("sgd"))
+    Trainer(task, model, optimizer, epochs=2, batch_size=600, watch=ticks.append).fit()
+    assert [(tick.step, tick.steps, tick.epoch) for tick in ticks] == [(1, 4, 1), (2, 4, 1), (3, 4, 2), (4, 4, 2)]
+    assert math.isnan(ticks[0].metric) and 0 <= ticks[-1].metric <= 1
+
+
+@pytest.mark.parametrize(
+    ("spoil", "words"),
+    [
+        (lambda path: path.unlink(), "no checkpoint"),
+        (lambda path: path.write_bytes(path.read_bytes()[:500]), "cannot be read"),
+        (lambda path: path.write_text("not a checkpoint"), "cannot be read"),
+        (lambda path: torch.save({"weights": 1}, path), "no checkpoint of this version"),
+        (lambda path: None, "lr = 0.05, this run asks for lr = 0.1"),
+    ],
+)
+def test_unfit_checkpoints_are_refused(
+    task: Task, tmp_path: Path, spoil: Callable[[Path], object], words: str
+) -> None:
+    def trainer(lr: float) -> Trainer:
+        recipe = Recipe("sgd", lr)
+        return Trainer(task, *prepare(task, recipe), epochs=1, folder=tmp_path, settings=recipe.settings())
+
+    trainer(0.05).fit()
+    spoil(tmp_path / "checkpoint.pt")
+    with pytest.raises(InputError, match=words):
+        trainer(0.1).fit(resume=True)
+
+
+def test_nothing_to_resume_without_a_folder(task: Task) -> None:
+    with pytest.raises(InputError, match="without a folder"):
+        Trainer(task, *prepare(task, Recipe("sgd")), epochs=1).fit(resume=True)
+
+
+@pytest.mark.parametrize("wrong", [{"epochs": 0}, {"epochs": 1, "batch_size": 0}])
+def test_empty_runs_are_refused(task: Task, wrong: dict[str, int]) -> None:
+    with pytest.raises(InputError, match="positive number"):
+        Trainer(task, *prepare(task, Recipe("sgd")), **wrong)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "words"),
+    [
+        ({"optimizer": "lion"}, "no optimizer 'lion'"),
+        ({"rule": "best"}, "no skeleton rule 'best'"),
+        ({"init": "zero"}, "no starting point 'zero'"),
+        ({"lr": 0.0}, "learning rate is 0.0"),
+        ({"lr": math.nan}, "learning rate is nan"),
+    ],
+)
+def test_wrong_recipes_are_told_in_one_sentence(wrong: dict[str, object], words: str) -> None:
+    with pytest.raises(InputError, match=words):
+        Recipe(**wrong)  # type: ignore[arg-type]
+
+
+def test_unit_skeleton_start_is_shared_by_sgd_and_gsgd(task: Task) -> None:
+    (one, _), (two, _) = (prepare(task, Recipe(name, init="unit-skeleton", seed=5)) for name in ("sgd", "gsgd"))
+    assert torch.equal(weights(one), weights(two))
+    changed = (weights(one) != weights(task.make_model(5))).nonzero().flatten()
+    # one entering and one leaving weight for each of the 6 units
+    assert len(changed) == 12 and bool((weights(one)[changed].abs() == 1).all())
+
+
+def test_random_skeleton_follows_the_seed(task: Task) -> None:
+    vectors = [
+        weights(prepare(task, Recipe("gsgd", rule="random", seed=seed))[0]).abs() == 1 for seed in (0, 0, 1)
+    ]
+    assert torch.equal(vectors[0], vectors[1]) and not torch.equal(vectors[0], vectors[2])

@@ -1,0 +1,113 @@
+"""Checkpoints: everything the next epoch depends on, so that a resumed run equals one never interrupted."""
+
+from __future__ import annotations
+
+import os
+import pickle
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from lightning_fabric import Fabric
+
+from pathspace.errors import InputError
+from pathspace.files import replacing
+
+FORMAT = 1
+CONTENTS = ("settings", "epochs", "records", "model", "optimizer", "order", "noise")
+
+
+def save_checkpoint(fabric: Fabric, path: str | os.PathLike[str], state: Mapping[str, Any]) -> None:
+    """Write a checkpoint beside ``path`` and rename it, so that a crash never costs the previous one.
+
+    Args:
+        fabric: knows how to write modules and optimizers.
+        path: the file.
+        state: exactly the keys of ``CONTENTS``: the settings of the run (plain values), how many epochs it is
+            meant to have, the records so far (plain dictionaries), the module, the optimizer, and the random
+            states of the order of the batches and of everything else (:func:`noise_state`).
+
+    Raises:
+        InputError: the file cannot be written.
+    """
+    with replacing(path) as temporary:
+        fabric.save(temporary, {"format": FORMAT, **state})
+
+
+def load_checkpoint(
+    fabric: Fabric, path: str | os.PathLike[str], settings: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Read a checkpoint and make sure that it belongs to this run.
+
+    Args:
+        fabric: knows how to read it.
+        path: the file.
+        settings: what the run is asked to be; the checkpoint must have been written by the same.
+
+    Returns:
+        The saved state; modules and optimizers as state dictionaries.
+
+    Raises:
+        InputError: there is no such file, it is damaged, or it was written by a run with other settings.
+    """
+    state = _read(fabric, path)
+    saved = state["settings"]
+    for key in sorted({*saved, *settings}):
+        if saved.get(key) != settings.get(key):
+            raise InputError(
+                f"The checkpoint '{path}' was written with {key} = {saved.get(key)}, this run asks for "
+                f"{key} = {settings.get(key)}; resume with the same settings or choose another folder."
+            )
+    return state
+
+
+def protect_unfinished(fabric: Fabric, path: str | os.PathLike[str]) -> None:
+    """Refuse to start afresh over an interrupted run: one forgotten option must not cost its epochs.
+
+    Args:
+        fabric: knows how to read the checkpoint.
+        path: the file; none there, or one that nobody can resume, protects nothing.
+
+    Raises:
+        InputError: the checkpoint belongs to a run that has not come to its end.
+    """
+    try:
+        state = _read(fabric, path)
+    except InputError:
+        return
+    done, wanted = len(state["records"]), state["epochs"]
+    if done < wanted:
+        raise InputError(
+            f"The checkpoint '{path}' is that of an unfinished run, {done} of {wanted} epochs; add --resume "
+            "to continue it, --overwrite to start afresh, or choose another --out."
+        )
+
+
+def _read(fabric: Fabric, path: str | os.PathLike[str]) -> dict[str, Any]:
+    if not Path(path).is_file():
+        raise InputError(f"There is no checkpoint '{path}' to resume from; start without --resume.")
+    try:
+        # Plain tensors and values only: a checkpoint from elsewhere must not run code.
+        state = fabric.load(Path(path), weights_only=True)
+    except (OSError, EOFError, RuntimeError, ValueError, KeyError, pickle.UnpicklingError) as error:
+        raise InputError(
+            f"The checkpoint '{path}' cannot be read: it is damaged or no checkpoint; start without --resume."
+        ) from error
+    if not isinstance(state, dict) or state.get("format") != FORMAT or not set(CONTENTS) <= state.keys():
+        raise InputError(
+            f"The file '{path}' is no checkpoint of this version of pathspace; start without --resume."
+        )
+    return state
+
+
+def noise_state() -> dict[str, Any]:
+    """Return the state of torch's global random numbers (dropout and the like), of every device."""
+    return {"cpu": torch.get_rng_state(), "cuda": torch.cuda.get_rng_state_all()}
+
+
+def restore_noise(state: Mapping[str, Any]) -> None:
+    """Put back what :func:`noise_state` returned; devices that are not here are passed over."""
+    torch.set_rng_state(state["cpu"])
+    if len(state["cuda"]) == torch.cuda.device_count():
+        torch.cuda.set_rng_state_all(state["cuda"])

@@ -1,0 +1,89 @@
+"""What a run leaves behind: one record per epoch, and the table of them."""
+
+from __future__ import annotations
+
+import csv
+import math
+import os
+from dataclasses import asdict, dataclass
+
+from pathspace.files import replacing
+
+
+@dataclass(frozen=True)
+class Score:
+    """Loss and metric of a model on one split, both means over its examples."""
+
+    loss: float
+    metric: float
+
+
+@dataclass(frozen=True)
+class EpochRecord:
+    """The state of a run after one epoch.
+
+    Args:
+        epoch: epochs done, counted from 1.
+        step: optimizer steps done since the start of the run.
+        train_loss: mean loss over the batches of this epoch, each taken before its own step.
+        valid_loss: mean loss on the validation split after the epoch.
+        valid_metric: metric on the validation split after the epoch.
+        seconds: time spent since the start of the run, interruptions left out.
+    """
+
+    epoch: int
+    step: int
+    train_loss: float
+    valid_loss: float
+    valid_metric: float
+    seconds: float
+
+    @property
+    def finite(self) -> bool:
+        """Tell whether both losses are numbers."""
+        return math.isfinite(self.train_loss) and math.isfinite(self.valid_loss)
+
+
+@dataclass(frozen=True)
+class History:
+    """All epochs of a run, in order.
+
+    A run diverges when a loss stops being a finite number; its last record is then the epoch in which that
+    happened, and no later epoch was run.
+
+    Example:
+        >>> record = EpochRecord(1, 38, 2.0, math.nan, 0.9, 0.1)
+        >>> History((record,)).diverged
+        True
+    """
+
+    records: tuple[EpochRecord, ...] = ()
+
+    @property
+    def diverged(self) -> bool:
+        """Tell whether a loss stopped being finite."""
+        return bool(self.records) and not self.records[-1].finite
+
+    @property
+    def last(self) -> EpochRecord | None:
+        """Return the last record, ``None`` before the first epoch has ended."""
+        return self.records[-1] if self.records else None
+
+    def write_csv(self, path: str | os.PathLike[str], metric_name: str) -> None:
+        """Write one line per epoch; an existing file is replaced in one piece or not at all.
+
+        Args:
+            path: the file.
+            metric_name: the column of the metric becomes ``valid_<metric_name>``.
+
+        Raises:
+            InputError: the file cannot be written.
+        """
+        with replacing(path) as temporary, open(temporary, "w", newline="") as file:
+            writer = csv.writer(file)
+            writer.writerow(
+                ["epoch", "step", "train_loss", "valid_loss", f"valid_{metric_name}", "seconds", "status"]
+            )
+            for record in self.records:
+                # repr of a float is the shortest text that reads back as the same number.
+                writer.writerow([*asdict(record).values(), "ok" if record.finite else "diverged"])

@@ -1,0 +1,46 @@
+"""Where to start: skeleton weights of size one."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from pathspace import InputError, Skeleton
+
+
+@torch.no_grad()
+def init_skeleton(model: nn.Module, skeleton: Skeleton) -> None:
+    """Set every skeleton weight of ``model`` to +1 or -1, keeping its sign, in place (the initial function changes).
+
+    The step of G-SGD on a free edge ``u -> v`` is multiplied by ``1 / (pre_u s_v)^2``, a product of skeleton weights.
+    Under the usual initialisations
+    it reaches ``1e13`` and more, and no function-preserving rescaling can cure that: the multiplier is itself
+    invariant. With skeleton weights of size one every multiplier is 1. The method's authors
+    start there.
+
+    Args:
+        model: the traced model, or a copy of it with the same parameter names.
+        skeleton: its skeleton.
+
+    Raises:
+        InputError: the model lacks a parameter of the skeleton.
+
+    Example:
+        >>> import torch, pathspace as ps
+        >>> from training import init_skeleton
+        >>> model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.ReLU(), torch.nn.Linear(2, 1))
+        >>> skeleton = ps.trace(model, torch.randn(1, 2)).skeleton()
+        >>> init_skeleton(model, skeleton)
+        >>> model[2].weight.abs().tolist()
+        [[1.0, 1.0]]
+    """
+    parameters = dict(model.named_parameters(remove_duplicate=False))
+    for name, mask in skeleton.masks.items():
+        if name not in parameters:
+            raise InputError(
+                f"init_skeleton found no parameter {name!r} in {type(model).__name__}; pass the model that was "
+                "traced, or a copy of it."
+            )
+        weight = parameters[name]
+        ones = torch.where(weight < 0, -1.0, 1.0).to(weight)
+        weight.copy_(torch.where(mask.to(weight.device), ones, weight))

@@ -1,0 +1,84 @@
+"""Progress bars: where a run is, its latest numbers, its speed and the time that is left."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+
+from training.tasks import Task
+from training.trainer import Tick
+
+# A step can be shorter than a redraw; telling the bar about every one would slow training down.
+REFRESH_SECONDS = 0.1
+
+
+@contextmanager
+def run_progress(
+    console: Console, task: Task, runs: int = 1
+) -> Iterator[Callable[[str], Callable[[Tick], None]]]:
+    """Show a bar for the run under way and, when there are several runs, one for all of them.
+
+    Args:
+        console: where to draw.
+        task: names the metric and how it is written.
+        runs: how many runs there will be.
+
+    Yields:
+        A function to call at the start of each run with its name; it returns the run's watcher.
+
+    Example:
+        >>> from training.tasks import load_task
+        >>> with run_progress(Console(quiet=True), load_task("digits-rows")) as begin:
+        ...     begin("sgd")(Tick(step=1, steps=10, epoch=1, loss=2.3, metric=0.9))
+    """
+    progress = Progress(
+        TextColumn("[bold]{task.description}"),
+        BarColumn(bar_width=12),
+        MofNCompleteColumn(),
+        TextColumn("{task.fields[numbers]}", markup=False),
+        TextColumn("eta"),
+        TimeRemainingColumn(compact=True),
+        console=console,
+        refresh_per_second=4,
+    )
+    with progress:
+        overall = progress.add_task("all runs", total=runs, numbers="") if runs > 1 else None
+        current: TaskID | None = None
+        begun = 0
+
+        def begin(name: str) -> Callable[[Tick], None]:
+            nonlocal current, begun
+            if current is not None:
+                progress.remove_task(current)
+            before, begun = begun, begun + 1
+            if overall is not None:
+                progress.update(overall, completed=before, numbers=name)
+            bar = current = progress.add_task("this run" if runs > 1 else name, total=None, numbers="")
+            started, first, shown = 0.0, 0, 0.0
+
+            def watch(tick: Tick) -> None:
+                nonlocal started, first, shown
+                now = time.perf_counter()
+                if not first:
+                    started, first = now, tick.step
+                if now - shown < REFRESH_SECONDS and tick.step != tick.steps:
+                    return
+                shown = now
+                metric = "–" if math.isnan(tick.metric) else format(tick.metric, task.metric_format)
+                speed = (tick.step - first) / max(now - started, 1e-9)
+                numbers = f"loss {tick.loss:.3g}  {task.metric_name} {metric}  {speed:.0f} steps/s"
+                progress.update(bar, total=tick.steps, completed=tick.step, numbers=numbers)
+                if overall is not None:
+                    progress.update(overall, completed=before + tick.step / tick.steps)
+
+            return watch
+
+        yield begin
+        if overall is not None and current is not None:
+            progress.remove_task(current)
+            progress.update(overall, completed=runs, numbers="done")

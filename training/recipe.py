@@ -1,0 +1,181 @@
+"""A recipe: which optimizer, from which starting point, at which learning rate; and how to set it up."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from typing import Any, Literal, get_args
+
+import torch
+from torch import nn
+
+import pathspace as ps
+from pathspace import Skeleton
+from pathspace.errors import InputError
+from training.optim import GSGD, init_skeleton
+from training.tasks import Task
+
+Rule = Literal["modulo", "magnitude", "random"]
+Init = Literal["default", "unit-skeleton"]
+Maker = Callable[[nn.Module, float, Skeleton | None], torch.optim.Optimizer]
+
+
+@dataclass(frozen=True)
+class OptimizerKind:
+    """An optimizer that users choose by name.
+
+    Args:
+        name: what users type.
+        summary: half a sentence for the help text.
+        lr: learning rate where the user gives none.
+        init: starting point where the user gives none.
+        needs_skeleton: the maker is handed a skeleton, not ``None``.
+        make: (model, learning rate, skeleton) -> optimizer.
+    """
+
+    name: str
+    summary: str
+    lr: float
+    init: Init
+    needs_skeleton: bool
+    make: Maker
+
+
+def _sgd(model: nn.Module, lr: float, skeleton: Skeleton | None) -> torch.optim.Optimizer:
+    return torch.optim.SGD(model.parameters(), lr=lr)
+
+
+def _momentum(model: nn.Module, lr: float, skeleton: Skeleton | None) -> torch.optim.Optimizer:
+    return torch.optim.SGD(model.parameters(), lr=lr, momentum=0.9)
+
+
+def _adam(model: nn.Module, lr: float, skeleton: Skeleton | None) -> torch.optim.Optimizer:
+    return torch.optim.Adam(model.parameters(), lr=lr)
+
+
+def _gsgd(model: nn.Module, lr: float, skeleton: Skeleton | None) -> torch.optim.Optimizer:
+    if skeleton is None:
+        raise InputError("The optimizer gsgd got no skeleton; find one with find_skeleton(task, recipe).")
+    return GSGD(model.named_parameters(), lr=lr, skeleton=skeleton)
+
+
+OPTIMIZERS = {
+    kind.name: kind
+    for kind in (
+        OptimizerKind("gsgd", "SGD on the values of basis paths", 0.05, "unit-skeleton", True, _gsgd),
+        OptimizerKind("sgd", "SGD on the weights", 0.05, "default", False, _sgd),
+        OptimizerKind("momentum", "SGD on the weights, momentum 0.9", 0.02, "default", False, _momentum),
+        OptimizerKind("adam", "Adam on the weights", 0.002, "default", False, _adam),
+    )
+}
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """How a model is started and optimised.
+
+    The step of G-SGD multiplies the learning rate of an edge ``u -> v`` by ``1 / (pre(u) s(v))^2``, a product
+    of skeleton weights. Common initialisations make these products small and the multiplier as large as 1e13;
+    ``init="unit-skeleton"`` sets every skeleton weight to +1 or -1, which makes every multiplier 1 and is
+    where G-SGD should start. It changes the initial function, so a fair rival of G-SGD starts there, too.
+
+    Args:
+        optimizer: a key of ``OPTIMIZERS``.
+        lr: learning rate; ``None`` takes the optimizer's own default.
+        init: ``"default"`` leaves the weights as the model was made, ``"unit-skeleton"`` sets those of the
+            skeleton to +-1; ``None`` takes the optimizer's own default.
+        rule: which spanning trees are the skeleton.
+        seed: seed of the model, and of the skeleton of the rule ``"random"``.
+
+    Raises:
+        InputError: no optimizer, rule or starting point has this name, or the learning rate is not positive.
+
+    Example:
+        >>> Recipe("sgd")
+        Recipe(optimizer='sgd', lr=0.05, init='default', rule='modulo', seed=0)
+    """
+
+    optimizer: str = "gsgd"
+    lr: float | None = None
+    init: Init | None = None
+    rule: Rule = "modulo"
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        for what, value, known in (
+            ("optimizer", self.optimizer, tuple(OPTIMIZERS)),
+            ("skeleton rule", self.rule, get_args(Rule)),
+            ("starting point", self.init, (*get_args(Init), None)),
+        ):
+            if value not in known:
+                names = ", ".join(name for name in known if name)
+                raise InputError(f"There is no {what} '{value}'; choose one of: {names}.")
+        kind = OPTIMIZERS[self.optimizer]
+        # Frozen: the defaults of the optimizer are filled in once, so that every record of a run states them.
+        object.__setattr__(self, "lr", kind.lr if self.lr is None else float(self.lr))
+        object.__setattr__(self, "init", self.init or kind.init)
+        if not (math.isfinite(self.rate) and self.rate > 0):
+            raise InputError(f"The learning rate is {self.lr}; give a positive number such as {kind.lr}.")
+
+    @property
+    def rate(self) -> float:
+        """The learning rate, the default filled in."""
+        return self.lr if self.lr is not None else OPTIMIZERS[self.optimizer].lr
+
+    @property
+    def needs_skeleton(self) -> bool:
+        """Tell whether anything in this recipe asks for the reduction graph."""
+        return OPTIMIZERS[self.optimizer].needs_skeleton or self.init == "unit-skeleton"
+
+    def settings(self) -> dict[str, Any]:
+        """Return the plain values that name a run of this recipe."""
+        # A rule that nothing uses does not tell two runs apart.
+        return {k: v for k, v in asdict(self).items() if k != "rule" or self.needs_skeleton}
+
+
+def find_skeleton(task: Task, recipe: Recipe) -> Skeleton:
+    """Trace a freshly made model of the task and choose its skeleton.
+
+    Args:
+        task: makes the model and the example inputs.
+        recipe: names the rule and the seed.
+
+    Returns:
+        The skeleton. Rules ``"modulo"`` and ``"random"`` look at the architecture only, not at its weights.
+
+    Example:
+        >>> from training.tasks import load_task
+        >>> skeleton = find_skeleton(load_task("digits-rows", hidden=6), Recipe())
+        >>> sorted(skeleton.masks)
+        ['readout.weight', 'rnn.weight_hh_l0', 'rnn.weight_ih_l0']
+    """
+    graph = ps.trace(task.make_model(recipe.seed), *task.example_inputs())
+    return graph.skeleton(rule=recipe.rule, seed=recipe.seed)
+
+
+def prepare(
+    task: Task, recipe: Recipe, skeleton: Skeleton | None = None
+) -> tuple[nn.Module, torch.optim.Optimizer]:
+    """Make the model of a task, put it at its starting point and make its optimizer.
+
+    Args:
+        task: makes the model.
+        recipe: what to do.
+        skeleton: the skeleton, if it is known already; otherwise :func:`find_skeleton` is asked when needed.
+
+    Returns:
+        Model and optimizer, ready for a trainer.
+
+    Example:
+        >>> from training.tasks import load_task
+        >>> model, optimizer = prepare(load_task("digits-rows", hidden=6), Recipe("gsgd"))
+        >>> type(optimizer).__name__
+        'GSGD'
+    """
+    model = task.make_model(recipe.seed)
+    if skeleton is None and recipe.needs_skeleton:
+        skeleton = find_skeleton(task, recipe)
+    if recipe.init == "unit-skeleton" and skeleton is not None:
+        init_skeleton(model, skeleton)
+    return model, OPTIMIZERS[recipe.optimizer].make(model, recipe.rate, skeleton)

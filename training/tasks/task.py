@@ -1,0 +1,165 @@
+"""What a task is, and the registry that finds one by name."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from torch import Tensor, nn
+from torch.utils.data import TensorDataset
+
+from pathspace.errors import InputError
+
+
+@dataclass(frozen=True)
+class Split:
+    """One part of the data of a task.
+
+    Args:
+        inputs: shape (N, ...), one example per row.
+        targets: shape (N, ...), row i belongs to row i of ``inputs``.
+
+    Example:
+        >>> import torch
+        >>> len(Split(torch.zeros(3, 2), torch.zeros(3)))
+        3
+    """
+
+    inputs: Tensor
+    targets: Tensor
+
+    def __len__(self) -> int:
+        """Count the examples."""
+        return len(self.inputs)
+
+    def dataset(self) -> TensorDataset:
+        """Wrap the two tensors for a ``DataLoader``."""
+        return TensorDataset(self.inputs, self.targets)
+
+
+@dataclass(frozen=True)
+class Task:
+    """A learning problem: what is learned from, by which model, and how the result is judged.
+
+    Args:
+        name: what users type.
+        description: one sentence with the sizes of the three splits.
+        train: examples that gradients are taken on.
+        valid: examples that choose between settings; never trained on.
+        test: examples that are looked at once, after every choice has been made.
+        make_model: seed -> a freshly initialised model; the same seed always gives the same weights.
+        loss: (outputs, targets) -> scalar tensor, a mean over the batch.
+        metric: (outputs, targets) -> scalar tensor, a mean over the batch; lower is better.
+        metric_name: what the metric is called in tables and file headers.
+        hopeless: a run that ends with a validation metric above this is counted as failed.
+        metric_format: how Python's ``format`` writes a value of it for people.
+
+    Example:
+        >>> task = load_task("digits-rows", hidden=4)
+        >>> task.make_model(0)(task.train.inputs[:2]).shape
+        torch.Size([2, 10])
+    """
+
+    name: str
+    description: str
+    train: Split
+    valid: Split
+    test: Split
+    make_model: Callable[[int], nn.Module]
+    loss: Callable[[Tensor, Tensor], Tensor]
+    metric: Callable[[Tensor, Tensor], Tensor]
+    metric_name: str
+    hopeless: float
+    metric_format: str = ".2%"
+
+    def example_inputs(self) -> tuple[Tensor, ...]:
+        """Return two examples: what ``pathspace.trace`` and ``pathspace.verify`` look at a model with."""
+        return (self.train.inputs[:2],)
+
+
+_BUILDERS: dict[str, Callable[..., Task]] = {}
+
+
+def register_task(name: str) -> Callable[[Callable[..., Task]], Callable[..., Task]]:
+    """Give a function that builds a task a name that ``pathspace train`` understands.
+
+    Args:
+        name: what users will type; registering a name again replaces the earlier builder.
+
+    Returns:
+        A decorator that hands the function back unchanged.
+
+    Example:
+        >>> @register_task("my-task")
+        ... def my_task(hidden: int = 8) -> Task: ...
+        >>> "my-task" in task_names()
+        True
+        >>> del _BUILDERS["my-task"]
+    """
+
+    def remember(builder: Callable[..., Task]) -> Callable[..., Task]:
+        _BUILDERS[name] = builder
+        return builder
+
+    return remember
+
+
+def task_names() -> tuple[str, ...]:
+    """Return the names of all registered tasks, sorted.
+
+    Example:
+        >>> task_names()
+        ('digits-rows',)
+    """
+    return tuple(sorted(_BUILDERS))
+
+
+def load_task(name: str, **options: int) -> Task:
+    """Build the task of this name.
+
+    Args:
+        name: one of :func:`task_names`.
+        **options: options of that task, such as ``hidden=100``.
+
+    Returns:
+        The task, its data loaded.
+
+    Raises:
+        InputError: no task has this name, or the task has no such option.
+
+    Example:
+        >>> load_task("digits-rows").train.inputs.shape
+        torch.Size([1197, 8, 8])
+        >>> load_task("mnist")
+        Traceback (most recent call last):
+        ...
+        pathspace.errors.InputError: There is no task 'mnist'; choose one of: digits-rows.
+    """
+    if name not in _BUILDERS:
+        raise InputError(f"There is no task '{name}'; choose one of: {', '.join(task_names())}.")
+    known = inspect.signature(_BUILDERS[name]).parameters
+    for option in options:
+        if option not in known:
+            raise InputError(
+                f"Task '{name}' has no option '{option}'; it has {', '.join(known) or 'none'}: leave it out."
+            )
+    return _BUILDERS[name](**options)
+
+
+def error_rate(outputs: Tensor, targets: Tensor) -> Tensor:
+    """Return the share of wrong classifications, ``mean(argmax(outputs) != targets)``.
+
+    Args:
+        outputs: shape (B, C), one score per class.
+        targets: shape (B,), the right classes.
+
+    Returns:
+        A scalar tensor between 0 and 1.
+
+    Example:
+        >>> import torch
+        >>> error_rate(torch.eye(4), torch.tensor([0, 1, 2, 0]))
+        tensor(0.2500)
+    """
+    return (outputs.argmax(dim=1) != targets).float().mean()

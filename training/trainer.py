@@ -1,0 +1,245 @@
+"""The trainer: epochs over a task with any optimizer, on whatever device Lightning Fabric is given."""
+
+from __future__ import annotations
+
+import math
+import os
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from lightning_fabric import Fabric
+from torch import nn
+from torch.utils.data import BatchSampler, DataLoader, RandomSampler, SequentialSampler
+
+from pathspace.errors import InputError, UnsupportedError
+from training.checkpoint import load_checkpoint, noise_state, restore_noise, save_checkpoint
+from training.history import EpochRecord, History, Score
+from training.tasks import Split, Task
+
+EVALUATION_BATCH = 1024
+
+
+@dataclass(frozen=True)
+class Tick:
+    """What a watcher is told after each step: where the run is and the latest numbers (NaN before the first).
+
+    Args:
+        step: optimizer steps done.
+        steps: optimizer steps of the whole run.
+        epoch: the epoch under way, counted from 1.
+        loss: mean loss of this epoch so far.
+        metric: metric on the validation split after the previous epoch.
+    """
+
+    step: int
+    steps: int
+    epoch: int
+    loss: float
+    metric: float
+
+
+class Trainer:
+    """Train one model on one task.
+
+    The order of the batches and every other random number follow from ``seed`` alone, so that two optimizers
+    with the same seed meet the same batches. With a ``folder`` every epoch ends by writing ``checkpoint.pt``
+    and ``metrics.csv``, each beside the old file and renamed; on a CPU a resumed run is bitwise the run that
+    was never interrupted. The caller's random state is left alone.
+
+    Args:
+        task: data, loss and metric.
+        model: trained in place.
+        optimizer: any ``torch.optim.Optimizer`` over the parameters of ``model``.
+        epochs: passes over the training split.
+        batch_size: examples per step; the last batch of an epoch may be smaller.
+        seed: fixes the order of the batches and the noise of the model.
+        folder: where the files go; ``None`` writes none.
+        settings: plain values that name the run; a checkpoint is only resumed by a run with equal ones.
+        watch: called after each step.
+        fabric: the device and precision; by default one CPU. One process only.
+
+    Raises:
+        InputError: ``epochs`` or ``batch_size`` is not positive, or ``folder`` cannot be made.
+        UnsupportedError: ``fabric`` runs several processes.
+
+    Example:
+        >>> from training.tasks import load_task
+        >>> task = load_task("digits-rows", hidden=8)
+        >>> model = task.make_model(0)
+        >>> trainer = Trainer(task, model, torch.optim.SGD(model.parameters(), lr=0.1), epochs=2)
+        >>> len(trainer.fit().records)
+        2
+    """
+
+    def __init__(
+        self,
+        task: Task,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        *,
+        epochs: int,
+        batch_size: int = 32,
+        seed: int = 0,
+        folder: str | os.PathLike[str] | None = None,
+        settings: Mapping[str, Any] | None = None,
+        watch: Callable[[Tick], None] | None = None,
+        fabric: Fabric | None = None,
+    ) -> None:
+        for name, value in (("epochs", epochs), ("batch size", batch_size)):
+            if value < 1:
+                raise InputError(f"A run needs a positive number of {name}, found {value}; give at least 1.")
+        self.task, self.epochs, self.batch_size, self.seed = task, epochs, batch_size, seed
+        self.settings = {"task": task.name, "batch_size": batch_size, "seed": seed, **(settings or {})}
+        self.watch = watch
+        self.fabric = fabric or Fabric(accelerator="cpu", devices=1)
+        if self.fabric.world_size != 1:
+            raise UnsupportedError(
+                f"The trainer runs in one process, found a Fabric of {self.fabric.world_size}; use devices=1."
+            )
+        self.folder = None if folder is None else make_folder(folder)
+        self.model, self.optimizer = self.fabric.setup(model, optimizer)
+        self._order = torch.Generator()
+        self._batches = self._loader(task.train, batch_size, shuffled=True)
+
+    @property
+    def checkpoint(self) -> Path | None:
+        """The checkpoint's path, ``None`` without a folder."""
+        return None if self.folder is None else self.folder / "checkpoint.pt"
+
+    def fit(self, resume: bool = False) -> History:
+        """Train to the last epoch, or until a loss is no longer finite.
+
+        Args:
+            resume: continue from the checkpoint in the folder instead of starting afresh.
+
+        Returns:
+            One record per epoch, those before an interruption included.
+
+        Raises:
+            InputError: there is no checkpoint to resume from or it does not fit, or a file cannot be written.
+        """
+        devices = [self.fabric.device] if self.fabric.device.type == "cuda" else []
+        with torch.random.fork_rng(devices=devices):
+            torch.manual_seed(self.seed)
+            self._order.manual_seed(self.seed)
+            history = self._restore() if resume else History()
+            while len(history.records) < self.epochs and not history.diverged:
+                history = History((*history.records, self._epoch(history.last)))
+                self._write(history)
+        return history
+
+    def evaluate(self, split: Split) -> Score:
+        """Return loss and metric of the model on a split, in evaluation mode and without gradients.
+
+        Args:
+            split: examples of the task.
+
+        Returns:
+            Means over the examples.
+        """
+        self.model.eval()
+        sums = torch.zeros(2, dtype=torch.float64)
+        with torch.no_grad():
+            for inputs, targets in self._loader(split, EVALUATION_BATCH, shuffled=False):
+                outputs = self.model(inputs)
+                pair = torch.stack([self.task.loss(outputs, targets), self.task.metric(outputs, targets)])
+                sums += len(targets) * pair.double().cpu()
+        loss, metric = (sums / len(split)).tolist()
+        return Score(loss, metric)
+
+    def _epoch(self, last: EpochRecord | None) -> EpochRecord:
+        started = time.perf_counter()
+        epoch, step, metric, seconds = (
+            (last.epoch + 1, last.step, last.valid_metric, last.seconds) if last else (1, 0, math.nan, 0.0)
+        )
+        self.model.train()
+        total, count = 0.0, 0
+        for inputs, targets in self._batches:
+            self.optimizer.zero_grad()
+            loss = self.task.loss(self.model(inputs), targets)
+            value = loss.item()
+            if not math.isfinite(value):
+                # No step is taken from a loss without a gradient.
+                return EpochRecord(epoch, step, value, math.nan, math.nan, self._since(started, seconds))
+            self.fabric.backward(loss)
+            self.optimizer.step()
+            step, count, total = step + 1, count + len(targets), total + value * len(targets)
+            if self.watch is not None:
+                steps = len(self._batches) * self.epochs
+                self.watch(Tick(step, steps, epoch, total / count, metric))
+        score = self.evaluate(self.task.valid)
+        return EpochRecord(
+            epoch, step, total / count, score.loss, score.metric, self._since(started, seconds)
+        )
+
+    @staticmethod
+    def _since(started: float, before: float) -> float:
+        return before + time.perf_counter() - started
+
+    def _loader(self, split: Split, batch_size: int, shuffled: bool) -> Any:
+        dataset = split.dataset()
+        sampler = RandomSampler(dataset, generator=self._order) if shuffled else SequentialSampler(dataset)
+        # The batch is the sampler's element: the tensors are indexed once per batch, not once per example.
+        batches = BatchSampler(sampler, batch_size, drop_last=False)
+        generator = self._order if shuffled else torch.Generator()
+        loader = DataLoader(dataset, sampler=batches, batch_size=None, generator=generator)
+        return self.fabric.setup_dataloaders(loader)
+
+    def _write(self, history: History) -> None:
+        if self.folder is None or self.checkpoint is None:
+            return
+        history.write_csv(self.folder / "metrics.csv", self.task.metric_name)
+        if history.diverged:
+            # The checkpoint of the last sound epoch stays.
+            return
+        state = {
+            "settings": self.settings,
+            "epochs": self.epochs,
+            "records": [asdict(record) for record in history.records],
+            "model": self.model,
+            "optimizer": self.optimizer,
+            "order": self._order.get_state(),
+            "noise": noise_state(),
+        }
+        save_checkpoint(self.fabric, self.checkpoint, state)
+
+    def _restore(self) -> History:
+        if self.checkpoint is None:
+            raise InputError("A run without a folder has no checkpoint to resume from; give it a folder.")
+        state = load_checkpoint(self.fabric, self.checkpoint, self.settings)
+        self.model.load_state_dict(state["model"])
+        self.optimizer.load_state_dict(state["optimizer"])
+        self._order.set_state(state["order"])
+        restore_noise(state["noise"])
+        return History(tuple(EpochRecord(**record) for record in state["records"]))
+
+
+def make_folder(folder: str | os.PathLike[str]) -> Path:
+    """Create a folder, its parents included, unless it is there already.
+
+    Args:
+        folder: the folder's path.
+
+    Returns:
+        The same path.
+
+    Raises:
+        InputError: something else is in its place, or it cannot be created.
+
+    Example:
+        >>> make_folder("/dev/null/runs")
+        Traceback (most recent call last):
+        ...
+        pathspace.errors.InputError: Cannot make the folder '/dev/null/runs': not a directory; choose another.
+    """
+    path = Path(folder)
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        reason = (error.strerror or "unknown reason").lower()
+        raise InputError(f"Cannot make the folder '{path}': {reason}; choose another.") from error
+    return path
