@@ -135,16 +135,18 @@ class BasisPaths:
         i %= len(self)
         if i < self.skeleton.num_chains:
             unit = int(np.flatnonzero((self.skeleton.chain == i + 1) & (self.skeleton.chain_sign > 0))[0])
-            walk = self._walk(self.skeleton.tree_in, unit, 1, True) + self._walk(self.skeleton.tree_out, unit, 1, False)
+            walk = self._walk(self.skeleton.tree_in, unit, 1) + self._walk(self.skeleton.tree_out, unit, 1)
         else:
             # the i-th number that is not among the sorted tree edges
             rank = i - self.skeleton.num_chains
             edge = rank + int(np.searchsorted(self.tree_edges - np.arange(len(self.tree_edges)), rank, side="right"))
             block, flat = self.graph.locate(edge)
             tail, head = self._ends(block, flat)
+            # where one tree serves both ways, the suffix is the prefix walked back
+            back = -1 if self.graph.forms.shape[0] else 1
             walk = [(edge, 1)]
-            walk += self._walk(self.skeleton.tree_in, abs(tail), 1 if tail > 0 else -1, True)
-            walk += self._walk(self.skeleton.tree_out, abs(head), 1 if head > 0 else -1, False)
+            walk += self._walk(self.skeleton.tree_in, abs(tail), 1 if tail > 0 else -1)
+            walk += self._walk(self.skeleton.tree_out, abs(head), back if head > 0 else -back)
         total: dict[int, int] = {}
         for edge, count in walk:
             total[edge] = total.get(edge, 0) + count
@@ -161,15 +163,22 @@ class BasisPaths:
         )
         return int(tail), int(head)
 
-    def _walk(self, tree: Tree, unit: int, sign: int, entering: bool) -> list[tuple[int, int]]:
-        """The signed walk between the root and a unit, times ``sign``."""
-        steps = []
-        while unit:
-            number = int(self.graph.edge_numbers(int(tree.block[unit]), tree.index[[unit]])[0])
-            sign *= int(tree.own[unit])
-            steps.append((number, sign if tree.forward[unit] else -sign))
-            sign *= int(tree.other[unit])
-            unit = int(tree.parent[unit])
+    def _walk(self, tree: Tree, unit: int, sign: int) -> list[tuple[int, int]]:
+        """The signed walk between the root and an id, ``sign`` times, as pairs (edge, count)."""
+        steps: list[tuple[int, int]] = []
+        pending = [(unit, sign)]
+        while pending:
+            unit, sign = pending.pop()
+            if unit > self.graph.num_units:
+                row = self.graph.expand[[unit]]
+                pending += [(int(k), sign * int(c)) for k, c in zip(row.indices, row.data, strict=True)]
+            elif unit:
+                number = int(self.graph.edge_numbers(int(tree.block[unit]), tree.index[[unit]])[0])
+                own = sign * int(tree.own[unit])
+                steps.append((number, own if tree.forward[unit] else -own))
+                pending.append((int(tree.parent[unit]), own * int(tree.other[unit])))
+                rest = tree.rest[[unit]]
+                pending += [(int(k), sign * int(c)) for k, c in zip(rest.indices, rest.data, strict=True)]
         return steps
 
     def _tree_matrix(self, tree: Tree) -> csr_array:
@@ -178,11 +187,14 @@ class BasisPaths:
         number = np.zeros(count, np.int64)
         for block, units in tree.by_block():
             number[units] = self.graph.edge_numbers(block, tree.index[units])
-        result = csr_array((count, m), dtype=np.int32)
+        expand = self.graph.expand
+        result = csr_array((count, m), dtype=np.int64)
         for units in tree.rounds:
             own, both = tree.own[units], tree.own[units] * tree.other[units]
             step = coo_array((np.where(tree.forward[units], own, -own), (units, number[units])), shape=(count, m))
-            carry = coo_array((both, (units, tree.parent[units])), shape=(count, count)).tocsr()
+            parents = coo_array((both, (units, tree.parent[units])), shape=(count, expand.shape[0])).tocsr() @ expand
+            keep = coo_array((np.ones(len(units), np.int64), (units, units)), shape=(count, count)).tocsr()
+            carry = parents + keep @ tree.rest
             result = result + step.tocsr() + carry @ result
             if result.nnz > MAX_ENTRIES:
                 raise UnsupportedError(
@@ -190,7 +202,7 @@ class BasisPaths:
                     "or the certificate "
                     "for the whole."
                 )
-        return csr_array(result)
+        return csr_array(self.graph.expand @ result)
 
     def counting_matrix(self) -> csr_array:
         """Counting vectors of all basis paths, sparse ``int8`` of shape ``(m - H, m)``.
@@ -206,7 +218,9 @@ class BasisPaths:
                 "or the certificate "
                 "for the whole."
             )
-        prefix, suffix = self._tree_matrix(skeleton.tree_in), self._tree_matrix(skeleton.tree_out)
+        prefix = self._tree_matrix(skeleton.tree_in)
+        # the suffix walks against the tree where one tree serves both ways
+        suffix = -prefix if graph.forms.shape[0] else self._tree_matrix(skeleton.tree_out)
         first = np.array(
             [
                 np.flatnonzero((skeleton.chain == k) & (skeleton.chain_sign > 0))[0]
@@ -221,7 +235,7 @@ class BasisPaths:
         rows = np.arange(len(edges))
 
         def pick(ids: np.ndarray) -> csr_array:
-            return coo_array((np.sign(ids), (rows, np.abs(ids))), shape=(len(edges), graph.num_units + 1)).tocsr()
+            return coo_array((np.sign(ids), (rows, np.abs(ids))), shape=(len(edges), graph.expand.shape[0])).tocsr()
 
         single = coo_array((np.ones(len(edges), np.int32), (rows, edges)), shape=(len(edges), m)).tocsr()
         outside = pick(tails[edges]) @ prefix + single + pick(heads[edges]) @ suffix
@@ -270,35 +284,40 @@ class BasisPaths:
     def _linear(self) -> tuple[csr_array, csr_array]:
         """Incidence ``(m, H + 1)`` and the map from circulations to coefficients ``(m, m - H)``, both linear."""
         graph, skeleton = self.graph, self.skeleton
-        m, count = graph.num_weights, graph.num_units + 1
+        m = graph.num_weights
         tails, heads = graph.ends()
         edges = np.arange(m)
 
         def entering(ids: np.ndarray) -> csr_array:
-            return coo_array((np.sign(ids), (edges, np.abs(ids))), shape=(m, count)).tocsr()
+            table = coo_array((np.sign(ids), (edges, np.abs(ids))), shape=(m, graph.expand.shape[0])).tocsr()
+            return csr_array(table @ graph.expand)
 
         into, out = entering(heads), entering(tails)
-        # P(e) = p_head for e in T_in and p_tail for e in T_out (up to the signs of opposite scales)
-        by_unit, done = -into, np.zeros(m, bool)
-        for tree, ids in ((skeleton.tree_in, heads), (skeleton.tree_out, tails)):
-            numbers = np.unique(
-                np.concatenate(
-                    [np.zeros(0, np.int64)] + [graph.edge_numbers(b, tree.index[u]) for b, u in tree.by_block()]
-                )
-            )
-            numbers = numbers[~done[numbers]]
-            done[numbers] = True
-            by_unit = (
-                by_unit + coo_array((np.sign(ids[numbers]), (numbers, np.abs(ids[numbers]))), shape=(m, count)).tocsr()
-            )
-        units = np.flatnonzero(skeleton.chain)
-        chains = coo_array(
-            (skeleton.chain_sign[units], (units, skeleton.chain[units] - 1)),
-            shape=(count, skeleton.num_chains),
-        ).tocsr()
+        done = np.zeros(m, bool)
+        done[self.tree_edges] = True
+        chains = csr_array((m, skeleton.num_chains), dtype=np.int64)
+        if skeleton.num_chains:
+            chains = self._chain_coefficients(into, tails, heads)
         free = np.flatnonzero(~done)
         single = coo_array((np.ones(len(free), np.int64), (free, np.arange(len(free)))), shape=(m, len(free))).tocsr()
-        return csr_array(into - out), csr_array(hstack([by_unit @ chains, single]))
+        return csr_array(into - out), csr_array(hstack([chains, single]))
+
+    def _chain_coefficients(self, into: csr_array, tails: np.ndarray, heads: np.ndarray) -> csr_array:
+        """Coefficients of the ``p_k``: ``P(e)`` is ``p_head`` on ``T_in`` and ``p_tail`` on ``T_out``; less the flow."""
+        graph, skeleton = self.graph, self.skeleton
+        m, count = graph.num_weights, graph.num_units + 1
+        by_unit, done = -into, np.zeros(m, bool)
+        for tree, ids in ((skeleton.tree_in, heads), (skeleton.tree_out, tails)):
+            parts = [graph.edge_numbers(block, tree.index[units]) for block, units in tree.by_block()]
+            numbers = np.unique(np.concatenate(parts))
+            numbers = numbers[~done[numbers]]
+            done[numbers] = True
+            ends = (numbers, np.abs(ids[numbers]))
+            by_unit = by_unit + coo_array((np.sign(ids[numbers]), ends), shape=(m, count)).tocsr()
+        units = np.flatnonzero(skeleton.chain)
+        ends = (units, skeleton.chain[units] - 1)
+        to_chain = coo_array((skeleton.chain_sign[units], ends), shape=(count, skeleton.num_chains)).tocsr()
+        return csr_array(by_unit @ to_chain)
 
     def values(self) -> Tensor:
         """Values of the basis paths at the model's weights, float64 of length ``m - H``."""

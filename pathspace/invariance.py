@@ -179,7 +179,7 @@ def balance(graph: ReductionGraph, weights: Mapping[str, Tensor], grads: Mapping
     Returns:
         The largest relative violation; 0 for units that no gradient reaches.
     """
-    net = torch.zeros(graph.num_units + 1, dtype=torch.float64)
+    net = torch.zeros(graph.expand.shape[0], dtype=torch.float64)
     size = torch.zeros_like(net)
     for block in graph.blocks:
         if block.name not in grads:
@@ -192,7 +192,15 @@ def balance(graph: ReductionGraph, weights: Mapping[str, Tensor], grads: Mapping
             flat = ids.reshape(-1)
             net.index_add_(0, flat.abs(), total.reshape(-1) * flat.sign() * sign)
             size.index_add_(0, flat.abs(), absolute.reshape(-1))
-    net, size = net[1:], size[1:]
+    for statistic in graph.statistics:
+        # running statistics are rescaled along: the mean with its channel, the variance with its square
+        for name, factor in ((statistic.mean, 1), (statistic.var, 2)):
+            if name is not None and name in grads:
+                product = factor * (weights[name].detach() * grads[name]).double()
+                net.index_add_(0, statistic.units.abs(), product * statistic.units.sign())
+                size.index_add_(0, statistic.units.abs(), product.abs())
+    net, size = graph.expand.T @ net.numpy(), abs(graph.expand).T @ size.numpy()
+    net, size = torch.from_numpy(net[1:]), torch.from_numpy(size[1:])
     relative = torch.where(size > 0, net.abs() / size, net.abs())
     return float(relative.max()) if len(relative) else 0.0
 
@@ -200,10 +208,15 @@ def balance(graph: ReductionGraph, weights: Mapping[str, Tensor], grads: Mapping
 def gradients(model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any], seed: int) -> dict[str, Tensor]:
     """Gradients of a random linear function of all outputs by every parameter it depends on."""
     leaves = {n: p.detach().clone().requires_grad_(p.is_floating_point()) for n, p in model.named_parameters()}
-    buffers = {name: buffer.clone() for name, buffer in model.named_buffers()}
+    buffers = {name: buffer.detach().clone() for name, buffer in model.named_buffers()}
+    if not model.training:
+        # frozen statistics are constants of the function, and scale like weights do
+        for buffer in buffers.values():
+            buffer.requires_grad_(buffer.is_floating_point())
+    leaves |= buffers
     with quiet(), computing_in(precision(model)), torch.enable_grad():
         torch.manual_seed(seed)
-        outputs = functional_call(model, {**buffers, **leaves}, tuple(args), dict(kwargs))
+        outputs = functional_call(model, leaves, tuple(args), dict(kwargs))
         generator = torch.Generator().manual_seed(seed + 1)
         loss = torch.zeros((), dtype=torch.float64)
         for leaf in pytree.tree_leaves(outputs):
@@ -265,7 +278,7 @@ def measure(
         if layers:
             exact, switches = rescaled()
         if graph.num_weights <= LARGE:
-            weights = dict(model.named_parameters(remove_duplicate=False))
+            weights = dict(model.named_parameters(remove_duplicate=False)) | dict(model.named_buffers())
             try:
                 unbalanced = balance(graph, weights, gradients(model, args, kwargs, seed))
             except RuntimeError as error:

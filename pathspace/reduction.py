@@ -10,15 +10,14 @@ from typing import TYPE_CHECKING, Any
 import networkx as nx
 import numpy as np
 import torch
+from scipy.sparse import csr_array, eye_array, vstack
 from torch import Tensor, nn
 
 from pathspace.capture import Captured, capture
 from pathspace.errors import InputError, UnsupportedError
-from pathspace.inference.assemble import assemble, shrink
 from pathspace.inference.interpreter import interpret
 from pathspace.inference.semantics import Pin
-from pathspace.inference.units import Scales, UnionFind
-from pathspace.inference.values import NEUTRAL
+from pathspace.inference.units import Scales
 
 if TYPE_CHECKING:
     from pathspace.basis import Path
@@ -86,6 +85,10 @@ class ReductionGraph:
         unused: parameters that do not influence the outputs.
         has_cuts: whether a normalisation cuts paths: then basis paths are closed walks of the graph, not all of them
             paths of the network.
+        forms: integer matrix ``(derived, H)``: id ``H + 1 + i`` stands for the log-scale ``forms[i] @ phi`` (products
+            of
+            activations, matrices reused in depth); empty for most models.
+        norm_eps: how normalisation layers were read.
         statistics: running statistics that are rescaled along with their channels.
         captured: the captured graph.
         parameters: name -> parameter, the model's own.
@@ -104,6 +107,8 @@ class ReductionGraph:
     unused: tuple[str, ...]
     has_cuts: bool
     statistics: tuple[Statistic, ...]
+    forms: csr_array = field(repr=False)
+    norm_eps: str
     captured: Captured = field(repr=False)
     parameters: Mapping[str, nn.Parameter] = field(repr=False)
 
@@ -116,6 +121,14 @@ class ReductionGraph:
     def dimension(self) -> int:
         """``m - H``: the number of independent path values (Theorem 3)."""
         return self.num_weights - self.num_units
+
+    @cached_property
+    def expand(self) -> csr_array:
+        """Every id in terms of root and units: integer matrix ``(H + 1 + derived, H + 1)``."""
+        count = self.num_units + 1
+        derived = csr_array(self.forms)
+        derived = csr_array((derived.data, derived.indices + 1, derived.indptr), shape=(derived.shape[0], count))
+        return csr_array(vstack([eye_array(count, dtype=np.int64, format="csr"), derived]))
 
     @cached_property
     def offsets(self) -> tuple[int, ...]:
@@ -193,7 +206,8 @@ class ReductionGraph:
 
     def gauge_factors(self, phi: Tensor) -> dict[str, tuple[Tensor, Tensor]]:
         """The two sides of :meth:`gauge`, ``exp(phi(head))`` and ``exp(phi(tail))``, each as small as its ids."""
-        table = torch.cat([phi.new_zeros(1), phi])
+        derived = torch.from_numpy(self.forms @ phi.detach().cpu().double().numpy()).to(phi)
+        table = torch.cat([phi.new_zeros(1), phi, derived])
 
         def log(ids: Tensor) -> Tensor:
             return table[ids.abs()] * ids.sign()
@@ -318,100 +332,7 @@ def trace(
     if norm_eps not in ("ignore", "respect"):
         raise InputError(f"trace found norm_eps={norm_eps!r}, expected 'ignore' or 'respect'.")
     captured = capture(model, args, kwargs)
+    from pathspace.inference.build import build
+
     scales, _ = interpret(captured, Scales, strict, norm_eps)
-    return build(captured, scales)
-
-
-def build(captured: Captured, scales: Scales) -> ReductionGraph:
-    """Solve the equations and number the units that touch an edge."""
-    raw = assemble(scales)
-    pinned = {name for name in scales.pinned_parameters if name in raw}
-    for name in pinned:
-        # used as a weight in one place and in an unknown way in another: its own factor has to be 1
-        scales.equations.unify(*raw[name])
-    raw = {name: ends for name, ends in raw.items() if name not in pinned}
-    classes = _without_floating(scales.equations, list(raw.values()))
-    solved = {
-        name: (shrink(_lookup(classes, tail)), shrink(_lookup(classes, head)), _unused(tail))
-        for name, (tail, head) in raw.items()
-    }
-    touched = np.zeros(1 + int(np.abs(classes).max(initial=0)), bool)
-    for tail, head, unused in solved.values():
-        if unused is not None:
-            tail, head, unused = torch.broadcast_tensors(tail, head, unused)
-            tail, head = tail[~unused], head[~unused]
-        touched[tail.abs().numpy().ravel()] = True
-        touched[head.abs().numpy().ravel()] = True
-    touched[0] = False
-    number = torch.from_numpy(np.where(touched, np.cumsum(touched), 0))
-    aliases: dict[str, list[str]] = {}
-    for name, first in captured.canonical.items():
-        if name != first:
-            aliases.setdefault(first, []).append(name)
-    blocks = []
-    for name in captured.parameters:
-        if name in solved:
-            tail, head, unused = solved[name]
-            ends = [number[ids.abs()] * ids.sign() for ids in (tail, head)]
-            more = tuple(aliases.get(name, ()))
-            blocks.append(WeightBlock(name, scales.shapes[name], ends[0], ends[1], unused, more))
-    known = {block.name for block in blocks if block.num_edges} | set(scales.pinned_parameters)
-    return ReductionGraph(
-        blocks=tuple(block for block in blocks if block.num_edges),
-        num_units=int(touched.sum()),
-        pinned=tuple(scales.pins),
-        unused=tuple(name for name in captured.parameters if name not in known),
-        has_cuts=scales.has_cuts,
-        statistics=tuple(
-            Statistic(mean, var, number[_lookup(classes, ids).abs()] * _lookup(classes, ids).sign())
-            for mean, var, ids in scales.statistics
-        ),
-        captured=captured,
-        parameters=captured.parameters,
-    )
-
-
-def _lookup(classes: np.ndarray, ids: Tensor) -> Tensor:
-    """Signed class of raw ids; exact zeros (unused scalars) go to the root."""
-    safe = torch.where(ids == NEUTRAL, 0, ids)
-    return torch.from_numpy(classes)[safe.abs()] * safe.sign()
-
-
-def _unused(tail: Tensor) -> Tensor | None:
-    unused = tail == NEUTRAL
-    return unused if bool(unused.any()) else None
-
-
-def _without_floating(equations: UnionFind, raw: list[tuple[Tensor, Tensor]]) -> np.ndarray:
-    """Solve; then give every component without the root a reference class, so that no scale acts trivially.
-
-    A common scale of all units of a component that never meets the root changes no weight, so it is not a symmetry of
-    the weights. The gauges that act
-    trivially satisfy ``phi(head) = phi(tail)`` on every edge: one more system of the same kind.
-    """
-    classes = equations.solve()
-    trivial = UnionFind()
-    trivial.size = 1 + int(np.abs(classes).max(initial=0))
-    touched = np.zeros(trivial.size, bool)
-    for tail, head in raw:
-        free = tail != NEUTRAL
-        tail, head = _lookup(classes, tail), _lookup(classes, head)
-        if not bool(free.all()):
-            tail, head, free = torch.broadcast_tensors(tail, head, free)
-            tail, head = tail[free], head[free]
-        touched[tail.abs().numpy().ravel()] = True
-        touched[head.abs().numpy().ravel()] = True
-        # a star along every dimension where one side is constant connects as much as all the edges do
-        for dims, one, other in ((head, tail, head), (tail, head, tail)):
-            small = one
-            for dim in range(one.dim()):
-                if dims.shape[dim] == 1 and one.shape[dim] > 1:
-                    small = small.narrow(dim, 0, 1)
-            trivial.unify(small, other)
-    component = np.abs(trivial.solve())
-    floating = [int(np.flatnonzero((component == k) & touched)[0]) for k in np.unique(component[touched]) if k != 0]
-    if not floating:
-        return classes
-    references = np.array([int(np.flatnonzero(np.abs(classes) == k)[0]) for k in floating])
-    equations.unify(torch.from_numpy(references), torch.zeros(len(references), dtype=torch.int64))
-    return equations.solve()
+    return build(captured, scales, norm_eps)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
-from scipy.sparse import coo_array
+from scipy.sparse import coo_array, csr_array
 from scipy.sparse.csgraph import connected_components
 from torch import Tensor
 
@@ -40,6 +40,7 @@ class Tree:
         own: sign with which the unit's scale enters the edge's logarithm (-1 only where opposite scales are related).
         other: sign of the parent's.
         rounds: the units in the order in which they can be computed from their parents.
+        rest: where an end of an edge is a product of scales: exponents ``(H + 1, H + 1)`` of the other factors.
     """
 
     block: np.ndarray
@@ -49,6 +50,7 @@ class Tree:
     own: np.ndarray
     other: np.ndarray
     rounds: tuple[np.ndarray, ...]
+    rest: csr_array
 
     def gather(self, graph: ReductionGraph) -> Tensor:
         """Weights of the tree's edges, float64, shape ``(H + 1,)``; 1 for the root."""
@@ -155,6 +157,10 @@ class Skeleton:
     @cached_property
     def _chains(self) -> tuple[np.ndarray, np.ndarray]:
         count = len(self.tree_in.block)
+        if self.graph.forms.shape[0]:
+            # one tree for both: every p vanishes
+            every = self.graph.expand.shape[0]
+            return np.zeros(every, np.int64), np.ones(every, np.int64)
         units = self.shared
         tree = self.tree_in
         sign = tree.own[units] * tree.other[units]
@@ -192,7 +198,7 @@ class Skeleton:
         return int(self.chain.max(initial=0))
 
     def prefixes(self, weights: Tensor | None = None) -> Tensor:
-        """``pre_v``: product of the weights along ``T_in`` from the root, shape ``(H + 1,)``.
+        """``pre_v``: product of the weights along ``T_in`` from the root, shape ``(H + 1 + derived,)``.
 
         Args:
             weights: weights of the tree's edges, ``(H + 1,)``; the model's own by default.
@@ -201,12 +207,14 @@ class Skeleton:
         return self._along(self.tree_in, values, entering=True)
 
     def suffixes(self, weights: Tensor | None = None) -> Tensor:
-        """``s_v``: product of the weights along ``T_out`` to the root, shape ``(H + 1,)``."""
+        """``s_v``: product of the weights along ``T_out`` to the root, shape ``(H + 1 + derived,)``."""
         values = self.tree_out.gather(self.graph) if weights is None else weights
         return self._along(self.tree_out, values, entering=False)
 
-    @staticmethod
-    def _along(tree: Tree, values: Tensor, entering: bool) -> Tensor:
+    def _along(self, tree: Tree, values: Tensor, entering: bool) -> Tensor:
+        if self.graph.forms.shape[0]:
+            products = self._along_products(tree, values)
+            return products if entering else products.reciprocal()
         result = torch.ones_like(values)
         for units_ in tree.rounds:
             units = torch.from_numpy(units_)
@@ -215,6 +223,21 @@ class Skeleton:
             # entering forwards: phi_v = own (log w + other phi_parent), and the three other cases alike
             result[units] = step.pow(own) * result[torch.from_numpy(tree.parent[units_])].pow(own * other)
         return result
+
+    def _along_products(self, tree: Tree, values: Tensor) -> Tensor:
+        """Where ids may be products of scales: by logarithm and sign, for units and derived ids."""
+        expand = self.graph.expand
+        size, negative = values.abs().log().numpy(), (values < 0).numpy().astype(np.int64)
+        log = np.zeros(self.graph.num_units + 1)
+        odd = np.zeros(self.graph.num_units + 1, np.int64)
+        for units in tree.rounds:
+            own, both = tree.own[units], tree.own[units] * tree.other[units]
+            step = np.where(tree.forward[units], own, -own)
+            parents, rest = expand[tree.parent[units]], tree.rest[units]
+            log[units] = step * size[units] + both * (parents @ log) + rest @ log
+            odd[units] = (negative[units] + abs(parents) @ odd + abs(rest) @ odd) % 2
+        log, odd = expand @ log, abs(expand) @ odd
+        return torch.from_numpy(np.exp(log) * np.where(odd % 2, -1.0, 1.0))
 
     def basis(self) -> BasisPaths:
         """The basis paths of the two trees."""
@@ -247,5 +270,7 @@ def choose(graph: ReductionGraph, rule: str = "modulo", seed: int = 0) -> Skelet
         raise InputError(f"skeleton found rule={rule!r}, expected one of {', '.join(map(repr, RULES))}.")
     from pathspace.trees import Grower
 
-    tree_in, tree_out = (Grower(graph, entering, rule, seed).grow() for entering in (True, False))
+    tree_in = Grower(graph, True, rule, seed).grow()
+    # products of scales have no leaving edge of their own: one tree then serves both ways, and all p_v vanish
+    tree_out = tree_in if graph.forms.shape[0] else Grower(graph, False, rule, seed).grow()
     return Skeleton(graph, tree_in, tree_out, rule, seed)

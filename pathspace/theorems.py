@@ -7,6 +7,7 @@ from itertools import islice
 from typing import Any
 
 import numpy as np
+from scipy.sparse import csr_array
 from torch import Tensor, nn
 
 from pathspace.basis import BasisPaths
@@ -32,31 +33,35 @@ def enumerable(graph: ReductionGraph) -> UnrolledNetwork | None:
         if isinstance(shown, Tensor) and shown.numel() > ELEMENTS:
             return None
     try:
-        return unroll(graph)
+        network = unroll(graph)
     except UnsupportedError:
         return None
+    # quotients have no paths
+    return None if network.semantics.has_quotients else network
 
 
 def tree_problem(graph: ReductionGraph, tree: Tree) -> str | None:
-    """Check a spanning tree against the weight blocks: every unit's edge joins it to a unit reached before."""
+    """Check a spanning tree against the weight blocks: every unit's edge joins it to units reached before."""
     reached = np.zeros(graph.num_units + 1, bool)
     reached[0] = True
     ends = np.zeros((2, graph.num_units + 1), np.int64)
-    for i, block in enumerate(graph.blocks):
-        units = np.flatnonzero(tree.block == i)
-        if len(units) == 0:
-            continue
+    for i, units in tree.by_block():
+        block = graph.blocks[i]
         index = np.unravel_index(tree.index[units], block.shape) if block.shape else ()
         for side, ids in enumerate((block.tail, block.head)):
             place = tuple(np.asarray(j if n > 1 else 0 * j) for j, n in zip(index, ids.shape, strict=True))
             ends[side, units] = ids.numpy()[place]
+    expand = graph.expand
     for units in tree.rounds:
-        near = np.where(tree.forward[units], 1, 0)
-        # which end is the unit depends on the tree: compare as a set
-        pair = np.sort(np.abs(ends[:, units]), 0)
-        wanted = np.sort(np.stack((units, tree.parent[units])), 0)
-        if (pair != wanted).any() or not reached[tree.parent[units]].all() or len(near) != len(units):
-            return f"the edge of unit {int(units[0])} does not join it to a unit reached before"
+        tail, head = (
+            expand[np.abs(ends[side, units])].multiply(np.sign(ends[side, units])[:, None]) for side in (0, 1)
+        )
+        # the logarithm of an edge is head - tail: the unit itself with coefficient +-1, all others known by now
+        change = csr_array(head - tail)
+        own = np.asarray(change[np.arange(len(units)), units]).reshape(-1)
+        others = (abs(change) @ (~reached).astype(np.int64)) - np.abs(own)
+        if (np.abs(own) != 1).any() or others.any():
+            return f"the edge of unit {int(units[0])} does not join it to units reached before"
         reached[units] = True
     return None if reached.all() else f"{int((~reached).sum())} units are not reached"
 

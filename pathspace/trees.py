@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
+from scipy.sparse import coo_array, csr_array
 from torch import Tensor
 
 from pathspace.errors import UnsupportedError
@@ -13,6 +14,7 @@ from pathspace.reduction import ReductionGraph, WeightBlock
 from pathspace.skeleton import Tree
 
 CHUNK = 1 << 22
+STAR = 200_000
 
 
 @dataclass(frozen=True)
@@ -89,10 +91,14 @@ class Grower:
             own=np.ones(count, np.int64),
             other=np.ones(count, np.int64),
             rounds=(),
+            rest=csr_array((count, count), dtype=np.int64),
         )
+        self.forms = csr_array(graph.forms)
+        self._rest: list[tuple[np.ndarray, csr_array]] = []
         self.rounds: list[np.ndarray] = []
-        self.reached = np.zeros(count, bool)
-        self.reached[0] = True
+        self._reached = np.zeros(count, bool)
+        self._reached[0] = True
+        self._look()
         self._seen: dict[tuple[int, bool], _Rows] = {}
 
     def rows(self, block: int, forward: bool) -> _Rows:
@@ -107,21 +113,55 @@ class Grower:
         blocks = range(len(self.graph.blocks))
         matrices = [i for i in blocks if len(self.graph.blocks[i].shape) > 1]
         stages = [(matrices, True), (list(blocks), True), (matrices, False), (list(blocks), False)]
-        while not self.reached.all():
-            if not any(self._round(chosen, forward) for chosen, forward in stages):
+        while not self._reached.all():
+            if not any(self._round(chosen, forward) for chosen, forward in stages) and not self._joint_round():
                 raise UnsupportedError(
-                    f"{int((~self.reached).sum())} units of the reduction graph cannot be connected to the root; "
+                    f"{int((~self._reached).sum())} units of the reduction graph cannot be connected to the root; "
                     "please "
                     "report the model."
                 )
         tree = self.tree
-        return Tree(tree.block, tree.index, tree.forward, tree.parent, tree.own, tree.other, tuple(self.rounds))
+        return replace(tree, rounds=tuple(self.rounds), rest=self._rests())
+
+    def _look(self) -> None:
+        """Which ids are reached; and for ids that lack exactly one unit (with coefficient +-1), that unit."""
+        count, derived = len(self._reached), self.forms.shape[0]
+        self.reached = np.concatenate([self._reached, np.ones(derived, bool)])
+        self.lacks = np.concatenate([np.where(self._reached, 0, np.arange(count)), np.zeros(derived, np.int64)])
+        self.coefficient = np.ones(count + derived, np.int64)
+        if derived:
+            open_ = (~self._reached[1:]).astype(np.int64)
+            lacking = (self.forms != 0).astype(np.int64) @ open_
+            self.reached[count:] = lacking == 0
+            own = self.forms @ open_
+            single = (lacking == 1) & (np.abs(own) == 1)
+            which = (self.forms != 0).astype(np.int64) @ (open_ * np.arange(1, count))
+            self.lacks[count:] = np.where(single, which, 0)
+            self.coefficient[count:] = np.where(single, own, 1)
+
+    def _rests(self) -> csr_array:
+        """Exponents of the other factors of products at the near ends."""
+        count = len(self._reached)
+        total = csr_array((count, count), dtype=np.int64)
+        for units, rows in self._rest:
+            place = coo_array(
+                (np.ones(len(units), np.int64), (units, np.arange(len(units)))), shape=(count, len(units))
+            )
+            total = total + place.tocsr() @ rows
+        return csr_array(total)
+
+    def _note_rest(self, units: np.ndarray, near: np.ndarray, coefficient: np.ndarray) -> None:
+        """``phi_v = c (phi_near - other factors)``: note ``-c`` times the others."""
+        rows = self.graph.expand[np.abs(near)]
+        own = coo_array((coefficient, (np.arange(len(units)), units)), shape=rows.shape).tocsr()
+        others = csr_array(rows - own)
+        self._rest.append((units, csr_array(others.multiply(-coefficient[:, None]))))
 
     def _round(self, blocks: list[int], forward: bool) -> bool:
         found: list[tuple[int, np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray]] = []
         for block in blocks:
             rows = self.rows(block, forward)
-            wanted = ~self.reached[np.abs(rows.near)]
+            wanted = self.lacks[np.abs(rows.near)] > 0
             if not wanted.any():
                 continue
             open_ = self.reached[np.abs(rows.far)]
@@ -141,8 +181,9 @@ class Grower:
         near = np.concatenate([entry[1] for entry in found])
         score = np.concatenate([entry[4] for entry in found])
         # one edge per unit: the best score, and among equals the first
-        order = np.lexsort((np.arange(len(near)), -score, np.abs(near)))
-        units, first = np.unique(np.abs(near)[order], return_index=True)
+        lacking = self.lacks[np.abs(near)]
+        order = np.lexsort((np.arange(len(near)), -score, lacking))
+        units, first = np.unique(lacking[order], return_index=True)
         best = order[first]
         source = np.concatenate([np.full(len(entry[1]), entry[0]) for entry in found])
         far = np.concatenate([entry[3] for entry in found])
@@ -151,11 +192,55 @@ class Grower:
         tree.index[units] = np.concatenate([entry[2] for entry in found])[best]
         tree.forward[units] = forward
         tree.parent[units] = np.abs(far[best])
-        tree.own[units] = np.where(near[best] < 0, -1, 1)
+        coefficient = self.coefficient[np.abs(near[best])]
+        tree.own[units] = np.where(near[best] < 0, -1, 1) * coefficient
         tree.other[units] = np.where(far[best] < 0, -1, 1)
-        self.reached[units] = True
+        if self.forms.shape[0]:
+            self._note_rest(units, near[best], coefficient)
+        self._reached[units] = True
+        self._look()
         self.rounds.append(units)
         return True
+
+    def _joint_round(self) -> bool:
+        """Where both ends of every open edge are products: edges on which exactly one unit is left in the quotient."""
+        expand, count = self.graph.expand, len(self._reached)
+        for block, entry in enumerate(self.graph.blocks):
+            positions = torch.arange(entry.numel).reshape(entry.shape)
+            if entry.numel > STAR:
+                # one row and one column along every dimension show every pair of ends up to a shift
+                corner = [
+                    positions[tuple(slice(None) if d == e else slice(0, 1) for e in range(positions.dim()))]
+                    for d in range(positions.dim())
+                ]
+                positions = torch.cat([part.reshape(-1) for part in corner]).unique()
+            flat = positions.reshape(-1)
+            if entry.unused is not None:
+                flat = flat[~entry.unused.expand(entry.shape).reshape(-1)[flat]]
+            tails, heads = (ids.expand(entry.shape).reshape(-1)[flat].numpy() for ids in (entry.tail, entry.head))
+            change = csr_array(
+                expand[np.abs(heads)].multiply(np.sign(heads)[:, None])
+                - expand[np.abs(tails)].multiply(np.sign(tails)[:, None])
+            )
+            change.eliminate_zeros()
+            open_ = (~self._reached).astype(np.int64)
+            lacking, own = (change != 0).astype(np.int64) @ open_, change @ open_
+            good = np.flatnonzero((lacking == 1) & (np.abs(own) == 1))
+            if len(good) == 0:
+                continue
+            which = (change[good] != 0).astype(np.int64) @ (open_ * np.arange(count))
+            units, first = np.unique(which, return_index=True)
+            chosen, tree = good[first], self.tree
+            tree.block[units], tree.index[units] = block, flat.numpy()[chosen]
+            tree.forward[units], tree.parent[units], tree.other[units] = True, 0, 1
+            tree.own[units] = own[chosen]
+            alone = coo_array((own[chosen], (np.arange(len(units)), units)), shape=(len(units), count)).tocsr()
+            self._rest.append((units, csr_array((change[chosen] - alone).multiply(-own[chosen][:, None]))))
+            self._reached[units] = True
+            self.rounds.append(units)
+            self._look()
+            return True
+        return False
 
     def _pick(
         self, block: int, rows: _Rows, position: np.ndarray, open_: np.ndarray

@@ -1,11 +1,10 @@
 """From uses of weights to weight blocks: tail and head ids laid out like the parameter itself.
 
 A use refers to a *view* of a parameter (transposed, sliced, split into groups, ...). Where the view is made of whole
-dimensions of the parameter its ids are permuted
-back without ever being written out per scalar; only for stranger views are they scattered. Several uses of one scalar
-demand equal scale
-factors, ``phi(head) - phi(tail)``; head is unified with head and tail with tail (for a transposed use head with the
-opposite of tail).
+dimensions of the parameter its ids are permuted back without ever being written out per scalar; only for stranger views
+are they scattered. Several uses of one scalar demand equal scale factors, ``phi(head) - phi(tail)``; for a transposed
+use
+tail and head change places with opposite signs.
 """
 
 from __future__ import annotations
@@ -16,7 +15,8 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-from pathspace.inference.units import Scales, UnionFind, Use, negated
+from pathspace.inference.relations import Relations
+from pathspace.inference.units import Scales, Use, negated
 from pathspace.inference.values import NEUTRAL, compress, constant, distinct
 
 Region = tuple[slice, ...]
@@ -106,7 +106,7 @@ def _whole(region: Region, shape: tuple[int, ...]) -> bool:
     return all(part == slice(0, size, 1) for part, size in zip(region, shape, strict=True))
 
 
-def combine(pieces: list[Piece], shape: tuple[int, ...], equations: UnionFind) -> tuple[Tensor, Tensor]:
+def combine(pieces: list[Piece], shape: tuple[int, ...], equations: Relations) -> tuple[Tensor, Tensor]:
     """Unify the uses of one parameter into one (tail, head) in its layout; unused scalars have tail ``NEUTRAL``."""
     reference = _pattern(pieces[0][2])
     turned: list[Piece] = []
@@ -123,17 +123,34 @@ def combine(pieces: list[Piece], shape: tuple[int, ...], equations: UnionFind) -
             for dim in range(len(shape)):
                 if shape[dim] > 1 and (ids.shape[dim] > 1 or region[dim] != slice(0, shape[dim], 1)):
                     wide[side][dim] = shape[dim]
-    merged = []
-    for side in (0, 1):
-        table = torch.full(wide[side], NEUTRAL)
-        for piece in turned:
-            cuts = tuple(cut if n > 1 else slice(None) for cut, n in zip(piece[0], wide[side], strict=True))
-            part = table[cuts]
-            ids = piece[2] if side else piece[1]
-            equations.unify(part, ids)
-            part.copy_(torch.where(part == NEUTRAL, ids, part))
-        merged.append(table)
-    return merged[0], merged[1]
+    tables = [torch.full(wide[side], NEUTRAL) for side in (0, 1)]
+    for region, *both in turned:
+        parts = []
+        for table, new in zip(tables, both, strict=True):
+            cuts = tuple(cut if n > 1 else slice(None) for cut, n in zip(region, table.shape, strict=True))
+            parts.append((table[cuts], new))
+        _same_factor(parts[0], parts[1], equations)
+        for part, new in parts:
+            part.copy_(torch.where(part == NEUTRAL, new, part))
+    return tables[0], tables[1]
+
+
+def _same_factor(tail: tuple[Tensor, Tensor], head: tuple[Tensor, Tensor], equations: Relations) -> None:
+    """``phi(head') - phi(head) = phi(tail') - phi(tail)`` for an earlier and a later use of the same scalars.
+
+    The left side is constant where no head varies, the right side where no tail does; so both equal a number ``c``
+    that varies only where both do.
+    """
+    if not bool((head[0] != NEUTRAL).any()):
+        return
+    both = [
+        max(head[0].shape[dim], head[1].shape[dim]) > 1 and max(tail[0].shape[dim], tail[1].shape[dim]) > 1
+        for dim in range(head[0].dim())
+    ]
+    sizes = [max(head[0].shape[dim], head[1].shape[dim]) if both[dim] else 1 for dim in range(head[0].dim())]
+    change = equations.fresh(sizes)
+    for earlier, later in (tail, head):
+        equations.relate((1, later), (-1, earlier), (-1, change))
 
 
 def dense_pieces(use: Use, scales: Scales) -> Iterable[tuple[str, Piece]]:

@@ -92,6 +92,14 @@ class Semantics(ABC):
         """Fix the scale of every element."""
 
     @abstractmethod
+    def product(self, *factors: tuple[int, Tensor]) -> Tensor:
+        """A product of powers of activations, elementwise: log-scales add up."""
+
+    @abstractmethod
+    def root(self, value: Tensor, degree: int) -> Tensor:
+        """A root of an activation, elementwise: its log-scale is divided."""
+
+    @abstractmethod
     def cut(self, value: Value, dims: Sequence[int]) -> Tensor:
         """Normalise over ``dims``: elements there share one scale, which does not pass through."""
 

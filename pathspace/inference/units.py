@@ -123,7 +123,9 @@ class Scales(Semantics):
 
     def __init__(self, offsets: dict[str, int], shapes: dict[str, tuple[int, ...]]) -> None:
         super().__init__(offsets, shapes)
-        self.equations = UnionFind()
+        from pathspace.inference.relations import Relations
+
+        self.equations = Relations()
         self.uses: list[Use] = []
         # in order of execution: a use by its number, ids that reach a fixed scale, or pairs (from, to) of ids
         self._log: list[int | Tensor | tuple[Tensor, Tensor]] = []
@@ -245,6 +247,36 @@ class Scales(Semantics):
         """Tail and head are one unit, so the scalar is an invariant by itself: an edge from the root to the root."""
         self.fix(self.attach(weight))
         return value
+
+    def product(self, *factors: tuple[int, Tensor]) -> Tensor:
+        """A fresh id whose scale is the sum of the factors' scales."""
+        ids = [entry for _, entry in factors]
+        shape = torch.broadcast_shapes(*(entry.shape for entry in ids))
+        if all(bool((distinct(entry) == ROOT).all()) for entry in ids):
+            return constant(shape)
+        wide = [entry.expand(shape) for entry in ids]
+        sizes = [n if any(entry.stride(dim) for entry in wide) else 1 for dim, n in enumerate(shape)]
+        small = [entry[tuple(slice(0, n) for n in sizes)] for entry in wide]
+        out = self.equations.fresh(sizes)
+        for entry in small:
+            out = torch.where(entry == NEUTRAL, NEUTRAL, out)
+        self.equations.relate((1, out), *((-power, entry) for (power, _), entry in zip(factors, small, strict=True)))
+        for entry in small:
+            self._log.append(
+                (entry.reshape(-1)[out.reshape(-1) != NEUTRAL], out.reshape(-1)[out.reshape(-1) != NEUTRAL])
+            )
+        return out.expand(shape)
+
+    def root(self, value: Tensor, degree: int) -> Tensor:
+        """A fresh id whose multiple is the operand's scale."""
+        if bool((distinct(value) == ROOT).all()):
+            return value
+        sizes = [n if stride else 1 for n, stride in zip(value.shape, value.stride(), strict=True)]
+        small = value[tuple(slice(0, n) for n in sizes)]
+        out = torch.where(small == NEUTRAL, NEUTRAL, self.equations.fresh(sizes))
+        self.equations.relate((degree, out), (-1, small))
+        self._log.append((small[small != NEUTRAL], out[out != NEUTRAL]))
+        return out.expand(value.shape)
 
     def fix(self, value: Tensor) -> None:
         """Unify with the root."""

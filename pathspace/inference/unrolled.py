@@ -10,6 +10,7 @@ place where a scale is fixed (the outputs, above all); it is written as the sequ
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from math import prod
 
 import torch
 from torch import Tensor
@@ -19,6 +20,7 @@ from pathspace.inference.semantics import Semantics
 from pathspace.inference.values import NEUTRAL, ROOT, Value, Weight, compress, constant, distinct
 
 START = -1
+PRODUCT = -2
 Arrivals = frozenset[tuple[int, int]]
 
 MAX_EDGES = 2_000_000
@@ -45,6 +47,9 @@ class Unrolled(Semantics):
         self._known: dict[Arrivals, int] = {self.arrivals[0]: ROOT}
         self.sinks: dict[int, None] = {}
         self._edges = 0
+        self.has_quotients = False
+        # factors of the products met, by the number in their arrival
+        self.pairs: list[tuple[int, ...]] = []
 
     def node(self, arrivals: Arrivals) -> int:
         """The node with exactly these ways to arrive."""
@@ -126,6 +131,31 @@ class Unrolled(Semantics):
             if node not in (ROOT, NEUTRAL):
                 self.sinks[node] = None
 
+    def product(self, *factors: tuple[int, Tensor]) -> Tensor:
+        """Ways through a product are ways through all its factors at once; quotients have none (on record)."""
+        ids = torch.broadcast_tensors(*(entry for _, entry in factors))
+        if any(power < 1 for power, entry in factors if not bool((distinct(entry) == ROOT).all())):
+            self.has_quotients = True
+            for entry in ids:
+                self.fix(entry)
+            return constant(ids[0].shape)
+        powers = [power for power, _ in factors]
+
+        def together(row: list[int]) -> int:
+            if NEUTRAL in row:
+                return NEUTRAL
+            nodes = sorted(node for node, power in zip(row, powers, strict=True) for _ in range(power) if node != ROOT)
+            if len(nodes) < 2:
+                return nodes[0] if nodes else ROOT
+            self.pairs.append(tuple(nodes))
+            return self.node(frozenset({(PRODUCT, len(self.pairs) - 1)}))
+
+        return self._map(torch.stack(list(ids), -1), together)
+
+    def root(self, value: Tensor, degree: int) -> Tensor:
+        """No path goes through a root."""
+        return self.product((-1, value))
+
     def cut(self, value: Value, dims: Sequence[int]) -> Tensor:
         """Nothing passes through a normalisation: paths start anew behind it."""
         return constant(self.activation(value).shape)
@@ -138,19 +168,30 @@ class Unrolled(Semantics):
         """Number of paths (paths that pass the same weights on different nodes are counted apart)."""
         ways = [1] + [0] * (len(self.arrivals) - 1)
         for node in range(1, len(self.arrivals)):
-            ways[node] = sum(1 if edge == START else ways[before] for edge, before in self.arrivals[node])
+            for edge, before in self.arrivals[node]:
+                if edge == PRODUCT:
+                    ways[node] += prod(ways[factor] for factor in self.pairs[before])
+                else:
+                    ways[node] += 1 if edge == START else ways[before]
         return sum(ways[node] for node in self.sinks)
 
     def walks(self) -> Iterator[tuple[int, ...]]:
         """Every distinct sequence of scalar weights from the root to a fixed scale."""
         seen: set[tuple[int, ...]] = set()
-        stack: list[tuple[int, tuple[int, ...]]] = [(node, ()) for node in self.sinks]
+        stack: list[tuple[tuple[int, ...], tuple[int, ...]]] = [((node,), ()) for node in self.sinks]
         while stack:
-            node, tail = stack.pop()
-            if node == ROOT:
+            pending, tail = stack.pop()
+            if not pending:
                 if tail and tail not in seen:
                     seen.add(tail)
                     yield tail
                 continue
+            node, rest = pending[-1], pending[:-1]
             for edge, before in sorted(self.arrivals[node], reverse=True):
-                stack.append((ROOT, tail) if edge == START else (before, (edge, *tail)))
+                if edge == START:
+                    stack.append((rest, tail))
+                elif edge == PRODUCT:
+                    stack.append((rest + self.pairs[before], tail))
+                else:
+                    # the root has no ways to arrive but the start
+                    stack.append((rest if before == ROOT else (*rest, before), (edge, *tail)))

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from pathspace.inference.registry import rule
 from pathspace.inference.semantics import Semantics
-from pathspace.inference.values import NEUTRAL, ROOT, Value, Weight, distinct
+from pathspace.inference.values import ROOT, Value, Weight, constant, distinct
 
 
 @rule(
@@ -43,48 +43,81 @@ def masked_fill(semantics: Semantics, x: Value, mask: Value, value: Any) -> Tens
     return where(semantics, mask, value, x)
 
 
-def _fixed(ids: Tensor) -> bool:
-    return bool((distinct(ids) == ROOT).all())
-
-
 @rule("aten.mul", "aten.mul_", "aten.multiply")
 def mul(semantics: Semantics, x: Any, y: Any) -> Value:
-    """A product by a constant keeps the scale; by a parameter it is an edge; of two free activations it is pinned."""
+    """A product by a number keeps the scale, by a parameter it is an edge; scales of two activations add up."""
     if not isinstance(y, Tensor | Weight):
-        return semantics.activation(x)
+        return x
     if not isinstance(x, Tensor | Weight):
-        return semantics.activation(y)
+        return y
     if isinstance(x, Weight) and isinstance(y, Weight):
         x = semantics.attach(x)
     if isinstance(x, Weight) or isinstance(y, Weight):
         weight, value = (x, y) if isinstance(x, Weight) else (y, x)
-        assert isinstance(weight, Weight) and isinstance(value, Tensor)
+        if plain(value) and weight.shape == torch.broadcast_shapes(weight.shape, value.shape):
+            # a parameter times constants is still that parameter to a rescaling
+            return weight
         return semantics.contract(weight, value, ())
-    assert isinstance(x, Tensor) and isinstance(y, Tensor)
-    shape = torch.broadcast_shapes(x.shape, y.shape)
-    for constant, other in ((x, y), (y, x)):
-        if _fixed(constant):
-            return other.expand(shape)
-    neutral = (x == NEUTRAL) | (y == NEUTRAL)
-    semantics.pin([x, y], "a product of two activations with free scales")
-    return torch.where(neutral, NEUTRAL, ROOT)
+    return semantics.product((1, x), (1, y))
+
+
+def plain(value: Any) -> bool:
+    """Whether a tensor has a fixed scale everywhere."""
+    return isinstance(value, Tensor) and bool((distinct(value) == ROOT).all())
 
 
 @rule("aten.div", "aten.div_", "aten.divide", "aten.true_divide")
 def div(semantics: Semantics, x: Any, y: Any, **kwargs: Any) -> Value:
-    """A quotient by a constant keeps the scale (unless it is rounded)."""
-    ids = semantics.activation(x)
+    """A quotient by a number keeps the scale (unless it is rounded); scales of two activations are subtracted."""
     if kwargs.get("rounding_mode") is not None:
-        semantics.pin([ids], "rounding is not homogeneous")
-        return torch.full(torch.broadcast_shapes(ids.shape, getattr(y, "shape", ())), ROOT)
+        semantics.pin([semantics.activation(v) for v in (x, y)], "rounding is not homogeneous")
+        return constant(torch.broadcast_shapes(*(getattr(v, "shape", ()) for v in (x, y))))
     if not isinstance(y, Tensor | Weight):
-        return ids
-    below = semantics.activation(y)
-    shape = torch.broadcast_shapes(ids.shape, below.shape)
-    if not _fixed(below):
-        semantics.pin([ids, below], "a quotient by an activation with a free scale")
-        return torch.tensor(ROOT).expand(shape)
-    return ids.expand(shape)
+        return x
+    if plain(y) and isinstance(x, Weight) and x.shape == torch.broadcast_shapes(x.shape, y.shape):
+        return x
+    return semantics.product((1, semantics.activation(x)), (-1, semantics.activation(y)))
+
+
+@rule(
+    "aten.square",
+    "aten.square_",
+    "aten.reciprocal",
+    "aten.reciprocal_",
+    "aten.sqrt",
+    "aten.sqrt_",
+    "aten.rsqrt",
+    "aten.rsqrt_",
+)
+def power(semantics: Semantics, x: Value) -> Value:
+    """Powers multiply the logarithm of a scale; roots divide it, which is a relation as well."""
+    ids = semantics.activation(x)
+    name = semantics.place.op.removeprefix("aten.").rstrip("_")
+    if name in ("square", "reciprocal"):
+        return semantics.product((2 if name == "square" else -1, ids))
+    root = semantics.root(ids, 2)
+    return root if name == "sqrt" else semantics.product((-1, root))
+
+
+@rule("aten.pow", "aten.pow_")
+def pow_(semantics: Semantics, x: Any, exponent: Any) -> Value:
+    """Integer powers (and square roots) scale; other powers fix."""
+    if isinstance(exponent, int | float) and isinstance(x, Tensor | Weight):
+        ids = semantics.activation(x)
+        if float(exponent).is_integer() and abs(exponent) <= 8:
+            return semantics.product((int(exponent), ids)) if exponent else constant(ids.shape)
+        if exponent in (0.5, -0.5):
+            root = semantics.root(ids, 2)
+            return root if exponent > 0 else semantics.product((-1, root))
+    values = [semantics.activation(v) for v in (x, exponent)]
+    semantics.pin(values, "a power with a free exponent is not homogeneous")
+    return constant(torch.broadcast_shapes(*(v.shape for v in values)))
+
+
+@rule("aten.addcmul", "aten.addcmul_")
+def addcmul(semantics: Semantics, x: Any, y: Any, z: Any, **kwargs: Any) -> Tensor:
+    """``x + a y z``."""
+    return semantics.join(semantics.activation(x), semantics.activation(mul(semantics, y, z)))
 
 
 @rule("aten.prelu", "aten._prelu_kernel")

@@ -1,0 +1,129 @@
+"""Solve the equations, drop scales that move no weight, number the units."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from pathspace.capture import Captured
+from pathspace.inference.assemble import assemble, shrink
+from pathspace.inference.relations import Relations, Solution
+from pathspace.inference.units import Scales
+from pathspace.inference.values import NEUTRAL
+from pathspace.reduction import ReductionGraph, Statistic, WeightBlock
+
+Ends = tuple[Tensor, Tensor]
+
+
+def build(captured: Captured, scales: Scales, norm_eps: str = "ignore") -> ReductionGraph:
+    """The reduction graph of what an interpretation recorded.
+
+    Args:
+        captured: the captured model.
+        scales: the interpretation, after its run.
+        norm_eps: how normalisation layers were read (kept for later).
+
+    Returns:
+        The reduction graph.
+    """
+    raw = assemble(scales)
+    for name in scales.pinned_parameters:
+        if name in raw:
+            # a weight in one place and something unknown in another: its own factor has to be 1
+            scales.equations.unify(*raw.pop(name))
+    solution = effective(scales.equations, list(raw.values()))
+    classes = torch.from_numpy(solution.classes)
+    aliases: dict[str, list[str]] = {}
+    for name, first in captured.canonical.items():
+        if name != first:
+            aliases.setdefault(first, []).append(name)
+    blocks = []
+    for name in captured.parameters:
+        if name in raw:
+            tail, head = raw[name]
+            unused = tail == NEUTRAL
+            blocks.append(
+                WeightBlock(
+                    name=name,
+                    shape=scales.shapes[name],
+                    tail=shrink(lookup(classes, tail)),
+                    head=shrink(lookup(classes, head)),
+                    unused=unused if bool(unused.any()) else None,
+                    aliases=tuple(aliases.get(name, ())),
+                )
+            )
+    used = tuple(block for block in blocks if block.num_edges)
+    known = {block.name for block in used} | set(scales.pinned_parameters)
+    return ReductionGraph(
+        blocks=used,
+        num_units=solution.units,
+        pinned=tuple(scales.pins),
+        unused=tuple(name for name in captured.parameters if name not in known),
+        has_cuts=scales.has_cuts,
+        statistics=tuple(Statistic(mean, var, lookup(classes, ids)) for mean, var, ids in scales.statistics),
+        forms=solution.forms,
+        norm_eps=norm_eps,
+        captured=captured,
+        parameters=captured.parameters,
+    )
+
+
+def lookup(classes: Tensor, ids: Tensor) -> Tensor:
+    """Signed class of raw ids; exact zeros (unused scalars) go to the root."""
+    safe = torch.where(ids == NEUTRAL, 0, ids)
+    return classes[safe.abs()] * safe.sign()
+
+
+def effective(equations: Relations, raw: list[Ends]) -> Solution:
+    """Solve, and fix every scale that moves no weight, so that the units left act independently.
+
+    Gauges that act trivially satisfy ``phi(head) = phi(tail)`` on every edge: scales that touch no weight, and a common
+    scale of a component that never meets the root. They are the solutions of one more system of the same kind.
+    """
+    solution = equations.resolve()
+    trivial = Relations()
+    trivial.size = 1 + solution.units + solution.forms.shape[0]
+    _define(trivial, solution)
+    classes = torch.from_numpy(solution.classes)
+    for tail, head in raw:
+        free = tail != NEUTRAL
+        tail, head = lookup(classes, tail), lookup(classes, head)
+        if not bool(free.all()):
+            tail, head, free = torch.broadcast_tensors(tail, head, free)
+            tail, head = tail[free], head[free]
+        # a star along every dimension where one side is constant connects as much as all the edges do
+        for near, far in ((head, tail), (tail, head)):
+            small = far
+            for dim in range(far.dim()):
+                if near.shape[dim] == 1 and far.shape[dim] > 1:
+                    small = small.narrow(dim, 0, 1)
+            trivial.unify(small, near)
+    kernel = trivial.resolve()
+    if kernel.units == 0:
+        return solution
+    # one variable for each trivial direction, which is that direction alone
+    own, first = np.unique(np.abs(kernel.classes[: solution.units + 1]), return_index=True)
+    chosen = first[(own > 0) & (own <= kernel.units)]
+    _, raw_first = np.unique(np.abs(solution.classes), return_index=True)
+    class_of = np.abs(solution.classes)[raw_first]
+    references = torch.from_numpy(raw_first[np.searchsorted(class_of, chosen)])
+    equations.unify(references, torch.zeros_like(references))
+    return effective(equations, raw)
+
+
+def _define(system: Relations, solution: Solution) -> None:
+    """Say what the derived ids are, in relations of three terms."""
+    forms = solution.forms
+    for i in range(forms.shape[0]):
+        indices = forms.indices[forms.indptr[i] : forms.indptr[i + 1]]
+        values = forms.data[forms.indptr[i] : forms.indptr[i + 1]]
+        total = torch.zeros(1, dtype=torch.int64)
+        for position, (unit, value) in enumerate(zip(indices.tolist(), values.tolist(), strict=True)):
+            last = position == len(indices) - 1
+            following = torch.tensor([solution.units + 1 + i]) if last else system.fresh((1,))
+            system.relate((1, following), (-1, total), (-int(value), torch.tensor([unit + 1])))
+            total = following
+
+
+__all__ = ["build", "effective", "lookup"]
