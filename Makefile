@@ -17,7 +17,7 @@ lint: $(READY)
 	$(BIN)/mypy
 
 bench: $(READY)
-	$(BIN)/python -m tests.benchmarks
+	PYTHONPATH=tests $(BIN)/python -m benchmarks
 
 setup: $(READY)
 

@@ -11,9 +11,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import TYPE_CHECKING
 
 import numpy as np
-import sympy
 import torch
 from scipy.sparse import coo_array, csr_array, hstack, vstack
 from torch import Tensor
@@ -21,6 +21,9 @@ from torch import Tensor
 from pathspace.errors import InputError, UnsupportedError
 from pathspace.reduction import ReductionGraph
 from pathspace.skeleton import Skeleton, Tree
+
+if TYPE_CHECKING:
+    import sympy
 
 MAX_ENTRIES = 200_000_000
 
@@ -74,6 +77,8 @@ class Path:
     @property
     def monomial(self) -> sympy.Expr:
         """The value as a sympy monomial in the weights."""
+        import sympy
+
         return sympy.Mul(*(symbol(name, index) ** count for name, index, count in self.edges))
 
     def __str__(self) -> str:
@@ -86,6 +91,8 @@ class Path:
 
 def symbol(name: str, index: Sequence[int]) -> sympy.Symbol:
     """The sympy symbol of one scalar weight."""
+    import sympy
+
     return sympy.Symbol(f"{name}[{','.join(map(str, index))}]", real=True, nonzero=True)
 
 
@@ -303,7 +310,7 @@ class BasisPaths:
         return csr_array(into - out), csr_array(hstack([chains, single]))
 
     def _chain_coefficients(self, into: csr_array, tails: np.ndarray, heads: np.ndarray) -> csr_array:
-        """Coefficients of the ``p_k``: ``P(e)`` is ``p_head`` on ``T_in`` and ``p_tail`` on ``T_out``; less the flow."""
+        """Coefficients of the ``p_k``: ``P(e)`` is ``p_head`` on ``T_in``, ``p_tail`` on ``T_out``; less the flow."""
         graph, skeleton = self.graph, self.skeleton
         m, count = graph.num_weights, graph.num_units + 1
         by_unit, done = -into, np.zeros(m, bool)

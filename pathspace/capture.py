@@ -8,10 +8,12 @@ placeholder, and every node remembers the module and the source line it came fro
 from __future__ import annotations
 
 import copy
+import io
+import logging
 import traceback
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stderr
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,7 +21,7 @@ import torch
 from torch import fx, nn
 from torch.export.graph_signature import InputKind
 
-from pathspace.errors import CaptureError, InputTypeError
+from pathspace.errors import CaptureError, InputError, InputTypeError
 
 # In-place operations after which every alias of the operand still has the scale of the result, so that
 # the graph can be read as it is. All others are functionalised away first.
@@ -87,10 +89,15 @@ class Captured:
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Silence the warnings of torch's own tracing, and keep the global random state."""
-    with warnings.catch_warnings(), torch.random.fork_rng(devices=[]):
-        warnings.simplefilter("ignore")
-        yield
+    """Silence torch's own tracing (warnings, logs, graphs printed on errors), and keep the global random state."""
+    level = logging.root.manager.disable
+    logging.disable(logging.CRITICAL)
+    try:
+        with warnings.catch_warnings(), torch.random.fork_rng(devices=[]), redirect_stderr(io.StringIO()):
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.disable(level)
 
 
 def first_line(error: BaseException) -> str:
@@ -100,11 +107,11 @@ def first_line(error: BaseException) -> str:
 
 
 def user_frame(error: BaseException) -> str:
-    """``file:line`` of the innermost frame outside torch, or ``an unknown line``."""
-    place = "an unknown line"
+    """``at file:line`` of the innermost frame outside torch, or ``in torch``."""
+    place = "in torch"
     for frame in traceback.extract_tb(error.__traceback__):
         if "/torch/" not in frame.filename and "/pathspace/" not in frame.filename and "<" not in frame.filename:
-            place = f"{frame.filename}:{frame.lineno}"
+            place = f"at {frame.filename}:{frame.lineno}"
     return place
 
 
@@ -131,9 +138,33 @@ def check_runs(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any
             copy.deepcopy(model)(*args, **kwargs)
     except Exception as error:
         raise CaptureError(
-            f"{type(model).__name__}.forward raised {type(error).__name__} at {user_frame(error)} on inputs "
+            f"{type(model).__name__}.forward raised {type(error).__name__} {user_frame(error)} on inputs "
             f"({describe(args, kwargs)}): {first_line(error)}; check the shapes and dtypes of the example inputs."
         ) from error
+
+
+def check_capturable(model: nn.Module) -> None:
+    """Refuse modules that hold no ordinary parameters or no Python forward to trace.
+
+    Raises:
+        InputError: lazily shaped or meta parameters, a data-parallel wrapper, or a scripted module.
+    """
+    name = type(model).__name__
+    if isinstance(model, nn.DataParallel | nn.parallel.DistributedDataParallel):
+        raise InputError(f"{name} wraps a model for several devices; pass the model inside, model.module.")
+    if isinstance(model, torch.jit.ScriptModule):
+        raise InputError(
+            f"{name} is a scripted module, whose Python code is gone; pass the module it was scripted from."
+        )
+    for key, parameter in model.named_parameters():
+        if isinstance(parameter, nn.parameter.UninitializedParameter):
+            raise InputError(
+                f"{name} has a parameter {key!r} without a shape yet; run the model once on a batch, then trace it."
+            )
+        if parameter.is_meta:
+            raise InputError(
+                f"{name} has a parameter {key!r} without values (meta device); load or initialise the weights first."
+            )
 
 
 def capture(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any] | None = None) -> Captured:
@@ -155,6 +186,7 @@ def capture(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any] |
         raise InputTypeError(
             f"Expected a torch.nn.Module to trace, found {type(model).__name__}; pass the model itself."
         )
+    check_capturable(model)
     kwargs = dict(kwargs or {})
     try:
         with quiet():

@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
+from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -28,6 +29,8 @@ from pathspace.rescale import rescale
 # above this many weights a float64 copy with gradients would cost more memory than the model itself
 LARGE = 30_000_000
 TOLERANCE = {torch.float64: 1e-8, torch.float32: 1e-3, torch.bfloat16: 3e-1, torch.float16: 1e-1}
+# where the functional normalisations take their eps
+EPS_POSITION = {"layer_norm": 4, "group_norm": 4, "rms_norm": 3, "batch_norm": 7, "instance_norm": 7}
 GATES = (
     "aten.relu",
     "aten.relu_",
@@ -230,6 +233,24 @@ def gradients(model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any], 
     return {name: grad for name, grad in zip(wanted, found, strict=True) if grad is not None}
 
 
+class NoEps(TorchFunctionMode):
+    """Call the functional normalisations with (next to) no ``eps``."""
+
+    def __init__(self, eps: float) -> None:
+        super().__init__()
+        self.eps = eps
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = dict(kwargs or {})
+        position = EPS_POSITION.get(getattr(func, "__name__", ""))
+        if position is not None:
+            if len(args) > position:
+                args = (*args[:position], self.eps, *args[position + 1 :])
+            else:
+                kwargs["eps"] = self.eps
+        return func(*args, **kwargs)
+
+
 @contextmanager
 def without_eps(model: nn.Module) -> Iterator[int]:
     """Set the ``eps`` of every normalisation layer to (next to) 0 for a while; yields how many layers there are."""
@@ -239,11 +260,13 @@ def without_eps(model: nn.Module) -> Iterator[int]:
             value = getattr(module, attribute, None)
             if isinstance(value, float) and "Norm" in type(module).__name__:
                 changed.append((module, attribute, value))
+    # torch refuses 0 in training mode; the smallest positive number is lost beside any variance
+    tiny = torch.finfo(precision(model)).tiny
     try:
         for module, attribute, _ in changed:
-            # torch refuses 0 in training mode; the smallest positive number is lost beside any variance
-            setattr(module, attribute, torch.finfo(precision(model)).tiny)
-        yield len(changed)
+            setattr(module, attribute, tiny)
+        with NoEps(tiny):
+            yield len(changed)
     finally:
         for module, attribute, value in changed:
             setattr(module, attribute, value)
@@ -275,7 +298,7 @@ def measure(
     unbalanced: float | None = None
     no_gradient = ""
     with without_eps(model) as layers:
-        if layers:
+        if layers or graph.has_cuts:
             exact, switches = rescaled()
         if graph.num_weights <= LARGE:
             weights = dict(model.named_parameters(remove_duplicate=False)) | dict(model.named_buffers())
@@ -289,8 +312,8 @@ def measure(
     words = f"outputs differ by {exact:.1e} after random rescaling by up to 4096"
     words += f", gradients balance to {unbalanced:.1e} per unit" if unbalanced is not None else ""
     words += f", no backward pass ({no_gradient})" if no_gradient else ""
-    if layers:
-        words += f" (with eps = 0 in {layers} normalisation layers; {as_it_stands:.1e} as the model stands)"
+    if layers or graph.has_cuts:
+        words += f" (with eps = 0 in normalisation layers; {as_it_stands:.1e} as the model stands)"
     evidence = {
         "holds": worst <= tolerance,
         "evidence": f"{words}; tolerance {tolerance:.0e} in {str(dtype).removeprefix('torch.')}",

@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-import networkx as nx
 import numpy as np
 import torch
 from scipy.sparse import csr_array, eye_array, vstack
@@ -20,6 +19,8 @@ from pathspace.inference.semantics import Pin
 from pathspace.inference.units import Scales
 
 if TYPE_CHECKING:
+    import networkx as nx
+
     from pathspace.basis import Path
     from pathspace.skeleton import Skeleton
 
@@ -264,6 +265,8 @@ class ReductionGraph:
                 f"{MAX_SCALAR_EDGES:,}; "
                 "work with graph.blocks instead."
             )
+        import networkx as nx
+
         result = nx.MultiDiGraph()
         result.add_nodes_from(range(self.num_units + 1))
         tails, heads = self.ends()

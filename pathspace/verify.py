@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
+from pathspace.capture import check_capturable
 from pathspace.certificate import Certificate
 from pathspace.errors import InputError
 from pathspace.invariance import bench_copy, cast, measure
@@ -98,6 +99,7 @@ def verify(
     """
     start = time.perf_counter()
     if isinstance(model, nn.Module):
+        check_capturable(model)
         check_finite(model, (args, kwargs or {}))
     graph = trace(model, *args, kwargs=kwargs, norm_eps=norm_eps, strict=strict)
     skeleton = graph.skeleton(rule=rule, seed=seed)

@@ -161,9 +161,7 @@ def _register_convs() -> None:
         )
     )  # fmt: skip
     case("conv_flatten_spatial", (2, 1, 4, 4))(
-        lambda: nn.Sequential(
-            nn.Conv2d(1, 2, 3, padding=1), nn.ReLU(), nn.AvgPool2d(2), nn.Flatten(), nn.Linear(8, 3)
-        )
+        lambda: nn.Sequential(nn.Conv2d(1, 2, 3, padding=1), nn.ReLU(), nn.AvgPool2d(2), nn.Flatten(), nn.Linear(8, 3))
     )
     case("conv_groups", (1, 4, 4, 4))(
         lambda: nn.Sequential(
@@ -179,9 +177,7 @@ def _register_convs() -> None:
         )
     )  # fmt: skip
     case("conv_fully", (2, 2, 4, 4))(
-        lambda: nn.Sequential(
-            nn.Conv2d(2, 3, (3, 1), padding=(1, 0)), nn.ReLU(), nn.Conv2d(3, 2, (1, 2), stride=2)
-        )
+        lambda: nn.Sequential(nn.Conv2d(2, 3, (3, 1), padding=(1, 0)), nn.ReLU(), nn.Conv2d(3, 2, (1, 2), stride=2))
     )
     case("conv_dead_taps", (2, 2, 4, 1))(
         lambda: nn.Sequential(
@@ -314,9 +310,7 @@ def _register_rnns() -> None:
         lambda: OpRNN(2, 2, 2, last=False, batch_first=True, num_layers=3, bias=False)
     )
     case("rnn_op_2_layers_time_first", (3, 2, 1))(lambda: OpRNN(1, 3, 2, num_layers=2))
-    case("rnn_op_bidirectional", (2, 3, 2))(
-        lambda: OpRNN(2, 2, 2, last=False, batch_first=True, bidirectional=True)
-    )
+    case("rnn_op_bidirectional", (2, 3, 2))(lambda: OpRNN(2, 2, 2, last=False, batch_first=True, bidirectional=True))
     case("rnn_op_bidirectional_2_layers", (3, 2, 1))(
         lambda: OpRNN(1, 2, 1, last=False, bidirectional=True, num_layers=2)
     )
@@ -470,14 +464,9 @@ class BatchNormNet(nn.Module):
 
     def __init__(self, residual: bool = False) -> None:
         super().__init__()
-        self.first, self.norm = (
-            nn.Conv2d(2, 3, 3, padding=1, bias=False),
-            nn.BatchNorm2d(3, eps=1e-30, track_running_stats=False),
-        )
-        self.second, self.norm2 = (
-            nn.Conv2d(3, 3, 3, padding=1, bias=False),
-            nn.BatchNorm2d(3, eps=1e-30, track_running_stats=False),
-        )
+        self.first, self.second = (nn.Conv2d(n, 3, 3, padding=1, bias=False) for n in (2, 3))
+        # torch refuses eps = 0 in training; this is nothing beside any variance
+        self.norm, self.norm2 = (nn.BatchNorm2d(3, eps=1e-30, track_running_stats=False) for _ in range(2))
         self.head, self.residual = nn.Linear(3, 2), residual
 
     def forward(self, x: Tensor) -> Tensor:
@@ -492,16 +481,9 @@ case("batchnorm_residual", (3, 2, 4, 4))(lambda: BatchNormNet(residual=True))
 NORMALISED = ("batchnorm_conv", "batchnorm_residual")
 """Cases whose function is no polynomial in the weights: their paths cannot be enumerated."""
 
-EXTRA_GAUGE = {
-    "rnn_first_input_nobias": 1,
-    "tied_depth": 1,
-    "tied_transposed": 1,
-    "tied_names": 1,
-    "gated_product": 8,
-}
-"""Cases with free scales that no scales of the reduction graph's units express: rank = dimension - this
-number.
+RELATED = ("rnn_first_input_nobias", "tied_depth", "tied_transposed", "tied_names", "gated_product")
+"""Cases in which scales are opposites, sums or multiples of each other.
 
-A matrix met twice without other input in between may be multiplied by a constant that the next layers undo;
-the factors of a product of two activations have scales that add up, while the reduction graph fixes both.
+A matrix met twice without other input in between may be multiplied by a constant that the next layers undo; the
+scales of the factors of a product add up.
 """

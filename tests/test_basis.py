@@ -8,21 +8,20 @@ import numpy as np
 import pytest
 import sympy
 import torch
-from cases import CASES, NORMALISED
+from cases import CASES, NORMALISED, RELATED
 from hypothesis import given
 from oracles.alignment import aligned, edge_slots, incidence, path_problem
 from oracles.exact import exact_rank
 from oracles.gsgd import signed_walk
 from oracles.networks import RandomConv, RandomDag, random_rnn
 from oracles.pathsets import enumerate_paths
-from oracles.strategies import conv_specs, dag_specs, modest, rnn_specs, rules
+from oracles.strategies import conv_specs, dag_specs, modest, rnn_specs, rules, tied_dag_specs
 from torch import nn
 
 import pathspace as ps
 from pathspace.basis import BasisPaths
 
 RULES = ["modulo", "magnitude", "random"]
-SIGNED = ["tied_transposed"]
 
 
 @functools.cache
@@ -70,6 +69,13 @@ def test_basis_of_random_dags(spec: tuple, rule: str) -> None:
     check_random(model, model.example(), rule)
 
 
+@given(tied_dag_specs(), rules)
+@modest
+def test_basis_of_random_dags_with_products_and_shared_matrices(spec: tuple, rule: str) -> None:
+    model = RandomDag(*spec)
+    check_random(model, model.example(), rule)
+
+
 @given(conv_specs(), rules)
 @modest
 def test_basis_of_random_convolutional_networks(spec: tuple, rule: str) -> None:
@@ -93,19 +99,21 @@ def test_counting_matrix_is_that_of_the_oracle(name: str, rule: str) -> None:
 
 
 @pytest.mark.parametrize("rule", RULES)
-@pytest.mark.parametrize("name", [name for name in CASES if name not in SIGNED])
+@pytest.mark.parametrize("name", [name for name in CASES if name not in RELATED])
 def test_trees_can_be_walked(name: str, rule: str) -> None:
     """Following `in_*` and `out_*` edge by edge, in the directions stated, meets the root from every unit."""
     graph = traced(name)
     skeleton = graph.skeleton(rule, seed=1)
     problem = path_problem(graph, skeleton)
+    units = np.arange(1, graph.num_units + 1)
+    edges = [(int(t @ units), int(h @ units)) for t, h in zip(problem.tails, problem.heads, strict=True)]
     walks = []
     for numbers, forward, towards in (
         (problem.tree_in, skeleton.in_forward, False),
         (problem.tree_out, skeleton.out_forward, True),
     ):
         tree = {v: (numbers[v - 1], bool(forward[v])) for v in range(1, graph.num_units + 1)}
-        walks.append({v: signed_walk(v, problem.edges, tree, towards) for v in tree})
+        walks.append({v: signed_walk(v, edges, tree, towards) for v in tree})
     # units share a chain exactly when their p_v agree, and are in the root's chain exactly when it vanishes
     seen: dict[int, dict[int, int]] = {0: {}}
     for v in range(1, graph.num_units + 1):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -136,9 +137,7 @@ def console(*words: str, folder: Path, **more: object) -> subprocess.CompletedPr
     command = [str(Path(sys.executable).with_name("pathspace")), *words]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": "160"}
     options = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, **more}
-    return subprocess.run(
-        command, cwd=folder, env=environment, text=True, timeout=120, check=False, **options
-    )
+    return subprocess.run(command, cwd=folder, env=environment, text=True, timeout=120, check=False, **options)
 
 
 # What the commands do
@@ -479,9 +478,7 @@ def test_extensions_add_commands(monkeypatch: pytest.MonkeyPatch, capsys: pytest
 
 
 @pytest.mark.usefixtures("extended")
-def test_own_commands_need_no_extension(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_own_commands_need_no_extension(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     assert call_main(monkeypatch, ["verify", "nothing"]) == 2
     one_sentence(capsys.readouterr().err)
     assert call_main(monkeypatch, ["--version"]) == 0
@@ -531,9 +528,7 @@ def test_control_c_ends_with_130(folder: Path) -> None:
         "--json",
         "out.json",
     ]
-    with subprocess.Popen(
-        command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    ) as process:
+    with subprocess.Popen(command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         deadline = time.monotonic() + 60
         while not (folder / "started").exists() and time.monotonic() < deadline:
             time.sleep(0.05)
@@ -554,21 +549,11 @@ def test_the_guide_shows_what_the_commands_print(folder: Path) -> None:
     """Every console block is executed; ``PATHSPACE_WRITE_GUIDE=1`` writes the output into the guide."""
     guide = GUIDE.read_text()
     (folder / "net.py").write_text(guide.split("```python\n")[1].split("```")[0])
-    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-    environment = {**os.environ, "PATH": path, "COLUMNS": "100", "OMP_NUM_THREADS": "1"}
 
     def executed(block: re.Match[str]) -> str:
-        done = subprocess.run(
-            ["bash", "-c", block["command"]],
-            cwd=folder,
-            env=environment,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            timeout=120,
-            check=False,
-        )
-        lines = "\n".join(line.rstrip() for line in done.stdout.splitlines())
+        words = shlex.split(block["command"])[1:]
+        result = CliRunner().invoke(cli.app, words, prog_name="pathspace", env={"COLUMNS": "100"})
+        lines = "\n".join(line.rstrip() for line in result.output.splitlines())
         return f"```console\n$ {block['command']}\n{lines.strip(chr(10))}\n```"
 
     def comparable(text: str) -> list[str]:
@@ -580,3 +565,4 @@ def test_the_guide_shows_what_the_commands_print(folder: Path) -> None:
         GUIDE.write_text(fresh)
     assert len(BLOCK.findall(guide)) == 6
     assert comparable(GUIDE.read_text()) == comparable(fresh)
+    assert json.loads((folder / "sequence.json").read_text())["dimension"] == 42

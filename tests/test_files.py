@@ -42,9 +42,7 @@ def test_the_body_writes_a_sibling_that_becomes_the_file(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt])
-def test_a_failing_body_leaves_the_old_file_and_nothing_else(
-    tmp_path: Path, error: type[BaseException]
-) -> None:
+def test_a_failing_body_leaves_the_old_file_and_nothing_else(tmp_path: Path, error: type[BaseException]) -> None:
     path = tmp_path / "out.json"
     path.write_text("old")
     with pytest.raises(error), replacing(path) as temporary:

@@ -311,9 +311,7 @@ def line_of(text: str, source: str = NETS) -> int:
         ("fails_with_a_book", "RuntimeError (first line second line word", "first line"),
     ],
 )
-def test_exceptions_of_the_users_code_name_its_line(
-    folder: Path, place: str, name: str, said: str, line: str
-) -> None:
+def test_exceptions_of_the_users_code_name_its_line(folder: Path, place: str, name: str, said: str, line: str) -> None:
     text = complaint(f"{place}:{name}", "2x3")
     assert said in text
     assert f"in 'nets.py', line {line_of(line)}" in text
@@ -336,9 +334,7 @@ def test_exceptions_of_the_users_code_name_its_line(
         ("import torch\ntorch.ones(2) @ torch.ones(3)\n", "in 'bad_net.py', line 2"),
     ],
 )
-def test_modules_that_cannot_be_imported(
-    folder: Path, make: Callable[[str], str], source: str, said: str
-) -> None:
+def test_modules_that_cannot_be_imported(folder: Path, make: Callable[[str], str], source: str, said: str) -> None:
     (folder / "bad_net.py").write_text(source)
     (folder / "helper.py").write_text("\n{}['lost']\n")
     text = complaint(f"{make('bad_net')}:net", "2x3")

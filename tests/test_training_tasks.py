@@ -44,9 +44,7 @@ def test_examples_are_rows_of_pixels_between_0_and_1() -> None:
 def test_model_depends_on_the_seed_alone() -> None:
     task = load_task("digits-rows", hidden=4)
     before = torch.get_rng_state()
-    first, same, other = (
-        torch.nn.utils.parameters_to_vector(task.make_model(seed).parameters()) for seed in (1, 1, 2)
-    )
+    first, same, other = (torch.nn.utils.parameters_to_vector(task.make_model(seed).parameters()) for seed in (1, 1, 2))
     assert torch.equal(first, same) and not torch.equal(first, other)
     assert torch.equal(before, torch.get_rng_state())
 

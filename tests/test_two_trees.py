@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from oracles.exact import exact_rank, integer_inverse
-from oracles.gsgd import basis_rows, signed_walk
+from oracles.gsgd import basis_rows, ends, signed_walk
 from oracles.strategies import modest, rooted_multigraphs, seeds, spanning_tree
 
 
@@ -52,14 +52,14 @@ def random_circulation(edges: list[tuple[int, int]], units: int, seed: int) -> n
 def test_basis_by_hand() -> None:
     # 0 -a-> 1 -b-> 2 -c-> 0, and d: 0 -> 2; T_in = {a, b}, T_out = {b, c}: one chain {1, 2}, one free edge d
     edges = [(0, 1), (1, 2), (2, 0), (0, 2)]
-    rows = basis_rows(edges, 2, [0, 1], [1, 2])
+    rows = basis_rows(*ends(edges, 2), [0, 1], [1, 2])
     assert rows.tolist() == [[1, 1, 1, 0], [0, 0, 1, 1]]
 
 
 def test_equal_trees_give_fundamental_cycles_by_hand() -> None:
     # both trees leave unit 1 through its entering edge, backwards: p_1 vanishes
     edges = [(0, 1), (0, 1), (1, 0)]
-    rows = basis_rows(edges, 1, [0], [0])
+    rows = basis_rows(*ends(edges, 1), [0], [0])
     assert rows.tolist() == [[-1, 1, 0], [1, 0, 1]]
 
 
@@ -73,7 +73,7 @@ def test_a_cycle_is_no_tree() -> None:
 def test_two_trees_give_a_basis(drawn: tuple) -> None:
     edges, inward, outward = drawn
     units = units_of(edges)
-    rows = basis_rows(edges, units, numbers(inward), numbers(outward))
+    rows = basis_rows(*ends(edges, units), numbers(inward), numbers(outward))
     assert len(rows) == exact_rank(rows) == len(edges) - units
     assert not (rows @ boundary(edges, units)).any()
 
@@ -84,25 +84,21 @@ def test_walks_along_the_trees_give_the_same_rows(drawn: tuple) -> None:
     """The rows once more, by walking the trees edge by edge, backwards where an edge points the wrong way."""
     edges, inward, outward = drawn
     units = units_of(edges)
-    pre: dict[int, dict[int, int]] = {0: {}} | {
-        v: signed_walk(v, edges, inward, False) for v in range(1, units + 1)
-    }
-    suf: dict[int, dict[int, int]] = {0: {}} | {
-        v: signed_walk(v, edges, outward, True) for v in range(1, units + 1)
-    }
+    pre: dict[int, dict[int, int]] = {0: {}} | {v: signed_walk(v, edges, inward, False) for v in range(1, units + 1)}
+    suf: dict[int, dict[int, int]] = {0: {}} | {v: signed_walk(v, edges, outward, True) for v in range(1, units + 1)}
     walked = [total(len(edges), pre[v], suf[v]) for v in range(1, units + 1)]
     walked = [list(p) for p in dict.fromkeys(map(tuple, walked)) if any(p)]
     for e, (tail, head) in enumerate(edges):
         if e not in numbers(inward) + numbers(outward):
             walked.append(total(len(edges), pre[tail], {e: 1}, suf[head]))
-    assert basis_rows(edges, units, numbers(inward), numbers(outward)).tolist() == walked
+    assert basis_rows(*ends(edges, units), numbers(inward), numbers(outward)).tolist() == walked
 
 
 @given(rooted_multigraphs())
 @modest
 def test_the_square_outside_the_leaving_tree_is_unimodular(drawn: tuple) -> None:
     edges, inward, outward = drawn
-    rows = basis_rows(edges, units_of(edges), numbers(inward), numbers(outward))
+    rows = basis_rows(*ends(edges, units_of(edges)), numbers(inward), numbers(outward))
     free = sorted(set(range(len(edges))) - set(numbers(outward)))
     inverse = integer_inverse(rows[:, free])
     assert np.array_equal(inverse @ rows[:, free], np.eye(len(free)))

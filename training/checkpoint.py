@@ -35,9 +35,7 @@ def save_checkpoint(fabric: Fabric, path: str | os.PathLike[str], state: Mapping
         fabric.save(temporary, {"format": FORMAT, **state})
 
 
-def load_checkpoint(
-    fabric: Fabric, path: str | os.PathLike[str], settings: Mapping[str, Any]
-) -> dict[str, Any]:
+def load_checkpoint(fabric: Fabric, path: str | os.PathLike[str], settings: Mapping[str, Any]) -> dict[str, Any]:
     """Read a checkpoint and make sure that it belongs to this run.
 
     Args:
@@ -95,9 +93,7 @@ def _read(fabric: Fabric, path: str | os.PathLike[str]) -> dict[str, Any]:
             f"The checkpoint '{path}' cannot be read: it is damaged or no checkpoint; start without --resume."
         ) from error
     if not isinstance(state, dict) or state.get("format") != FORMAT or not set(CONTENTS) <= state.keys():
-        raise InputError(
-            f"The file '{path}' is no checkpoint of this version of pathspace; start without --resume."
-        )
+        raise InputError(f"The file '{path}' is no checkpoint of this version of pathspace; start without --resume.")
     return state
 
 

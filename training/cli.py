@@ -50,15 +50,11 @@ def register(app: typer.Typer) -> None:
 def train(
     task: Annotated[
         str,
-        typer.Argument(
-            metavar="TASK", help="What to learn: digits-rows (a ReLU RNN reads 8x8 digits row by row)."
-        ),
+        typer.Argument(metavar="TASK", help="What to learn: digits-rows (a ReLU RNN reads 8x8 digits row by row)."),
     ],
     optimizer: Annotated[
         str,
-        typer.Option(
-            "--optimizer", help="gsgd (SGD on the values of basis paths), sgd, momentum (0.9) or adam."
-        ),
+        typer.Option("--optimizer", help="gsgd (SGD on the values of basis paths), sgd, momentum (0.9) or adam."),
     ] = "gsgd",
     lr: Annotated[
         float | None,
@@ -150,9 +146,7 @@ def train(
 
 
 def demo(
-    out: Annotated[
-        str, typer.Option(metavar="DIR", help="Folder for everything that is written.")
-    ] = "demo-output",
+    out: Annotated[str, typer.Option(metavar="DIR", help="Folder for everything that is written.")] = "demo-output",
     epochs: Annotated[int, typer.Option(min=1, help="Epochs of each of the training runs.")] = 60,
     seeds: Annotated[int, typer.Option(min=1, help="Seeds per learning rate and optimizer.")] = 3,
 ) -> None:

@@ -80,7 +80,7 @@ def run_training(request: TrainRequest, console: Console) -> bool:
             seed=request.seed,
             folder=folder,
             settings={"hidden": request.hidden, **recipe.settings()},
-            watch=begin(f"{task.name}, {recipe.optimizer}"),
+            watch=begin(recipe.optimizer),
             fabric=fabric,
         )
         try:
@@ -140,9 +140,7 @@ def _table(task: Task, trainer: Trainer, history: History, score: Score | None) 
     table.add_column()
     table.add_column()
     table.add_row("task", task.description)
-    table.add_row(
-        "settings", ", ".join(f"{k} {v}" for k, v in settings.items() if k not in ("task", "optimizer"))
-    )
+    table.add_row("settings", ", ".join(f"{k} {v}" for k, v in settings.items() if k not in ("task", "optimizer")))
     if last is not None:
         table.add_row("epochs", f"{last.epoch} ({last.step} steps, {last.seconds:.1f} s)")
         if score is not None:

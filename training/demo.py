@@ -99,7 +99,7 @@ def verify_models(folder: Path, console: Console) -> bool:
     masks, certificates = make_folder(folder / "masks"), make_folder(folder / "certificates")
     table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0), caption_justify="left")
     table.add_column("model")
-    for header in ("weights", "units", "dim", "rank", "Thm 1", "Thm 2", "Thm 3", "violation", "s"):
+    for header in ("weights", "units", "dim", "rank", "Thm 1", "Thm 2", "Thm 3", "change", "s"):
         table.add_column(header, justify="right")
     everything = True
     with console.status("") as status:
@@ -115,7 +115,7 @@ def verify_models(folder: Path, console: Console) -> bool:
     table.caption = (
         "dim = weights - units; rank: exact rank of the path matrix. Thm 1: every path follows from basis "
         "paths; Thm 2: activations follow from their values; Thm 3: they are dim in number and independent. "
-        "violation: how far a rescaling changes the outputs, which in theory it does not; s: seconds."
+        "change: how far a rescaling changes the outputs, relatively; in theory not at all. s: seconds."
     )
     console.print(table)
     return everything
@@ -135,8 +135,9 @@ def _row(record: dict[str, Any]) -> list[str]:
 def _report(comparison: Comparison, folder: Path, console: Console) -> None:
     console.print(results_table(comparison))
     default, unit, path_space = comparison.verdicts
-    for rival in (unit, default):
-        console.print(difference_sentence(comparison, path_space, rival), highlight=False)
+    # The start, the optimizer, and both together: whoever reads only the last could take one for the other.
+    for first, second in ((unit, default), (path_space, unit), (path_space, default)):
+        console.print(difference_sentence(comparison, first, second), highlight=False)
     write_tables(comparison, folder)
     save_figure(draw_comparison(comparison), folder / "learning_curves")
 

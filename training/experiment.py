@@ -51,7 +51,7 @@ class Plan:
 
     task: Task
     arms: tuple[Arm, ...] = ARMS
-    rates: tuple[float, ...] = (0.01, 0.02, 0.05, 0.1, 0.2)
+    rates: tuple[float, ...] = (0.02, 0.05, 0.1, 0.2, 0.5)
     seeds: tuple[int, ...] = (0, 1, 2)
     epochs: int = 60
     batch_size: int = 32

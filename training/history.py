@@ -81,9 +81,7 @@ class History:
         """
         with replacing(path) as temporary, open(temporary, "w", newline="") as file:
             writer = csv.writer(file)
-            writer.writerow(
-                ["epoch", "step", "train_loss", "valid_loss", f"valid_{metric_name}", "seconds", "status"]
-            )
+            writer.writerow(["epoch", "step", "train_loss", "valid_loss", f"valid_{metric_name}", "seconds", "status"])
             for record in self.records:
                 # repr of a float is the shortest text that reads back as the same number.
                 writer.writerow([*asdict(record).values(), "ok" if record.finite else "diverged"])

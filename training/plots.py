@@ -47,24 +47,24 @@ def draw_comparison(comparison: Comparison) -> Figure:
             # Arms side by side, so that equal values do not hide each other.
             shift = 1.06 ** (place - (len(comparison.verdicts) - 1) / 2)
             _rates(rates, [run for run in comparison.runs if run.arm == verdict.arm], verdict.lr, shift, look)
-        loss.set(title="training loss", xlabel="epoch", yscale="log")
-        metric.set(title=f"validation {task.metric_name}", xlabel="epoch", yscale="log")
-        rates.set(
-            title=f"validation {task.metric_name} at the end",
-            xlabel="learning rate",
-            xscale="log",
-            yscale="log",
-        )
+        loss.set(title="training loss", xlabel="epoch")
+        metric.set(title=f"validation {task.metric_name}", xlabel="epoch")
+        rates.set(title=f"validation {task.metric_name} at the end", xlabel="learning rate", xscale="log")
         rates.set_xticks(comparison.plan.rates, [f"{rate:g}" for rate in comparison.plan.rates])
         rates.xaxis.set_minor_locator(NullLocator())
         percent = task.metric_format.endswith("%")
-        ticks = FuncFormatter(lambda value, _: f"{100 * value:g}%" if percent else f"{value:g}")
-        for axes in (metric, rates):
-            axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
-            axes.yaxis.set_major_formatter(ticks)
-            axes.yaxis.set_minor_locator(NullLocator())
         for axes in (loss, metric, rates):
             axes.grid(alpha=0.25, linewidth=0.6)
+            if not np.isfinite(axes.dataLim.minposy):
+                # No positive value, because every run failed: nothing to scale.
+                continue
+            axes.set_yscale("log")
+            if axes is not loss:
+                axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+                axes.yaxis.set_major_formatter(
+                    FuncFormatter(lambda value, _: f"{100 * value:g}%" if percent else f"{value:g}")
+                )
+                axes.yaxis.set_minor_locator(NullLocator())
         figure.legend(*loss.get_legend_handles_labels(), loc="outside lower center", ncols=3, frameon=False)
         plan = comparison.plan
         figure.suptitle(

@@ -18,9 +18,7 @@ REFRESH_SECONDS = 0.1
 
 
 @contextmanager
-def run_progress(
-    console: Console, task: Task, runs: int = 1
-) -> Iterator[Callable[[str], Callable[[Tick], None]]]:
+def run_progress(console: Console, task: Task, runs: int = 1) -> Iterator[Callable[[str], Callable[[Tick], None]]]:
     """Show a bar for the run under way and, when there are several runs, one for all of them.
 
     Args:

@@ -154,9 +154,7 @@ def find_skeleton(task: Task, recipe: Recipe) -> Skeleton:
     return graph.skeleton(rule=recipe.rule, seed=recipe.seed)
 
 
-def prepare(
-    task: Task, recipe: Recipe, skeleton: Skeleton | None = None
-) -> tuple[nn.Module, torch.optim.Optimizer]:
+def prepare(task: Task, recipe: Recipe, skeleton: Skeleton | None = None) -> tuple[nn.Module, torch.optim.Optimizer]:
     """Make the model of a task, put it at its starting point and make its optimizer.
 
     Args:

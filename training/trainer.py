@@ -172,9 +172,7 @@ class Trainer:
                 steps = len(self._batches) * self.epochs
                 self.watch(Tick(step, steps, epoch, total / count, metric))
         score = self.evaluate(self.task.valid)
-        return EpochRecord(
-            epoch, step, total / count, score.loss, score.metric, self._since(started, seconds)
-        )
+        return EpochRecord(epoch, step, total / count, score.loss, score.metric, self._since(started, seconds))
 
     @staticmethod
     def _since(started: float, before: float) -> float:

@@ -85,8 +85,11 @@ def _placeholder(node: fx.Node, captured: Captured, semantics: Semantics) -> Any
 
 def _scales_of_constant(value: Tensor) -> Tensor:
     """A constant tensor has a fixed scale, except where it is zero or infinite."""
-    if value.dtype in (torch.bool,) or value.numel() == 0:
-        return constant(value.shape)
+    if value.dtype == torch.bool or value.numel() == 0:
+        ids = constant(value.shape)
+        # a mask that is part of the model: choices by it are known
+        ids.known = value.cpu()  # type: ignore[attr-defined]
+        return ids
     free = (value == 0) | (
         torch.isinf(value) if value.is_floating_point() else torch.zeros_like(value, dtype=torch.bool)
     )

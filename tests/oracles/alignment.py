@@ -14,9 +14,7 @@ def edge_slots(graph: Any) -> list[tuple[str, int]]:
     """(parameter name, flat index) of every edge of a reduction graph, in edge order."""
     slots = []
     for block in graph.blocks:
-        unused = (
-            np.zeros(block.shape, bool) if block.unused is None else block.unused.expand(block.shape).numpy()
-        )
+        unused = np.zeros(block.shape, bool) if block.unused is None else block.unused.expand(block.shape).numpy()
         slots += [(block.name, int(flat)) for flat in np.flatnonzero(~unused.reshape(-1))]
     return slots
 
@@ -40,30 +38,41 @@ def aligned(graph: Any, enumeration: Enumeration) -> np.ndarray:
     return matrix[matrix.any(1)]
 
 
-def incidence(graph: Any) -> np.ndarray:
-    """`(m, H)`: how log-scales of units move the logarithm of each weight: + at its head, - at its tail."""
-    matrix = np.zeros((0, graph.num_units + 1), dtype=np.int64)
+def edge_ends(graph: Any) -> tuple[np.ndarray, np.ndarray]:
+    """Tails and heads of all edges as integer combinations of the units' log-scales, `(m, H)` each.
+
+    Id 0 is the root, 1..H are units, above them stand the combinations listed in `graph.forms`; -k is the opposite
+    of k.
+    """
+    forms = np.asarray(graph.forms.toarray(), dtype=np.int64)
+    table = np.concatenate([np.zeros((1, graph.num_units), np.int64), np.eye(graph.num_units, dtype=np.int64), forms])
+    sides: list[list[np.ndarray]] = [[], []]
     for block in graph.blocks:
         keep = slice(None) if block.unused is None else ~block.unused.expand(block.shape).reshape(-1).numpy()
-        rows = np.zeros((int(np.prod(block.shape)), graph.num_units + 1), dtype=np.int64)
-        for ids, sign in ((block.head, 1), (block.tail, -1)):
-            flat = ids.expand(block.shape).reshape(-1).numpy()
-            np.add.at(rows, (np.arange(len(flat)), np.abs(flat)), sign * np.where(flat < 0, -1, 1))
-        matrix = np.concatenate([matrix, rows[keep]])
-    return matrix[:, 1:]
+        for side, ids in zip(sides, (block.tail, block.head), strict=True):
+            flat = ids.expand(block.shape).reshape(-1).numpy()[keep]
+            side.append(table[np.abs(flat)] * np.sign(flat)[:, None])
+    empty = np.zeros((0, graph.num_units), np.int64)
+    tails, heads = (np.concatenate([empty, *side]) for side in sides)
+    return tails, heads
+
+
+def incidence(graph: Any) -> np.ndarray:
+    """`(m, H)`: how log-scales of units move the logarithm of each weight: + at its head, - at its tail."""
+    tails, heads = edge_ends(graph)
+    return heads - tails
 
 
 def path_problem(graph: Any, skeleton: Any) -> PathProblem:
-    """The oracle's view of a reduction graph with a skeleton: plain lists of edges and of tree edges."""
-    slots, edges = edge_slots(graph), []
-    for block in graph.blocks:
-        tails, heads = (ids.expand(block.shape).reshape(-1).tolist() for ids in (block.tail, block.head))
-        edges += [(tails[flat], heads[flat]) for name, flat in slots if name == block.name]
+    """The oracle's view of a reduction graph with a skeleton: rows of ends, and tree edges by number."""
+    slots = edge_slots(graph)
     number = {slot: i for i, slot in enumerate(slots)}
 
     def tree(blocks: np.ndarray, indices: np.ndarray) -> list[int]:
         return [number[graph.blocks[b].name, int(i)] for b, i in zip(blocks[1:], indices[1:], strict=True)]
 
-    return PathProblem(
-        edges, slots, tree(skeleton.in_block, skeleton.in_index), tree(skeleton.out_block, skeleton.out_index)
+    tree_in, tree_out = (
+        tree(skeleton.in_block, skeleton.in_index),
+        tree(skeleton.out_block, skeleton.out_index),
     )
+    return PathProblem(*edge_ends(graph), slots, tree_in, tree_out)

@@ -18,13 +18,11 @@ from torch import Tensor, nn
 from oracles.exact import integer_inverse
 
 Edge = tuple[int, int]
-"""Tail and head unit of a scalar weight: 0 is the root, and -v is unit v with the opposite scale."""
+"""Tail and head unit of a scalar weight; 0 is the root."""
 Step = tuple[int, bool]
 
 
-def signed_walk(
-    unit: int, edges: Sequence[Edge], tree: dict[int, Step], towards_root: bool
-) -> dict[int, int]:
+def signed_walk(unit: int, edges: Sequence[Edge], tree: dict[int, Step], towards_root: bool) -> dict[int, int]:
     """The walk between `unit` and the root along a tree of a directed graph, as signed edge counts.
 
     `tree[v] = (edge, forward)`. For `T_in` (walk root -> unit) a forward edge enters v; for `T_out`
@@ -44,45 +42,43 @@ def signed_walk(
 
 
 def ends(edges: Sequence[Edge], units: int) -> tuple[np.ndarray, np.ndarray]:
-    """Tails and heads as rows over the units, `(m, H)` each: +-1 at the unit, nothing for the root."""
-    both = np.zeros((2, len(edges), units + 1), dtype=np.int64)
-    for number, edge in enumerate(edges):
-        for side, end in enumerate(edge):
-            both[side, number, abs(end)] = -1 if end < 0 else 1
-    return both[0, :, 1:], both[1, :, 1:]
+    """Tails and heads of a directed graph as rows over the units, `(m, H)` each; the root's are zero."""
+    rows = np.eye(units + 1, dtype=np.int64)[:, 1:]
+    tails, heads = np.array(edges, dtype=np.int64).reshape(-1, 2).T
+    return rows[tails], rows[heads]
 
 
-def basis_rows(
-    edges: Sequence[Edge], units: int, tree_in: Sequence[int], tree_out: Sequence[int]
-) -> np.ndarray:
+def basis_rows(tails: np.ndarray, heads: np.ndarray, tree_in: Sequence[int], tree_out: Sequence[int]) -> np.ndarray:
     """The integer rows of the two-tree basis: distinct non-zero p_v by unit, then P(e) for e in neither tree.
 
     `pre(v)` is the only vector on `T_in` with boundary +v, `suf(v)` the only one on `T_out` with boundary -v:
     both are rows of the exact inverse of the tree's square of the incidence matrix, whichever way its edges
-    point.
+    point. Nothing changes where an end of an edge is an integer combination of units.
     """
-    tails, heads = ends(edges, units)
-    prefix, suffix = (np.zeros((units, len(edges)), dtype=np.int64) for _ in range(2))
+    (edges, units), every = tails.shape, {*tree_in, *tree_out}
+    prefix, suffix = (np.zeros((units, edges), dtype=np.int64) for _ in range(2))
     for walks, tree, sign in ((prefix, list(tree_in), 1), (suffix, list(tree_out), -1)):
         walks[:, tree] = sign * integer_inverse((heads - tails)[tree])
     rows: list[np.ndarray] = []
     for p in prefix + suffix:
         if p.any() and not any(np.array_equal(p, row) or np.array_equal(p, -row) for row in rows):
             rows.append(p)
-    through = np.eye(len(edges), dtype=np.int64) + tails @ prefix + heads @ suffix
-    rows += [through[e] for e in range(len(edges)) if e not in {*tree_in, *tree_out}]
-    return np.array(rows, dtype=np.int64).reshape(len(rows), len(edges))
+    through = np.eye(edges, dtype=np.int64) + tails @ prefix + heads @ suffix
+    rows += [through[e] for e in range(edges) if e not in every]
+    return np.array(rows, dtype=np.int64).reshape(len(rows), edges)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class PathProblem:
     """A network seen from its reduction graph: where each scalar weight sits, and two spanning trees.
 
-    `slots[i] = (parameter name, flat index)` of edge i; `tree_in` and `tree_out` hold one edge number per
-    unit.
+    `tails` and `heads` are `(m, H)`: the log-scale of each end of each edge as an integer combination of those of
+    the units (a single 1, or nothing for the root, in a directed graph). `slots[i] = (parameter name, flat index)`
+    of edge i; `tree_in` and `tree_out` hold one edge number per unit.
     """
 
-    edges: Sequence[Edge]
+    tails: np.ndarray
+    heads: np.ndarray
     slots: Sequence[tuple[str, int]]
     tree_in: Sequence[int]
     tree_out: Sequence[int]
@@ -93,8 +89,8 @@ class PathProblem:
 
     def __post_init__(self) -> None:
         fixed = np.array(sorted(self.tree_out), dtype=np.int64)
-        free = np.setdiff1d(np.arange(len(self.edges)), fixed)
-        rows = basis_rows(self.edges, len(fixed), self.tree_in, self.tree_out)
+        free = np.setdiff1d(np.arange(len(self.slots)), fixed)
+        rows = basis_rows(self.tails, self.heads, self.tree_in, self.tree_out)
         derived = {"rows": rows, "fixed": fixed, "free": free, "inverse": integer_inverse(rows[:, free])}
         for name, value in derived.items():
             object.__setattr__(self, name, value)
@@ -125,7 +121,7 @@ class PathProblem:
         logs = inverse.to(values) @ (values.abs().log() - rows_fixed.to(values) @ fixed.abs().log())
         known = torch.where(rows_fixed % 2 == 1, fixed.sign(), 1.0).prod(1) * values.detach().sign()
         signs = torch.where(inverse % 2 == 1, known, 1.0).prod(1)
-        vector = torch.zeros(len(self.edges), dtype=values.dtype)
+        vector = torch.zeros(len(self.slots), dtype=values.dtype)
         vector = vector.index_copy(0, torch.from_numpy(self.fixed), fixed)
         return vector.index_copy(0, torch.from_numpy(self.free), signs * logs.exp())
 

@@ -43,9 +43,7 @@ def jacobian_rank(model: nn.Module, *args: Any, draws: int = 4, seed: int = 0) -
         while sum(map(len, rows)) < max(200, 3 * weights):
             inputs = [2 * torch.randn(arg.shape, generator=generator, dtype=torch.float64) for arg in args]
 
-            def outputs(
-                parameters: dict[str, torch.Tensor], inputs: list[torch.Tensor] = inputs
-            ) -> torch.Tensor:
+            def outputs(parameters: dict[str, torch.Tensor], inputs: list[torch.Tensor] = inputs) -> torch.Tensor:
                 leaves = torch.utils._pytree.tree_leaves(functional_call(twin, parameters, tuple(inputs)))
                 return torch.cat([leaf.flatten() for leaf in leaves])
 

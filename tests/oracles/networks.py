@@ -90,35 +90,41 @@ class RNNWithState(nn.Module):
 
 
 class RandomDag(nn.Module):
-    """A random network of linear layers, additions and concatenations.
+    """A random network of linear layers, additions and concatenations, with products and shared matrices if asked.
 
-    Each node reads values made before it: `(0, source, width, bias)` is a linear layer with ReLU,
-    `(1, a, b, _)` adds two values of equal width, `(2, a, b, _)` concatenates two (adds, where the result
-    were wider than 6). Sources count modulo the values there are, so that any integers will do. What nobody
-    reads goes into the read-out.
+    Each node reads values made before it: `(0, source, width, bias)` is a linear layer with ReLU, `(1, a, b, _)` adds
+    two values of equal width, `(2, a, b, _)` concatenates two (adds, where the result were wider than 6), `(3, a, b, _)`
+    multiplies two, `(4, source, b, transposed)` uses the matrix of an earlier layer again, if one fits (else it makes
+    one that maps the value to its own width). Sources count modulo the values there are, so that any integers will do.
+    What nobody reads goes into the read-out.
     """
 
-    def __init__(
-        self, inputs: int, outputs: int, nodes: Sequence[tuple[int, int, int, int]], seed: int = 0
-    ) -> None:
+    def __init__(self, inputs: int, outputs: int, nodes: Sequence[tuple[int, int, int, int]], seed: int = 0) -> None:
         super().__init__()
         self.inputs, self.layers, self.plan = inputs, nn.ModuleList(), []
-        widths, unread = [inputs], {0}
+        widths, unread, sizes = [inputs], {0}, []
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             for kind, a, b, flag in nodes:
                 a %= len(widths)
-                if kind == 0:
-                    self.plan.append((kind, a, len(self.layers)))
+                fitting = [i for i, size in enumerate(sizes) if size[flag % 2] == widths[a]]
+                if kind == 4 and fitting:
+                    b = fitting[b % len(fitting)]
+                    self.plan.append((4 + flag % 2, a, b))
+                    widths.append(sizes[b][1 - flag % 2])
+                elif kind in (0, 4):
+                    b = widths[a] if kind == 4 else b
+                    self.plan.append((0, a, len(sizes)))
                     self.layers.append(nn.Linear(widths[a], b, bias=bool(flag)))
+                    sizes.append((widths[a], b))
                     widths.append(b)
                 else:
                     mates = [i for i, w in enumerate(widths) if kind == 2 and w + widths[a] <= 6]
-                    kind = 2 if mates else 1
+                    kind = 1 if kind == 2 and not mates else kind
                     mates = mates or [i for i, w in enumerate(widths) if w == widths[a]]
                     b = mates[b % len(mates)]
                     self.plan.append((kind, a, b))
-                    widths.append(widths[a] if kind == 1 else widths[a] + widths[b])
+                    widths.append(widths[a] + (widths[b] if kind == 2 else 0))
                     unread.discard(b)
                 unread.discard(a)
                 unread.add(len(widths) - 1)
@@ -131,10 +137,14 @@ class RandomDag(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         values = [x]
         for kind, a, b in self.plan:
-            if kind == 0:
+            if kind in (0, 4):
                 values.append(F.relu(self.layers[b](values[a])))
+            elif kind == 5:
+                values.append(F.relu(F.linear(values[a], self.layers[b].weight.t())))
+            elif kind == 2:
+                values.append(torch.cat([values[a], values[b]], -1))
             else:
-                values.append(values[a] + values[b] if kind == 1 else torch.cat([values[a], values[b]], -1))
+                values.append(values[a] + values[b] if kind == 1 else values[a] * values[b])
         return self.head(torch.cat([values[i] for i in self.read], -1))
 
 
@@ -169,9 +179,7 @@ class RandomConv(nn.Module):
                 groups = c if kind == 1 else 1
                 out = {0: channels, 1: c * (1 + (channels % 2 == 0)), 2: c, 3: channels}[kind]
                 self.kinds.append(kind)
-                self.convs.append(
-                    nn.Conv2d(c, out, kernel, padding=kernel // 2, groups=groups, bias=bool(bias))
-                )
+                self.convs.append(nn.Conv2d(c, out, kernel, padding=kernel // 2, groups=groups, bias=bool(bias)))
                 c = c + out if kind == 3 else out
             self.head = nn.Linear(c * size * size if flat else c, outputs)
 
@@ -199,14 +207,12 @@ def random_rnn(
     form: str,
     seed: int = 0,
 ) -> Case:
-    """A stacked recurrent network; `form` is `"op"` (widths all `hidden[0]`), `"zeros"` or `"none"` (state)."""
+    """A stacked recurrent network; `form` is `"op"` (all widths `hidden[0]`), `"zeros"` or `"none"`."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model: nn.Module
         if form == "op":
-            model = OpRNN(
-                inputs, hidden[0], outputs, last, num_layers=len(hidden), bias=bias, batch_first=True
-            )
+            model = OpRNN(inputs, hidden[0], outputs, last, num_layers=len(hidden), bias=bias, batch_first=True)
         else:
             model = LoopRNN(inputs, hidden, outputs, last, bias=bias, zeros=form == "zeros")
         return model, (torch.randn(1, steps, inputs),)

@@ -171,9 +171,7 @@ def apply(world: World, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]
         result = ARITHMETIC[name](world, *args, **kwargs)
     else:
         raise NotImplementedError(f"the path oracle has no rule for {name}")
-    return torch.utils._pytree.tree_map(
-        lambda t: PathTensor(world, t) if isinstance(t, Tensor) else t, result
-    )
+    return torch.utils._pytree.tree_map(lambda t: PathTensor(world, t) if isinstance(t, Tensor) else t, result)
 
 
 def tensor_of(numbers: list[int], shape: Any) -> Tensor:
@@ -229,10 +227,7 @@ def windows(
     counts = tuple((n - r - 1) // s + 1 for n, r, s in zip(x.shape[2:], reach, stride, strict=True))
     patches = []
     for position in itertools.product(*(range(c) for c in counts)):
-        cut = (
-            slice(p * s, p * s + r + 1, d)
-            for p, s, r, d in zip(position, stride, reach, dilation, strict=True)
-        )
+        cut = (slice(p * s, p * s + r + 1, d) for p, s, r, d in zip(position, stride, reach, dilation, strict=True))
         patches.append(x[(slice(None), slice(None), *cut)])
     return patches, counts
 
@@ -277,8 +272,7 @@ def adaptive_pool(dims: int) -> Any:
     def run(world: World, x: Tensor, output_size: Any, *rest: Any, **kw: Any) -> Tensor:
         sizes = spread(output_size, dims)
         spans = [
-            [(i * n // s, -(-(i + 1) * n // s)) for i in range(s)]
-            for n, s in zip(x.shape[2:], sizes, strict=True)
+            [(i * n // s, -(-(i + 1) * n // s)) for i in range(s)] for n, s in zip(x.shape[2:], sizes, strict=True)
         ]
         cells = [
             reduce(world, x[(slice(None), slice(None), *(slice(a, b) for a, b in span))], range(2, 2 + dims))
@@ -344,9 +338,7 @@ def unrolled_rnn(rnn: nn.RNN, x: Any, state: Any = None) -> tuple[Any, Any]:
         outputs = []
         for way in ("", "_reverse")[: 2 if rnn.bidirectional else 1]:
             w_x, w_h = (getattr(rnn, f"weight_{kind}_l{layer}{way}") for kind in ("ih", "hh"))
-            b_x, b_h = (
-                getattr(rnn, f"bias_{kind}_l{layer}{way}") if rnn.bias else None for kind in ("ih", "hh")
-            )
+            b_x, b_h = (getattr(rnn, f"bias_{kind}_l{layer}{way}") if rnn.bias else None for kind in ("ih", "hh"))
             h = inputs.new_zeros(inputs.shape[1], rnn.hidden_size) if state is None else state[len(last)]
             steps: dict[int, Any] = {}
             for t in reversed(range(len(inputs))) if way else range(len(inputs)):
@@ -382,9 +374,7 @@ def enumerate_paths(model: nn.Module, *args: Any) -> Enumeration:
     names = {id(parameter): name for name, parameter in model.named_parameters()}
     for parameter in model.parameters():
         count = parameter.numel()
-        ids = tensor_of(
-            [world.intern(frozenset({(len(columns) + i,)})) for i in range(count)], parameter.shape
-        )
+        ids = tensor_of([world.intern(frozenset({(len(columns) + i,)})) for i in range(count)], parameter.shape)
         columns += [(names[id(parameter)], i) for i in range(count)]
         replaced[id(parameter)] = PathTensor(world, ids)
     # the copy keeps the very parameters of the original, so that they can be told by identity

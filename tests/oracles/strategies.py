@@ -23,15 +23,20 @@ rules = st.sampled_from(["modulo", "magnitude", "random"])
 
 
 def dag_specs() -> st.SearchStrategy[Any]:
-    """Arguments of `cases.RandomDag`."""
-    node = st.tuples(
-        st.sampled_from([0, 0, 0, 1, 2]), st.integers(0, 6), st.integers(1, 4), st.integers(0, 1)
-    )
+    """Arguments of `RandomDag`."""
+    node = st.tuples(st.sampled_from([0, 0, 0, 1, 2]), st.integers(0, 6), st.integers(1, 4), st.integers(0, 1))
     return st.tuples(st.integers(1, 3), st.integers(1, 2), st.lists(node, min_size=1, max_size=6), seeds)
 
 
+def tied_dag_specs() -> st.SearchStrategy[Any]:
+    """Arguments of `RandomDag` with products of activations and matrices used several times, also transposed."""
+    kinds = st.sampled_from([0, 0, 1, 2, 3, 4, 4])
+    node = st.tuples(kinds, st.integers(0, 6), st.integers(1, 3), st.integers(0, 1))
+    return st.tuples(st.integers(1, 2), st.integers(1, 2), st.lists(node, min_size=2, max_size=5), seeds)
+
+
 def conv_specs() -> st.SearchStrategy[Any]:
-    """Arguments of `cases.RandomConv`."""
+    """Arguments of `RandomConv`."""
     layer = st.tuples(st.integers(0, 4), st.integers(1, 3), st.sampled_from([1, 3]), st.integers(0, 1))
     # more than two 3x3 kernels in a row make more paths than it is worth to count
     few = st.lists(layer, min_size=1, max_size=4).filter(lambda ls: sum(k == 3 for _, _, k, _ in ls) <= 2)
@@ -39,7 +44,7 @@ def conv_specs() -> st.SearchStrategy[Any]:
 
 
 def rnn_specs() -> st.SearchStrategy[Any]:
-    """Arguments of `cases.random_rnn`: two or more steps, since one step never uses the recurrent weights."""
+    """Arguments of `random_rnn`: two or more steps, since one step never uses the recurrent weights."""
     hidden = st.lists(st.integers(1, 3), min_size=1, max_size=3)
     forms = st.sampled_from(["op", "zeros", "none"])
     return st.tuples(

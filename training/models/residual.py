@@ -43,9 +43,7 @@ class ResidualCNN(nn.Module):
         torch.Size([2, 4])
     """
 
-    def __init__(
-        self, channels: int = 3, width: int = 6, inner: int = 5, outputs: int = 4, blocks: int = 2
-    ) -> None:
+    def __init__(self, channels: int = 3, width: int = 6, inner: int = 5, outputs: int = 4, blocks: int = 2) -> None:
         super().__init__()
         self.stem = nn.Conv2d(channels, width, 3, padding=1)
         self.blocks = nn.Sequential(*(ResidualBlock(width, inner) for _ in range(blocks)))

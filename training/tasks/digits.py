@@ -36,12 +36,8 @@ def split_indices() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         [1197, 240, 360]
     """
     labels = load_digits().target
-    rest, test = train_test_split(
-        np.arange(len(labels)), test_size=TEST_SIZE, random_state=SPLIT_SEED, stratify=labels
-    )
-    train, valid = train_test_split(
-        rest, test_size=VALID_SIZE, random_state=SPLIT_SEED, stratify=labels[rest]
-    )
+    rest, test = train_test_split(np.arange(len(labels)), test_size=TEST_SIZE, random_state=SPLIT_SEED, stratify=labels)
+    train, valid = train_test_split(rest, test_size=VALID_SIZE, random_state=SPLIT_SEED, stratify=labels[rest])
     return train, valid, test
 
 

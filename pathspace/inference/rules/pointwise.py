@@ -32,7 +32,10 @@ def add(semantics: Semantics, x: Value, y: Any, *args: Any, **kwargs: Any) -> Te
 @rule("aten.where")
 def where(semantics: Semantics, condition: Value, x: Any, y: Any) -> Tensor:
     """A choice between operands, by a condition whose own scale is fixed."""
-    semantics.pin([condition], "a condition compares values")
+    semantics.pin([semantics.activation(condition)], "a condition compares values")
+    known = getattr(condition, "known", None)
+    if known is not None:
+        return torch.where(known, semantics.activation(x), semantics.activation(y))
     shape = torch.broadcast_shapes(condition.shape, *(getattr(v, "shape", ()) for v in (x, y)))
     return semantics.join(semantics.activation(x), semantics.activation(y)).expand(shape)
 

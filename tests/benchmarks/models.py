@@ -1,0 +1,71 @@
+"""Models that benchmarks share."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+CONFIGURATION = (64, 64, "M", 128, 128, "M", 256, 256, 256, "M", 512, 512, 512, "M", 512, 512, 512, "M")
+
+
+def vgg16() -> tuple[nn.Module, tuple[Tensor, ...]]:
+    """VGG-16: 138,357,544 weights."""
+    layers: list[nn.Module] = []
+    channels = 3
+    for entry in CONFIGURATION:
+        if entry == "M":
+            layers.append(nn.MaxPool2d(2))
+        else:
+            layers += [nn.Conv2d(channels, int(entry), 3, padding=1), nn.ReLU(inplace=True)]
+            channels = int(entry)
+    head = [nn.Linear(512 * 49, 4096), nn.ReLU(True), nn.Dropout(), nn.Linear(4096, 4096), nn.ReLU(True), nn.Dropout()]
+    model = nn.Sequential(*layers, nn.AdaptiveAvgPool2d(7), nn.Flatten(), *head, nn.Linear(4096, 1000))
+    return model, (torch.randn(1, 3, 224, 224),)
+
+
+class Classifier(nn.Module):
+    """A ReLU RNN read out at the last step: 28-100-10 in the paper's digits experiment."""
+
+    def __init__(self, inputs: int, hidden: int, outputs: int, layers: int = 1, bias: bool = False) -> None:
+        super().__init__()
+        self.rnn = nn.RNN(inputs, hidden, layers, nonlinearity="relu", batch_first=True, bias=bias)
+        self.out = nn.Linear(hidden, outputs, bias=bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.out(self.rnn(x)[0][:, -1])
+
+
+def small_rnn() -> tuple[nn.Module, tuple[Tensor, ...]]:
+    """RNN 28-100-10, 28 steps, batch 64."""
+    return Classifier(28, 100, 10), (torch.randn(64, 28, 28),)
+
+
+def stacked_rnn() -> tuple[nn.Module, tuple[Tensor, ...]]:
+    """Four layers of 1550 units on inputs of 400 (the paper's language model), 16 steps, batch 16."""
+    return Classifier(400, 1550, 400, layers=4), (torch.randn(16, 16, 400),)
+
+
+class Block(nn.Module):
+    """Two convolutions around a skip connection."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.body = nn.Sequential(
+            nn.Conv2d(channels, channels, 3, padding=1, bias=False),
+            nn.BatchNorm2d(channels),
+            nn.ReLU(),
+            nn.Conv2d(channels, channels, 3, padding=1, bias=False),
+            nn.BatchNorm2d(channels),
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.relu(x + self.body(x))
+
+
+def residual_cnn() -> tuple[nn.Module, tuple[Tensor, ...]]:
+    """A residual CNN with batch norm on 32 x 32 images, batch 64."""
+    stem = [nn.Conv2d(3, 64, 3, padding=1, bias=False), nn.BatchNorm2d(64), nn.ReLU()]
+    model = nn.Sequential(
+        *stem, *(Block(64) for _ in range(6)), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(64, 10)
+    )
+    return model, (torch.randn(64, 3, 32, 32),)

@@ -1,0 +1,98 @@
+"""Capture leaves the model alone, and says clearly why it fails."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import pathspace as ps
+from pathspace.capture import capture
+
+
+def layered() -> nn.Module:
+    return nn.Sequential(
+        nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Dropout(), nn.Flatten(), nn.Linear(4 * 16, 2)
+    )
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_the_model_is_left_untouched(training: bool) -> None:
+    model = layered().train(training)
+    model[0].weight.grad = torch.ones_like(model[0].weight)
+    calls: list[int] = []
+    handle = model[2].register_forward_hook(lambda *_: calls.append(1))
+    before = copy.deepcopy(model.state_dict())
+    identities = {name: id(p) for name, p in model.named_parameters()}
+    state = torch.get_rng_state()
+    capture(model, (torch.randn(2, 3, 6, 6),)) if training else ps.trace(model, torch.zeros(2, 3, 6, 6))
+    if not training:
+        assert torch.equal(torch.get_rng_state(), state)
+    assert model.training == training
+    assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())
+    assert {name: id(p) for name, p in model.named_parameters()} == identities
+    assert torch.equal(model[0].weight.grad, torch.ones_like(model[0].weight))
+    calls.clear()
+    model(torch.randn(2, 3, 6, 6))
+    assert calls == [1]
+    handle.remove()
+
+
+def test_recurrent_layers_keep_their_weights() -> None:
+    rnn = nn.RNN(2, 3, nonlinearity="relu")
+    ps.trace(rnn, torch.randn(4, 1, 2))
+    assert all(a is b for a, b in zip(rnn._flat_weights, rnn.parameters(), strict=True))
+    assert rnn(torch.randn(4, 1, 2))[0].shape == (4, 1, 3)
+
+
+class Branching(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(3, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.layer(x)
+        if y.sum() > 0:
+            return y
+        return -y
+
+
+class Keyword(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(3, 4), nn.Linear(4, 2)
+
+    def forward(self, x: Tensor, *, scale: Tensor) -> dict[str, tuple[Tensor, Tensor]]:
+        hidden = torch.relu(self.first(x)) * scale
+        return {"both": (self.second(hidden), self.second(2 * hidden))}
+
+
+def test_keyword_inputs_and_nested_outputs() -> None:
+    graph = ps.trace(Keyword(), torch.randn(2, 3), kwargs={"scale": torch.ones(1)})
+    assert (graph.num_weights, graph.num_units) == (26, 4)
+
+
+@pytest.mark.parametrize(
+    ("model", "inputs", "words"),
+    [
+        (nn.Linear(3, 3), (torch.randn(2, 4),), "2x4:float32"),
+        (nn.Linear(3, 3), (torch.ones(2, 3, dtype=torch.long),), "int64"),
+        (nn.Linear(3, 3).double(), (torch.randn(2, 3),), "dtype"),
+        (Branching(), (torch.randn(2, 3),), "test_capture.py:"),
+        (nn.LazyLinear(3), (torch.randn(2, 3),), "run the model once"),
+        (nn.Linear(3, 3, device="meta"), (torch.randn(2, 3),), "meta"),
+        (nn.DataParallel(nn.Linear(3, 3)), (torch.randn(2, 3),), "model.module"),
+    ],
+)
+def test_failures_are_one_sentence(model: nn.Module, inputs: tuple[Tensor, ...], words: str) -> None:
+    with pytest.raises(ps.PathspaceError) as caught:
+        ps.trace(model, *inputs)
+    assert words in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_only_modules_are_traced() -> None:
+    with pytest.raises(ps.InputTypeError, match="function"):
+        ps.trace(lambda x: x, torch.randn(1))  # type: ignore[arg-type]

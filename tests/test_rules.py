@@ -1,0 +1,133 @@
+"""What the rules say about single operations: units counted by hand, pins with their place."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+import pathspace as ps
+from pathspace.inference.registry import RULES
+
+
+class Between(nn.Module):
+    """Linear 4 -> 6, an operation, Linear -> 2."""
+
+    def __init__(self, operation: Callable[[Tensor], Tensor], features: int = 6) -> None:
+        super().__init__()
+        self.first, self.operation, self.second = nn.Linear(4, 6), operation, nn.Linear(features, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.second(self.operation(self.first(x)))
+
+
+# operation, features it leaves, free units
+OPERATIONS: dict[str, tuple[Callable[[Tensor], Tensor], int, int]] = {
+    "relu": (F.relu, 6, 6),
+    "leaky_relu": (F.leaky_relu, 6, 6),
+    "times a number": (lambda h: -3 * h / 2, 6, 6),
+    "plus a number": (lambda h: h + 1, 6, 0),
+    "gelu": (F.gelu, 6, 0),
+    "relu6": (F.relu6, 6, 0),
+    "hardtanh": (F.hardtanh, 6, 0),
+    "softmax": (lambda h: h.softmax(-1), 6, 0),
+    "pairwise maximum": (lambda h: F.max_pool1d(F.relu(h).unsqueeze(1), 2).squeeze(1), 3, 3),
+    "mean over features": (lambda h: F.relu(h).mean(-1, keepdim=True), 1, 1),
+    "padding with zeros": (lambda h: F.pad(F.relu(h), (1, 1)), 8, 6),
+    "padding with ones": (lambda h: F.pad(F.relu(h), (1, 1), value=1.0), 8, 6),
+    "flip and add": (lambda h: F.relu(h) + F.relu(h).flip(-1), 6, 3),
+    "roll": (lambda h: F.relu(h).roll(2, -1), 6, 6),
+    "glued to its double": (lambda h: torch.cat([F.relu(h), 2 * F.relu(h)], -1), 12, 6),
+    "cut in half and added": (lambda h: sum(F.relu(h).chunk(2, -1)), 3, 3),
+    "gate by sigmoid of itself": (lambda h: h * torch.sigmoid(h), 6, 0),
+    "gate by another half": (lambda h: h[:, :3] * torch.sigmoid(h[:, 3:]), 3, 3),
+    "bilinear": (lambda h: F.relu(h[:, :3]) * h[:, 3:], 3, 6),
+    "square": (lambda h: F.relu(h).square(), 6, 6),
+    "root of a square": (lambda h: h.square().sqrt(), 6, 6),
+    "quotient": (lambda h: h[:, :3] / (h[:, 3:].abs()), 3, 6),
+    "layer norm": (lambda h: F.layer_norm(h, (6,)), 6, 1),
+    "length one": (lambda h: h / h.square().sum(-1, keepdim=True).sqrt(), 6, 1),
+    "masked": (lambda h: F.relu(h).masked_fill(torch.tensor([True, False] * 3), 0.0), 6, 3),
+    "clamped from below": (lambda h: h.sign() * h, 6, 6),
+}
+
+
+@pytest.mark.parametrize("name", OPERATIONS)
+def test_units_are_those_counted_by_hand(name: str) -> None:
+    operation, features, units = OPERATIONS[name]
+    torch.manual_seed(0)
+    model, x = Between(operation, features), torch.randn(5, 4)
+    certificate = ps.verify(model, x)
+    assert certificate.units == units
+    assert certificate.holds, certificate
+
+
+class Custom(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(3, 4), nn.Linear(4, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.second(torch.ops.pathspace_tests.opaque(self.first(x)))
+
+
+@torch.library.custom_op("pathspace_tests::opaque", mutates_args=())
+def opaque(x: Tensor) -> Tensor:
+    return x.clamp(min=0)
+
+
+@opaque.register_fake
+def _(x: Tensor) -> Tensor:
+    return torch.empty_like(x)
+
+
+def test_an_unknown_operation_pins_and_is_named() -> None:
+    graph = ps.trace(Custom(), torch.randn(2, 3))
+    assert graph.num_units == 0
+    (pin,) = graph.pinned
+    assert pin.op == "pathspace_tests.opaque"
+    assert "test_rules.py" in pin.source
+    with pytest.raises(ps.UnsupportedError, match="opaque"):
+        ps.trace(Custom(), torch.randn(2, 3), strict=True)
+
+
+def test_a_rule_of_ones_own() -> None:
+    @ps.rule("pathspace_tests.opaque")
+    def opaque_rule(semantics: object, x: Tensor) -> Tensor:
+        return x
+
+    try:
+        assert ps.trace(Custom(), torch.randn(2, 3), strict=True).num_units == 4
+    finally:
+        del RULES["pathspace_tests.opaque"]
+
+
+def test_a_wrong_rule_is_noticed() -> None:
+    @ps.rule("pathspace_tests.opaque")
+    def opaque_rule(semantics: object, x: Tensor) -> Tensor:
+        return x.t()
+
+    try:
+        with pytest.raises(ps.UnsupportedError, match="correct the rule"):
+            ps.trace(Custom(), torch.randn(2, 3))
+    finally:
+        del RULES["pathspace_tests.opaque"]
+
+
+def test_every_parameter_is_accounted_for() -> None:
+    class Odd(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer, self.idle = nn.Linear(3, 3), nn.Linear(2, 2)
+            self.strange = nn.Parameter(torch.randn(3, 3))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.layer(x) @ torch.linalg.inv(self.strange)
+
+    certificate = ps.verify(Odd(), torch.randn(2, 3))
+    assert certificate.parameters == {"total": 27, "path_space": 12, "pinned": 9, "unused": 6}
+    assert certificate.unused == ["idle.weight", "idle.bias"]
+    assert any("strange" in pin["parameters"] for pin in certificate.pinned)
