@@ -50,7 +50,7 @@ def _rows(block: WeightBlock, entering: bool) -> _Rows:
         return total
 
     def matrix(ids: Tensor) -> np.ndarray:
-        wide = ids.permute(*rows, *columns, *taps)
+        wide = ids.permute([*rows, *columns, *taps])
         size = list(wide.shape)
         if any(n > 1 for n in size[: len(rows)]):
             size[: len(rows)] = [block.shape[d] for d in rows]
@@ -58,7 +58,7 @@ def _rows(block: WeightBlock, entering: bool) -> _Rows:
         wide = wide.expand(size)
         return wide.reshape(int(np.prod(size[: len(rows)], dtype=int)), -1).numpy()
 
-    near_ids = near.permute(*rows, *columns, *taps).reshape(-1).numpy()
+    near_ids = near.permute([*rows, *columns, *taps]).reshape(-1).numpy()
     # the middle tap: with padding, the outer ones may meet little data
     tap = int(sum((block.shape[d] // 2) * strides[d] for d in taps))
     dead = None if block.unused is None else matrix(block.unused)

@@ -14,7 +14,7 @@ from pathspace.capture import Captured, first_line, place
 from pathspace.errors import PathspaceError, UnsupportedError
 from pathspace.inference import rules  # noqa: F401  (registers the rules)
 from pathspace.inference.registry import RULES, operation_name
-from pathspace.inference.semantics import Place, Semantics
+from pathspace.inference.semantics import Pin, Place, Semantics
 from pathspace.inference.values import NEUTRAL, ROOT, Weight, compress, constant
 
 S = TypeVar("S", bound=Semantics)
@@ -70,6 +70,13 @@ def interpret(
 def _placeholder(node: fx.Node, captured: Captured, semantics: Semantics) -> Any:
     kind, name = captured.sources.get(node.name, ("input", node.name))
     shown = node.meta.get("val")
+    if kind == "parameter" and captured.parameters[name].is_complex():
+        # complex weights have no signs to keep, and no positive scales alone
+        semantics.pinned_parameters[name] = Pin(
+            "complex parameter", "", "", "complex weights stay outside path space", 0, (name,)
+        )
+        semantics.pins.append(semantics.pinned_parameters[name])
+        return constant(semantics.shapes[name])
     if kind == "parameter":
         return Weight.of(name, semantics.shapes[name])
     if node.name in captured.constants:

@@ -23,6 +23,9 @@ from torch import Tensor
 from pathspace.inference.semantics import Semantics
 from pathspace.inference.values import NEUTRAL, ROOT, Value, Weight, constant, distinct
 
+# weights met with more scales than this are taken to meet one: sound, and exact where it matters
+EXACT_USES = 20_000
+
 
 class UnionFind:
     """Equations between signed ids, solved by connected components.
@@ -202,17 +205,49 @@ class Scales(Semantics):
         # dimensions along which the scalar weight is the same: its tail and head must not vary there
         varies = [size > 1 and stride != 0 for size, stride in zip(sizes, strides, strict=True)]
         ids = ids.expand(full)
-        tail = self._representative(ids, [dim for dim in range(rank) if not varies[dim]])
+        shared = [dim for dim in range(rank) if not varies[dim]]
         reduced = {dim % rank for dim in dims}
+        free = [dim for dim in shared if full[dim] > 1 and ids.stride(dim) != 0 and dim not in reduced]
+        change = None
+        if free and distinct(ids).numel() <= EXACT_USES:
+            ids, change = self._baseline(ids, free, varies)
+        tail = self._representative(ids, shared)
         out = tuple(size for dim, size in enumerate(full) if dim not in reduced)
         if bool((distinct(tail) == NEUTRAL).all()):
             return constant(out, NEUTRAL)
         head = self.equations.fresh([full[dim] if varies[dim] and dim not in reduced else 1 for dim in range(rank)])
         self._use(weight, tail, head)
+        if change is not None:
+            # change varies only where the weight does not, so nothing is summed over it
+            head = self.product((1, head), (1, change))
         result = head.expand(*(1 if dim in reduced else size for dim, size in enumerate(full)))
         for dim in sorted(reduced, reverse=True):
             result = result.select(dim, 0)
         return result
+
+    def _baseline(self, ids: Tensor, free: Sequence[int], varies: Sequence[bool]) -> tuple[Tensor, Tensor | None]:
+        """One weight met with several scales (of tokens, of positions): ``phi = baseline + change``, exactly.
+
+        The factor of the weight is ``head - baseline``; ``change`` varies only where the weight does not, and goes on to
+        the result.
+        """
+        full = ids.shape
+        small = distinct(ids)
+        first = small
+        for dim in free:
+            first = first.narrow(dim, 0, 1)
+        if bool((small == first).all()):
+            return first.expand(full), None
+        change = self.equations.fresh([n if dim in free else 1 for dim, n in enumerate(full)])
+        baseline = self.equations.fresh([1 if dim in free else n for dim, n in enumerate(small.shape)])
+        void = (small == NEUTRAL).all(dim=tuple(free), keepdim=True) if bool((small == NEUTRAL).any()) else None
+        if void is not None:
+            baseline = torch.where(void, NEUTRAL, baseline)
+        self.equations.relate((1, small), (-1, baseline), (-1, change))
+        for target in torch.broadcast_tensors(baseline, change):
+            kept = (small != NEUTRAL) & (target != NEUTRAL)
+            self._log.append((small[kept], target[kept]))
+        return baseline.expand(full), change
 
     def attach(self, weight: Weight) -> Tensor:
         """Edges from the root to fresh ids, one per scalar."""

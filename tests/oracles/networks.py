@@ -92,17 +92,18 @@ class RNNWithState(nn.Module):
 class RandomDag(nn.Module):
     """A random network of linear layers, additions and concatenations, with products and shared matrices if asked.
 
-    Each node reads values made before it: `(0, source, width, bias)` is a linear layer with ReLU, `(1, a, b, _)` adds
-    two values of equal width, `(2, a, b, _)` concatenates two (adds, where the result were wider than 6), `(3, a, b, _)`
-    multiplies two, `(4, source, b, transposed)` uses the matrix of an earlier layer again, if one fits (else it makes
-    one that maps the value to its own width). Sources count modulo the values there are, so that any integers will do.
-    What nobody reads goes into the read-out.
+    Each node reads values made before it. `(0, source, width, bias)` is a linear layer with ReLU; `(1, a, b, _)` adds
+    two values of equal width; `(2, a, b, _)` concatenates two (adds, where the result were wider than 6);
+    `(3, a, b, _)` multiplies two; `(4, source, b, transposed)` uses the matrix of an earlier layer again, if one fits
+    (else it makes one that maps the value to its own width). Sources count modulo the values there are, so that any
+    integers will do. What nobody reads goes into the read-out.
     """
 
     def __init__(self, inputs: int, outputs: int, nodes: Sequence[tuple[int, int, int, int]], seed: int = 0) -> None:
         super().__init__()
         self.inputs, self.layers, self.plan = inputs, nn.ModuleList(), []
-        widths, unread, sizes = [inputs], {0}, []
+        widths, unread = [inputs], {0}
+        sizes: list[tuple[int, int]] = []
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             for kind, a, b, flag in nodes:
@@ -140,7 +141,8 @@ class RandomDag(nn.Module):
             if kind in (0, 4):
                 values.append(F.relu(self.layers[b](values[a])))
             elif kind == 5:
-                values.append(F.relu(F.linear(values[a], self.layers[b].weight.t())))
+                matrix: Any = self.layers[b].weight
+                values.append(F.relu(F.linear(values[a], matrix.t())))
             elif kind == 2:
                 values.append(torch.cat([values[a], values[b]], -1))
             else:

@@ -1,0 +1,50 @@
+"""Quantities that gradient flow conserves: one for every free scale of the network."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from pathspace import ReductionGraph
+
+
+def conserved(graph: ReductionGraph) -> Tensor:
+    """``sum_{e into v} w_e^2 - sum_{e out of v} w_e^2`` for every unit ``v``.
+
+    Every loss gradient satisfies ``sum_in w g = sum_out w g`` exactly, so along gradient flow ``dw/dt = -g`` these
+    sums stay constant; along gradient
+    descent with learning rate ``lr`` they drift by ``O(lr^2)`` per step. A drift beyond that is the work of weight
+    decay, momentum or noise.
+
+    Args:
+        graph: the reduction graph of a model; its current weights are read.
+
+    Returns:
+        float64 tensor of shape ``(num_units,)``.
+
+    Example:
+        >>> import torch, pathspace as ps
+        >>> model = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.ReLU(), torch.nn.Linear(4, 1)).double()
+        >>> x, y = torch.randn(16, 3).double(), torch.randn(16, 1).double()
+        >>> graph = ps.trace(model, x)
+        >>> before, optimizer = conserved(graph), torch.optim.SGD(model.parameters(), lr=1e-4)
+        >>> torch.nn.functional.mse_loss(model(x), y).backward()
+        >>> _ = optimizer.step()
+        >>> bool((conserved(graph) - before).abs().max() < 1e-6)
+        True
+
+    Reference:
+        Du, Hu, Lee: Algorithmic regularization in learning deep homogeneous models (2018), Theorem 2.1, for layered
+        networks.
+    """
+    total = torch.zeros(graph.expand.shape[0], dtype=torch.float64)
+    for block in graph.blocks:
+        square = graph.parameters[block.name].detach().double().cpu().square()
+        if block.unused is not None:
+            square = square.masked_fill(block.unused.expand(block.shape), 0)
+        for ids, sign in ((block.head, 1), (block.tail, -1)):
+            dims = [dim for dim in range(square.dim()) if ids.shape[dim] == 1 and square.shape[dim] > 1]
+            part = square.sum(dims, keepdim=True) if dims else square
+            flat = ids.reshape(-1)
+            total.index_add_(0, flat.abs(), part.reshape(-1) * flat.sign() * sign)
+    return torch.from_numpy(graph.expand.T @ total.numpy())[1:]

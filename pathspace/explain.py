@@ -1,0 +1,149 @@
+"""Where every parameter of a model went: into path space, pinned by some operation, or unused."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+from torch import nn
+
+from pathspace.reduction import ReductionGraph, trace
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+
+@dataclass(frozen=True)
+class ParameterStatus:
+    """One parameter's account; the three counts add up to its size.
+
+    Attributes:
+        name: the parameter, under its first name.
+        shape: its shape.
+        path_space: scalars that are edges of the reduction graph.
+        pinned: scalars consumed by an operation that fixed them.
+        unused: scalars that do not influence the outputs.
+        free_in: whether some edge leaves a unit with a free scale.
+        free_out: whether some edge enters one.
+        by: the operation that pinned it, with module and line, or "".
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    path_space: int
+    pinned: int
+    unused: int
+    free_in: bool
+    free_out: bool
+    by: str
+
+    @property
+    def status(self) -> str:
+        """One word: ``"path space"``, ``"pinned"`` or ``"unused"``, or the first of them that applies to a part."""
+        return "path space" if self.path_space else "pinned" if self.pinned else "unused"
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """The account of all parameters, and the graph it was read from.
+
+    Attributes:
+        graph: the reduction graph.
+        parameters: one entry per parameter.
+    """
+
+    graph: ReductionGraph
+    parameters: tuple[ParameterStatus, ...]
+
+    @property
+    def totals(self) -> dict[str, int]:
+        """Scalars in path space, pinned and unused."""
+        return {
+            key: sum(getattr(entry, key) for entry in self.parameters) for key in ("path_space", "pinned", "unused")
+        }
+
+    def to_dict(self) -> dict[str, Any]:
+        """Everything as plain values."""
+        return {"totals": self.totals, "parameters": [asdict(entry) for entry in self.parameters]}
+
+    def __rich__(self) -> Table:
+        from rich import box
+        from rich.markup import escape
+        from rich.table import Table
+
+        totals = self.totals
+        title = (
+            f"{totals['path_space']:,} scalars in path space, {totals['pinned']:,} pinned, {totals['unused']:,} unused"
+        )
+        table = Table(box=box.SIMPLE, title=title, title_justify="left")
+        for column in ("parameter", "shape", "status", "scales", "why"):
+            table.add_column(column, overflow="fold")
+        sides = {(True, True): "in and out", (True, False): "in", (False, True): "out", (False, False): "none"}
+        for entry in self.parameters:
+            shape = "x".join(map(str, entry.shape)) or "scalar"
+            free = sides[entry.free_in, entry.free_out] if entry.path_space else ""
+            part = f"{entry.unused:,} of its scalars unused" if entry.unused and entry.path_space else ""
+            table.add_row(escape(entry.name), shape, entry.status, free, escape(entry.by or part))
+        return table
+
+    def __str__(self) -> str:
+        from rich.console import Console
+
+        console = Console(width=120, no_color=True)
+        with console.capture() as captured:
+            console.print(self)
+        return captured.get()
+
+
+def explain(
+    model: nn.Module, *args: Any, kwargs: Mapping[str, Any] | None = None, norm_eps: str = "ignore"
+) -> Explanation:
+    """Account for every parameter of a model.
+
+    Args:
+        model: any module.
+        *args: example inputs.
+        kwargs: example inputs by keyword.
+        norm_eps: see :func:`pathspace.trace`.
+
+    Returns:
+        The explanation; printing it shows a table.
+
+    Raises:
+        CaptureError: the model fails on these inputs or cannot be captured.
+
+    Example:
+        >>> import torch, pathspace as ps
+        >>> model = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.GELU(), torch.nn.Linear(4, 2))
+        >>> explanation = ps.explain(model, torch.randn(1, 3))
+        >>> explanation.totals
+        {'path_space': 26, 'pinned': 0, 'unused': 0}
+        >>> [(pin.op, pin.elements) for pin in explanation.graph.pinned]
+        [('aten.gelu', 4)]
+    """
+    graph = trace(model, *args, kwargs=kwargs, norm_eps=norm_eps)
+    places: dict[str, str] = {}
+    for pin in graph.pinned:
+        for name in pin.parameters:
+            places.setdefault(
+                name, " ".join(part for part in (pin.op, f"in {pin.module}" if pin.module else "", pin.source) if part)
+            )
+    entries = []
+    for name, parameter in graph.parameters.items():
+        block = graph.blocks[graph.index[name]] if name in graph.index else None
+        edges = block.num_edges if block is not None else 0
+        pinned = parameter.numel() if block is None and name in places else 0
+        entries.append(
+            ParameterStatus(
+                name=name,
+                shape=tuple(parameter.shape),
+                path_space=edges,
+                pinned=pinned,
+                unused=parameter.numel() - edges - pinned,
+                free_in=block is not None and bool((block.tail != 0).any()),
+                free_out=block is not None and bool((block.head != 0).any()),
+                by=places.get(name, ""),
+            )
+        )
+    return Explanation(graph, tuple(entries))
