@@ -228,8 +228,8 @@ class Scales(Semantics):
     def _baseline(self, ids: Tensor, free: Sequence[int], varies: Sequence[bool]) -> tuple[Tensor, Tensor | None]:
         """One weight met with several scales (of tokens, of positions): ``phi = baseline + change``, exactly.
 
-        The factor of the weight is ``head - baseline``; ``change`` varies only where the weight does not, and goes on to
-        the result.
+        The factor of the weight is ``head - baseline``; ``change`` varies only where the weight does not, and
+        goes on to the result.
         """
         full = ids.shape
         small = distinct(ids)
