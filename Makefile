@@ -16,6 +16,11 @@ lint: $(READY)
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
+docs: $(READY)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[docs]'
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
+	@echo "the pages are in site/index.html"
+
 bench: $(READY)
 	PYTHONPATH=tests $(BIN)/python -m benchmarks
 
@@ -30,4 +35,4 @@ $(READY): pyproject.toml constraints.txt
 	touch $(READY)
 
 clean:
-	rm -rf .venv demo-output runs
+	rm -rf .venv demo-output runs site
