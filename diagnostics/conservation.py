@@ -12,9 +12,8 @@ def conserved(graph: ReductionGraph) -> Tensor:
     """``sum_{e into v} w_e^2 - sum_{e out of v} w_e^2`` for every unit ``v``.
 
     Every loss gradient satisfies ``sum_in w g = sum_out w g`` exactly, so along gradient flow ``dw/dt = -g`` these
-    sums stay constant; along gradient
-    descent with learning rate ``lr`` they drift by ``O(lr^2)`` per step. A drift beyond that is the work of weight
-    decay, momentum or noise.
+    sums stay constant; along gradient descent with learning rate ``lr`` they drift by ``O(lr^2)`` per step. A drift
+    beyond that is the work of weight decay, momentum or noise.
 
     Args:
         graph: the reduction graph of a model; its current weights are read.

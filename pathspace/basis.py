@@ -1,9 +1,8 @@
 """Basis paths of two spanning trees: counting vectors, values, and integer coefficients of every other path.
 
 For ``e = (u -> v)`` let ``P(e) = pre(u) + e + suf(v)``, and for a unit ``p_v = pre(v) + suf(v)``. The distinct
-non-zero ``p_v``, together with ``P(e)`` for the
-edges in neither tree, are ``m - H`` integer vectors, and every circulation is
-``z = sum_e z_e P(e) - sum_v f_v p_v`` with ``f_v`` the flow of ``z`` through ``v``.
+non-zero ``p_v``, together with ``P(e)`` for the edges in neither tree, are ``m - H`` integer vectors, and every
+circulation is ``z = sum_e z_e P(e) - sum_v f_v p_v`` with ``f_v`` the flow of ``z`` through ``v``.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """From an eager model to a captured graph: the only module that knows the ways of ``torch.export``.
 
 The analysis reads the *training IR* (no decomposition): recurrent layers stay one operation, every parameter name is
-one
-placeholder, and every node remembers the module and the source line it came from. The user's model is left as it was.
+one placeholder, and every node remembers the module and the source line it came from. The user's model is left as it
+was.
 """
 
 from __future__ import annotations

@@ -40,8 +40,7 @@ def save_masks(skeleton: Skeleton, path: str | PathLike[str]) -> None:
     """Write the masks of a skeleton as one safetensors file.
 
     Tensors are named ``incoming/<parameter>`` and ``outgoing/<parameter>`` and have dtype bool and the parameter's
-    shape. The header's metadata holds the
-    format, the rule and its seed, and the figures of the graph.
+    shape. The header's metadata holds the format, the rule and its seed, and the figures of the graph.
 
     Args:
         skeleton: the skeleton.

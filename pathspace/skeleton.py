@@ -1,9 +1,8 @@
 """Two spanning trees of the reduction graph: which edge enters each unit first, and which leaves it last.
 
 The paper's Skeleton Method marks, for every hidden node, one entering and one leaving weight and takes the union of
-the marks as *skeleton*. Kept apart, the
-entering edges form a tree ``T_in`` rooted at the root and the leaving edges a tree ``T_out`` towards it, and basis
-paths follow for any graph.
+the marks as *skeleton*. Kept apart, the entering edges form a tree ``T_in`` rooted at the root and the leaving edges
+a tree ``T_out`` towards it, and basis paths follow for any graph.
 """
 
 from __future__ import annotations
@@ -256,8 +255,7 @@ def choose(graph: ReductionGraph, rule: str = "modulo", seed: int = 0) -> Skelet
     Args:
         graph: the reduction graph.
         rule: ``"modulo"`` (Algorithm 1 of the path-space paper, extended to any graph: the j-th unit takes the ``j
-            mod n``-th open edge),
-            ``"magnitude"`` (the largest weight: the best conditioned choice) or ``"random"``.
+            mod n``-th open edge), ``"magnitude"`` (the largest weight: the best conditioned choice) or ``"random"``.
         seed: seed of the random rule.
 
     Returns:

@@ -195,8 +195,8 @@ def theorem3(
     """There are exactly ``m - H`` basis paths, and they are independent.
 
     The upper bound ``rank <= m - H`` is the ``H`` gauge generators, independent because each moves the edge of
-    ``T_in`` that enters its unit;
-    the lower bound is the triangular shape of the two-tree basis, or a modular rank where a matrix is formed.
+    ``T_in`` that enters its unit; the lower bound is the triangular shape of the two-tree basis, or a modular rank
+    where a matrix is formed.
 
     Returns:
         Evidence, exact rank or ``None``, and the method.

@@ -1,10 +1,9 @@
 """From uses of weights to weight blocks: tail and head ids laid out like the parameter itself.
 
 A use refers to a *view* of a parameter (transposed, sliced, split into groups, ...). Where the view is made of whole
-dimensions of the parameter its ids are permuted back without ever being written out per scalar; only for stranger views
-are they scattered. Several uses of one scalar demand equal scale factors, ``phi(head) - phi(tail)``; for a transposed
-use
-tail and head change places with opposite signs.
+dimensions of the parameter its ids are permuted back without ever being written out per scalar; only for stranger
+views are they scattered. Several uses of one scalar demand equal scale factors, ``phi(head) - phi(tail)``; for a
+transposed use tail and head change places with opposite signs.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
 """Which rule serves which operation.
 
 A rule is a small function ``rule(semantics, *args, **kwargs)`` that is called with the operation's own arguments:
-tensors replaced by their
-ids, parameters by :class:`~pathspace.inference.values.Weight`, numbers left as they are. It returns ids (or a tuple,
-for operations with several results).
+tensors replaced by their ids, parameters by :class:`~pathspace.inference.values.Weight`, numbers left as they are. It
+returns ids (or a tuple, for operations with several results).
 """
 
 from __future__ import annotations

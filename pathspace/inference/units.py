@@ -1,11 +1,9 @@
 """Who shares a scale with whom: ids of units, and the signed union-find that merges them.
 
 Every id stands for the logarithm of a positive scale; ``-k`` stands for the opposite logarithm of ``k`` and ``0``
-(the root) for a fixed scale.
-Equations ``phi(a) = phi(b)`` are collected while the graph is interpreted and solved once, at the end, by the
-connected components of the *doubled* graph
-that holds ``+k`` and ``-k`` as two nodes: if both land in one component then ``phi(k) = -phi(k)``, so the unit is
-pinned.
+(the root) for a fixed scale. Equations ``phi(a) = phi(b)`` are collected while the graph is interpreted and solved
+once, at the end, by the connected components of the *doubled* graph that holds ``+k`` and ``-k`` as two nodes: if
+both land in one component then ``phi(k) = -phi(k)``, so the unit is pinned.
 """
 
 from __future__ import annotations

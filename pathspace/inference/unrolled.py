@@ -1,10 +1,9 @@
 """The network unrolled over time and depth, for enumerating its paths.
 
 Nodes are *sets of ways to arrive*: pairs (edge, node before). Elements with the same set are one node, so copies over
-the batch, over
-space and over call sites fall together, while the time steps of a recurrent network stay apart. A network path is a
-way from the root to a
-place where a scale is fixed (the outputs, above all); it is written as the sequence of scalar weights it passes.
+the batch, over space and over call sites fall together, while the time steps of a recurrent network stay apart. A
+network path is a way from the root to a place where a scale is fixed (the outputs, above all); it is written as the
+sequence of scalar weights it passes.
 """
 
 from __future__ import annotations

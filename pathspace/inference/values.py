@@ -65,8 +65,7 @@ class Weight:
     Attributes:
         name: the parameter, when ``index`` is a strided view of it.
         index: a *meta* tensor whose sizes, strides and offset describe the view of the contiguous parameter ``name``;
-            or, when
-            ``name`` is ``None``, an ``int64`` tensor of positions in the numbering of all scalars.
+            or, when ``name`` is ``None``, an ``int64`` tensor of positions in the numbering of all scalars.
     """
 
     name: str | None
