@@ -29,6 +29,7 @@ class Certificate:
         theorem3: number and independence of basis paths.
         invariance: largest relative violations of the rescaling symmetry, and their tolerance.
         parameters: scalars in path space, pinned, and unused; they add up to the model's.
+        approximate_units: units whose scale is exact only for ``eps = 0``.
         pinned: operations that fixed a scale, with place and reason.
         unused: parameters that do not influence the outputs.
         skeleton: rule and seed.
@@ -47,6 +48,7 @@ class Certificate:
     theorem3: dict[str, Any]
     invariance: dict[str, Any]
     parameters: dict[str, int]
+    approximate_units: int = 0
     pinned: list[dict[str, Any]] = field(default_factory=list)
     unused: list[str] = field(default_factory=list)
     skeleton: dict[str, Any] = field(default_factory=dict)
@@ -89,6 +91,8 @@ class Certificate:
         figures.add_column(style="dim", overflow="fold")
         figures.add_row("weights m", f"{self.weights:,}", "scalar weights on paths")
         figures.add_row("units H", f"{self.units:,}", "free scales: dimension of the gauge group")
+        if self.approximate_units:
+            figures.add_row("of them approximate", f"{self.approximate_units:,}", "normalised: exact for eps = 0")
         figures.add_row("dimension m - H", f"{self.dimension:,}", "independent path values")
         figures.add_row("basis paths", f"{self.basis_paths:,}", f"two trees, rule {self.skeleton.get('rule', '')}")
         if self.rank is not None:

@@ -86,6 +86,7 @@ class ReductionGraph:
         unused: parameters that do not influence the outputs.
         has_cuts: whether a normalisation cuts paths: then basis paths are closed walks of the graph, not all of them
             paths of the network.
+        approximate: ids of the units whose scale is exact only for ``eps = 0`` (they are normalised somewhere).
         forms: integer matrix ``(derived, H)``: id ``H + 1 + i`` stands for the log-scale ``forms[i] @ phi`` (products
             of
             activations, matrices reused in depth); empty for most models.
@@ -107,6 +108,7 @@ class ReductionGraph:
     pinned: tuple[Pin, ...]
     unused: tuple[str, ...]
     has_cuts: bool
+    approximate: np.ndarray = field(repr=False)
     statistics: tuple[Statistic, ...]
     forms: csr_array = field(repr=False)
     norm_eps: str
@@ -295,6 +297,7 @@ class ReductionGraph:
             "weights": self.num_weights,
             "units": self.num_units,
             "dimension": self.dimension,
+            "approximate_units": len(self.approximate),
             "blocks": len(self.blocks),
             "pinned": len(self.pinned),
             "unused": list(self.unused),

@@ -126,6 +126,7 @@ def verify(
         theorem3=third,
         invariance=invariance,
         parameters=account(model, graph),
+        approximate_units=len(graph.approximate),
         pinned=[asdict(pin) for pin in graph.pinned],
         unused=list(graph.unused),
         skeleton={"rule": rule, "seed": seed},

@@ -60,13 +60,23 @@ def build(captured: Captured, scales: Scales, norm_eps: str = "ignore") -> Reduc
         num_units=solution.units,
         pinned=tuple(scales.pins),
         unused=tuple(name for name in captured.parameters if name not in known),
-        has_cuts=scales.has_cuts,
+        has_cuts=bool(scales.cuts),
+        approximate=_units_of(scales.cuts, classes, solution),
         statistics=tuple(Statistic(mean, var, lookup(classes, ids)) for mean, var, ids in scales.statistics),
         forms=solution.forms,
         norm_eps=norm_eps,
         captured=captured,
         parameters=captured.parameters,
     )
+
+
+def _units_of(cuts: list[Tensor], classes: Tensor, solution: Solution) -> np.ndarray:
+    """Units that take part in a normalised scale."""
+    met = np.zeros(1 + solution.units + solution.forms.shape[0], bool)
+    for ids in cuts:
+        met[lookup(classes, ids).abs().numpy().reshape(-1)] = True
+    met[1 : solution.units + 1] |= (abs(solution.forms).T @ met[solution.units + 1 :].astype(np.int64)) > 0
+    return np.flatnonzero(met[: solution.units + 1])[int(met[0]) :]
 
 
 def lookup(classes: Tensor, ids: Tensor) -> Tensor:

@@ -1,11 +1,10 @@
 """Scales that are sums of scales: products of activations, and matrices reused in depth.
 
 Besides equations between two ids, operations impose relations with more terms: the product of two activations has
-``phi(out) = phi(a) + phi(b)``, and a matrix used twice
-demands ``phi(head') - phi(head) = phi(tail') - phi(tail) = c`` with one number ``c`` for the whole matrix. Most of
-them collapse once the equations are solved (an
-operand turns out to be the root, ``c`` turns out to be 0). What remains is eliminated exactly over the integers: some
-ids become *derived*, integer combinations of base units.
+``phi(out) = phi(a) + phi(b)``, and a matrix used twice demands ``phi(head') - phi(head) = phi(tail') - phi(tail) = c``
+with one number ``c`` for the whole matrix. Most of them collapse once the equations are solved (an operand turns out to
+be the root, ``c`` turns out to be 0). What remains is eliminated exactly over the integers: some ids become *derived*,
+integer combinations of base units.
 """
 
 from __future__ import annotations

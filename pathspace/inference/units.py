@@ -130,7 +130,7 @@ class Scales(Semantics):
         self.uses: list[Use] = []
         # in order of execution: a use by its number, ids that reach a fixed scale, or pairs (from, to) of ids
         self._log: list[int | Tensor | tuple[Tensor, Tensor]] = []
-        self.has_cuts = False
+        self.cuts: list[Tensor] = []
         self.statistics: list[tuple[str | None, str | None, Tensor]] = []
 
     def join(self, *values: Value) -> Tensor:
@@ -319,8 +319,9 @@ class Scales(Semantics):
     def cut(self, value: Value, dims: Sequence[int]) -> Tensor:
         """One free class over the normalised dimensions; the result has a fixed scale."""
         ids = self.activation(value)
-        self._sink(self._representative(ids, [dim % ids.dim() for dim in dims]))
-        self.has_cuts = True
+        shared = self._representative(ids, [dim % ids.dim() for dim in dims])
+        self._sink(shared)
+        self.cuts.append(shared)
         return constant(ids.shape, ROOT)
 
     def steps(self, length: int) -> int:
