@@ -196,8 +196,8 @@ def capture(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any] |
     except Exception as error:
         check_runs(model, args, kwargs)
         raise CaptureError(
-            f"{type(model).__name__} runs but cannot be captured as a graph: {first_line(error)} (at "
-            f"{user_frame(error)}); "
+            f"{type(model).__name__} runs but cannot be captured as a graph: {first_line(error)} "
+            f"({user_frame(error)}); "
             "control flow that depends on the values of tensors has to be rewritten, for instance with torch.where."
         ) from error
 

@@ -519,6 +519,10 @@ def test_a_reader_that_leaves_early_is_no_error(folder: Path) -> None:
     assert done.stderr == ""
 
 
+def _listen() -> None:
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
 def test_control_c_ends_with_130(folder: Path) -> None:
     (folder / "slow.py").write_text("import time\nopen('started', 'w').close()\ntime.sleep(100)\n")
     command = [
@@ -528,7 +532,9 @@ def test_control_c_ends_with_130(folder: Path) -> None:
         "--json",
         "out.json",
     ]
-    with subprocess.Popen(command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+    # a run in the background inherits an ignored SIGINT, which a terminal would not have
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    with subprocess.Popen(command, cwd=folder, preexec_fn=_listen, **pipes) as process:  # type: ignore[call-overload]
         deadline = time.monotonic() + 60
         while not (folder / "started").exists() and time.monotonic() < deadline:
             time.sleep(0.05)
