@@ -1,8 +1,9 @@
 """training: optimizers, tasks and experiments that use what :mod:`pathspace` finds.
 
-Optimizers: :class:`GSGD`, and :func:`init_skeleton` to start from.
+Optimizers on path values: :class:`GSGD` and :class:`GAdam`, with :func:`init_skeleton` to start from;
+:class:`PathSGD`; and, from the evolution notes, :class:`EMASGD`, :class:`RescaleSGD`, :class:`SignProp`.
 """
 
-from training.optim import GSGD, init_skeleton
+from training.optim import EMASGD, GSGD, GAdam, PathNorm, PathSGD, RescaleSGD, SignProp, init_skeleton
 
-__all__ = ["GSGD", "init_skeleton"]
+__all__ = ["EMASGD", "GSGD", "GAdam", "PathNorm", "PathSGD", "RescaleSGD", "SignProp", "init_skeleton"]

@@ -13,7 +13,7 @@ from torch import nn
 import pathspace as ps
 from pathspace import Skeleton
 from pathspace.errors import InputError
-from training.optim import GSGD, init_skeleton
+from training.optim import EMASGD, GSGD, GAdam, RescaleSGD, SignProp, init_skeleton
 from training.tasks import Task
 
 Rule = Literal["modulo", "magnitude", "random"]
@@ -60,6 +60,24 @@ def _gsgd(model: nn.Module, lr: float, skeleton: Skeleton | None) -> torch.optim
     return GSGD(model.named_parameters(), lr=lr, skeleton=skeleton)
 
 
+def _gadam(model: nn.Module, lr: float, skeleton: Skeleton | None) -> torch.optim.Optimizer:
+    if skeleton is None:
+        raise InputError("The optimizer gadam got no skeleton; find one with find_skeleton(task, recipe).")
+    return GAdam(model.named_parameters(), lr=lr, skeleton=skeleton)
+
+
+def _average(model: nn.Module, lr: float, skeleton: Skeleton | None) -> torch.optim.Optimizer:
+    return EMASGD(model.named_parameters(), lr=lr)
+
+
+def _rescaled(model: nn.Module, lr: float, skeleton: Skeleton | None) -> torch.optim.Optimizer:
+    return RescaleSGD(model.named_parameters(), lr=lr, gamma=0.9)
+
+
+def _signs(model: nn.Module, lr: float, skeleton: Skeleton | None) -> torch.optim.Optimizer:
+    return SignProp(model.named_parameters(), lr=lr, gamma=0.9)
+
+
 OPTIMIZERS = {
     kind.name: kind
     for kind in (
@@ -67,6 +85,10 @@ OPTIMIZERS = {
         OptimizerKind("sgd", "SGD on the weights", 0.05, "default", False, _sgd),
         OptimizerKind("momentum", "SGD on the weights, momentum 0.9", 0.02, "default", False, _momentum),
         OptimizerKind("adam", "Adam on the weights", 0.002, "default", False, _adam),
+        OptimizerKind("gadam", "Adam on the values of basis paths", 0.002, "unit-skeleton", True, _gadam),
+        OptimizerKind("average", "moving-average descent, 0.9", 0.05, "default", False, _average),
+        OptimizerKind("rescaled", "descent rescaled by tensor, 0.9", 0.001, "default", False, _rescaled),
+        OptimizerKind("signs", "sign descent, 0.9", 0.0005, "default", False, _signs),
     )
 }
 

@@ -13,10 +13,9 @@ def init_skeleton(model: nn.Module, skeleton: Skeleton) -> None:
     """Set every skeleton weight of ``model`` to +1 or -1, keeping its sign, in place (the initial function changes).
 
     The step of G-SGD on a free edge ``u -> v`` is multiplied by ``1 / (pre_u s_v)^2``, a product of skeleton weights.
-    Under the usual initialisations
-    it reaches ``1e13`` and more, and no function-preserving rescaling can cure that: the multiplier is itself
-    invariant. With skeleton weights of size one every multiplier is 1. The method's authors
-    start there.
+    Under the usual initialisations it reaches ``1e13`` and more, and no function-preserving rescaling can cure that:
+    ``1 / p_k^2`` of a chain and the relative change of a weight are invariant. With skeleton weights of size one every
+    multiplier is 1. The method's authors start there.
 
     Args:
         model: the traced model, or a copy of it with the same parameter names.

@@ -1,0 +1,468 @@
+"""Torch's conventions for optimizers; the list follows torch's own tests of optimizers (names in the docstrings)."""
+
+from __future__ import annotations
+
+import copy
+import io
+import math
+import pickle
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.optim import lr_scheduler
+from training_pairs import Problem, largest_difference
+
+import pathspace as ps
+from pathspace import InputError, UnsupportedError
+from training import EMASGD, GSGD, GAdam, PathSGD, RescaleSGD, SignProp
+
+Make = Callable[..., torch.optim.Optimizer]
+
+
+def gsgd(case: Problem, model: nn.Module, **more: object) -> torch.optim.Optimizer:
+    return GSGD(model.named_parameters(), **{"lr": 0.01, "skeleton": case.skeleton(model), **more})
+
+
+def momentum(case: Problem, model: nn.Module, **more: object) -> torch.optim.Optimizer:
+    return gsgd(case, model, **{"lr": 0.002, "momentum": 0.9, **more})
+
+
+def gadam(case: Problem, model: nn.Module, **more: object) -> torch.optim.Optimizer:
+    return GAdam(model.named_parameters(), **{"lr": 0.01, "skeleton": case.skeleton(model), **more})
+
+
+def path_sgd(case: Problem, model: nn.Module, **more: object) -> torch.optim.Optimizer:
+    example = tuple(a[:1] for a in case.args)
+    return PathSGD(model.named_parameters(), **{"lr": 0.01, "model": model, "example": example, **more})
+
+
+def average(case: Problem, model: nn.Module, **more: object) -> torch.optim.Optimizer:
+    return EMASGD(model.named_parameters(), **{"lr": 0.01, **more})
+
+
+def rescaled(case: Problem, model: nn.Module, **more: object) -> torch.optim.Optimizer:
+    return RescaleSGD(model.named_parameters(), **{"lr": 0.01, "gamma": 0.5, **more})
+
+
+def signs(case: Problem, model: nn.Module, **more: object) -> torch.optim.Optimizer:
+    return SignProp(model.named_parameters(), **{"lr": 0.01, "gamma": 0.5, **more})
+
+
+PATHWISE = {"gsgd": gsgd, "momentum": momentum, "gadam": gadam}
+MEMBERS: dict[str, Make] = {**PATHWISE, "path_sgd": path_sgd, "average": average, "rescaled": rescaled, "signs": signs}
+every = pytest.mark.parametrize("make", MEMBERS.values(), ids=MEMBERS)
+pathwise = pytest.mark.parametrize("make", PATHWISE.values(), ids=PATHWISE)
+
+
+def fresh(name: str = "rnn_op") -> tuple[Problem, nn.Module]:
+    case = Problem(name, unit=True)
+    return case, case.model
+
+
+@every
+def test_the_loss_falls(make: Make) -> None:
+    """test_forloop_goes_right_direction, test_foreach_large_tensor's little sister."""
+    case, model = fresh()
+    losses = case.train(model, lambda m: make(case, m), 40)
+    assert losses[-1] < losses[0]
+
+
+@every
+def test_maximize_climbs(make: Make) -> None:
+    """test_forloop_goes_right_direction with maximize, test_rosenbrock with maximize."""
+    case, model = fresh()
+    losses = case.train(model, lambda m: make(case, m, maximize=True, lr=1e-4), 10)
+    assert losses[-1] > losses[0]
+
+
+@every
+def test_tensor_lr_is_the_same_as_a_number(make: Make) -> None:
+    """test_tensor_lr."""
+    case, model = fresh()
+    twin = copy.deepcopy(model)
+    case.train(model, lambda m: make(case, m, lr=0.004), 5)
+    case.train(twin, lambda m: make(case, m, lr=torch.tensor(0.004, dtype=torch.float64)), 5)
+    assert largest_difference(model, twin) < 1e-12
+
+
+@every
+@pytest.mark.parametrize("gradients", ["zero", "none"])
+def test_no_gradient_or_no_learning_rate_leaves_the_weights_alone(make: Make, gradients: str) -> None:
+    """test_param_groups_lr, test_step_is_noop_for_zero_grads, test_step_is_noop_when_params_have_no_grad."""
+    case, model = fresh()
+    before = {name: p.detach().clone() for name, p in model.named_parameters()}
+    optimizer = make(case, model, lr=0.0)
+    for parameter in model.parameters():
+        parameter.grad = None if gradients == "none" else torch.zeros_like(parameter)
+    optimizer.step()
+    if gradients == "zero":
+        case.step(model, optimizer)
+    assert all(torch.equal(p, before[name]) for name, p in model.named_parameters())
+
+
+@every
+def test_a_closure_is_called_with_gradients_enabled(make: Make) -> None:
+    """test_step_post_hook's closure, test_closure."""
+    case, model = fresh()
+    optimizer = make(case, model)
+    seen = []
+
+    def closure() -> Tensor:
+        optimizer.zero_grad()
+        value = case.loss(model)
+        value.backward()
+        seen.append(torch.is_grad_enabled())
+        return value
+
+    with torch.no_grad():
+        result = optimizer.step(closure)
+    assert seen == [True]
+    assert result.item() > case.loss(model).item()
+
+
+@every
+def test_hooks_run_once_around_every_step(make: Make) -> None:
+    """test_step_pre_hook, test_step_post_hook, test_step_all_hooks, test_state_dict_*_hook."""
+    case, model = fresh()
+    torch.optim.SGD([nn.Parameter(torch.zeros(1))])
+    optimizer = make(case, model)
+    calls: list[str] = []
+    optimizer.register_step_pre_hook(lambda *_: calls.append("before"))
+    optimizer.register_step_post_hook(lambda *_: calls.append("after"))
+    optimizer.register_state_dict_pre_hook(lambda _: calls.append("save"))
+    optimizer.register_load_state_dict_post_hook(lambda _: calls.append("load"))
+    case.step(model, optimizer)
+    optimizer.load_state_dict(optimizer.state_dict())
+    assert calls == ["before", "after", "save", "load"]
+
+
+@every
+def test_killing_and_resuming_goes_on_bitwise(make: Make) -> None:
+    """test_can_load_older_state_dict's purpose, test_state_dict_deterministic, test_load_nontensor_step."""
+    case, model = fresh()
+    optimizer = make(case, model)
+    for _ in range(3):
+        case.step(model, optimizer)
+    file = io.BytesIO()
+    torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict()}, file)
+    for _ in range(3):
+        case.step(model, optimizer)
+    for first in ("model", "optimizer"):
+        file.seek(0)
+        saved = torch.load(file, weights_only=True)
+        again, twin = fresh()
+        resumed = make(again, twin)
+        for part, holder in sorted({"model": twin, "optimizer": resumed}.items(), key=lambda pair: pair[0] != first):
+            holder.load_state_dict(saved[part])
+        for _ in range(3):
+            again.step(twin, resumed)
+        assert all(torch.equal(p, q) for p, q in zip(model.parameters(), twin.parameters(), strict=True))
+
+
+@pathwise
+def test_a_state_of_another_skeleton_or_optimizer_is_refused(make: Make) -> None:
+    case, model = fresh()
+    optimizer = make(case, model)
+    other = make(case, model, skeleton=ps.trace(model, *case.args).skeleton("random", seed=1))
+    for state in (other.state_dict(), torch.optim.SGD(model.parameters()).state_dict()):
+        with pytest.raises(InputError, match="another optimizer or skeleton"):
+            optimizer.load_state_dict(state)
+    with pytest.raises(InputError, match="another optimizer or skeleton"):
+        (gadam if make is not gadam else gsgd)(case, model).load_state_dict(optimizer.state_dict())
+
+
+@pathwise
+@pytest.mark.parametrize("way", ["deepcopy", "pickle"])
+def test_copies_go_on_alone(make: Make, way: str) -> None:
+    """test_deepcopy_copies_all_public_attrs, test_pickle."""
+    case, model = fresh()
+    optimizer = make(case, model)
+    case.step(model, optimizer)
+    pair = (model, optimizer)
+    twin, copied = copy.deepcopy(pair) if way == "deepcopy" else pickle.loads(pickle.dumps(pair))
+    for _ in range(3):
+        case.step(model, optimizer)
+        case.step(twin, copied)
+    assert all(torch.equal(p, q) for p, q in zip(model.parameters(), twin.parameters(), strict=True))
+    assert copied.fingerprint() == optimizer.fingerprint()
+
+
+SCHEDULERS: dict[str, Callable[[torch.optim.Optimizer], object]] = {
+    "LambdaLR": lambda o: lr_scheduler.LambdaLR(o, lambda e: 0.9**e),
+    "MultiplicativeLR": lambda o: lr_scheduler.MultiplicativeLR(o, lambda e: 0.9),
+    "StepLR": lambda o: lr_scheduler.StepLR(o, 2),
+    "MultiStepLR": lambda o: lr_scheduler.MultiStepLR(o, [1, 3]),
+    "ConstantLR": lambda o: lr_scheduler.ConstantLR(o, 0.5, 2),
+    "LinearLR": lambda o: lr_scheduler.LinearLR(o, 0.5, total_iters=3),
+    "ExponentialLR": lambda o: lr_scheduler.ExponentialLR(o, 0.9),
+    "PolynomialLR": lambda o: lr_scheduler.PolynomialLR(o, 4),
+    "CosineAnnealingLR": lambda o: lr_scheduler.CosineAnnealingLR(o, 4),
+    "CosineAnnealingWarmRestarts": lambda o: lr_scheduler.CosineAnnealingWarmRestarts(o, 2),
+    "CyclicLR": lambda o: lr_scheduler.CyclicLR(o, 0.001, 0.01, 2, cycle_momentum=False),
+    "OneCycleLR": lambda o: lr_scheduler.OneCycleLR(o, 0.01, total_steps=8, cycle_momentum=False),
+    "ReduceLROnPlateau": lambda o: lr_scheduler.ReduceLROnPlateau(o, patience=0),
+    "SequentialLR": lambda o: lr_scheduler.SequentialLR(
+        o, [lr_scheduler.ConstantLR(o, 0.5, 2), lr_scheduler.ExponentialLR(o, 0.9)], [2]
+    ),
+    "ChainedScheduler": lambda o: lr_scheduler.ChainedScheduler(
+        [lr_scheduler.ConstantLR(o, 0.5, 2), lr_scheduler.ExponentialLR(o, 0.9)]
+    ),
+}
+
+
+@pytest.mark.parametrize("name", SCHEDULERS)
+def test_every_scheduler_drives_it(name: str) -> None:
+    """test_lr_scheduler: the rates are those SGD gets, and the step obeys them."""
+    case, model = fresh()
+    optimizer = gsgd(case, model)
+    plain = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=0.01)
+    ours, theirs = SCHEDULERS[name](optimizer), SCHEDULERS[name](plain)
+    twin, rates = copy.deepcopy(model), []
+    fixed = gsgd(case, twin)
+    for _ in range(4):
+        rates.append(optimizer.param_groups[0]["lr"])
+        assert rates[-1] == plain.param_groups[0]["lr"]
+        fixed.param_groups[0]["lr"] = rates[-1]
+        case.step(model, optimizer)
+        case.step(twin, fixed)
+        plain.step()
+        for scheduler in (ours, theirs):
+            scheduler.step(*([1.0] if name == "ReduceLROnPlateau" else []))  # type: ignore[attr-defined]
+    assert len(set(rates)) > 1
+    assert all(torch.equal(p, q) for p, q in zip(model.parameters(), twin.parameters(), strict=True))
+
+
+def test_momentum_and_betas_can_be_cycled() -> None:
+    """test_onecycle_lr with momentum."""
+    for make, key in ((momentum, "momentum"), (gadam, "betas")):
+        case, model = fresh()
+        optimizer = make(case, model)
+        before = optimizer.param_groups[0][key]
+        lr_scheduler.OneCycleLR(optimizer, 0.01, total_steps=8)
+        assert optimizer.param_groups[0][key] != before
+
+
+@pathwise
+def test_a_gradient_scaler_skips_steps_with_infinite_gradients(make: Make) -> None:
+    """test_grad_scaling_autocast_fused_optimizers, on a processor."""
+    case, model = fresh()
+    twin = copy.deepcopy(model)
+    optimizer, plain = make(case, model), make(case, twin)
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10)
+    for step in range(3):
+        optimizer.zero_grad()
+        scaler.scale(case.loss(model)).backward()
+        if step == 1:
+            next(model.parameters()).grad[0] = math.inf
+        scaler.step(optimizer)
+        scaler.update()
+        if step != 1:
+            case.step(twin, plain)
+    assert largest_difference(model, twin) < 1e-12
+
+
+@pathwise
+def test_half_precision_follows_full_precision(make: Make) -> None:
+    """test_mixed_device_dtype, autocast in bfloat16."""
+    case = Problem("mlp_2x3x5x2", unit=True)
+    case.model.float()
+    case.args, case.target = tuple(a.float() for a in case.args), case.target.float()
+    model = case.model
+    optimizer = make(case, model, lr=1e-3)
+    losses = []
+    for _ in range(30):
+        optimizer.zero_grad()
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            value = case.loss(model)
+        value.backward()
+        optimizer.step()
+        losses.append(value.item())
+    assert losses[-1] < losses[0]
+    assert all(p.dtype == torch.float32 and bool(torch.isfinite(p).all()) for p in model.parameters())
+
+
+@pathwise
+def test_groups_have_settings_of_their_own(make: Make) -> None:
+    """test_param_groups_weight_decay, test_param_groups_lr, test_add_param_group."""
+    case, model = fresh()
+    twin = copy.deepcopy(model)
+    named = list(model.named_parameters())
+    alike = [{"params": named[:2]}, {"params": named[2:]}]
+    skeleton = case.skeleton(model)
+    optimizer = make(case, model)
+    grouped = type(optimizer)(alike, **{**optimizer.defaults, "skeleton": skeleton, **amsless(optimizer)})
+    whole = make(case, twin)
+    for _ in range(3):
+        case.step(model, grouped)
+        case.step(twin, whole)
+    assert largest_difference(model, twin) < 1e-12
+    grouped.param_groups[0]["lr"] = 0.0
+    before = named[0][1].detach().clone()
+    case.step(model, grouped)
+    assert largest_difference(model, twin) > 1e-6
+    frozen = skeleton.graph.index[named[0][0]]
+    assert skeleton.graph.blocks[frozen].name == named[0][0]
+    assert before.shape == named[0][1].shape
+
+
+def amsless(optimizer: torch.optim.Optimizer) -> dict[str, object]:
+    return {"min_ratio": optimizer.min_ratio}
+
+
+@pathwise
+def test_parameters_outside_path_space_train_by_the_plain_rule(make: Make) -> None:
+    case, model = fresh()
+    extra, twin = nn.Parameter(torch.tensor([2.0, -1.0]).double()), nn.Parameter(torch.tensor([2.0, -1.0]).double())
+    optimizer = make(case, model)
+    optimizer.add_param_group({"params": [("extra", extra)], "lr": 0.1})
+    plain: torch.optim.Optimizer = torch.optim.SGD([twin], lr=0.1, momentum=0.9 if make is momentum else 0.0)
+    if make is gadam:
+        plain = torch.optim.Adam([twin], lr=0.1)
+    for _ in range(4):
+        for parameter in (extra, twin):
+            parameter.grad = None
+        for parameter in (extra, twin):
+            parameter.square().sum().backward()
+        optimizer.zero_grad(set_to_none=True)
+        extra.grad = twin.grad.clone()
+        case.loss(model).backward()
+        optimizer.step()
+        plain.step()
+    torch.testing.assert_close(extra, twin, rtol=1e-12, atol=0)
+
+
+@pathwise
+@pytest.mark.parametrize("kind", ["sparse", "complex"])
+def test_sparse_and_complex_gradients_are_refused(make: Make, kind: str) -> None:
+    """test_sparse, test_complex."""
+    case, model = fresh()
+    optimizer = make(case, model)
+    case.loss(model).backward()
+
+    class Odd:
+        is_sparse, is_complex_ = kind == "sparse", kind == "complex"
+
+        def is_complex(self) -> bool:
+            return self.is_complex_
+
+    odd = next(model.parameters())
+    optimizer._owned[0] = (type("Holder", (), {"grad": Odd()})(), 0)
+    assert odd.grad is not None
+    with pytest.raises(UnsupportedError, match="sparse or complex gradient"):
+        optimizer.step()
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"lr": -1.0}, "lr=-1.0, expected a number of at least 0"),
+        ({"lr": torch.ones(2)}, "lr as a tensor of 2 elements"),
+        ({"momentum": -0.1}, "momentum=-0.1"),
+        ({"weight_decay": -0.1}, "weight_decay=-0.1"),
+        ({"nesterov": True}, "nesterov=True, which needs momentum"),
+        ({"max_multiplier": 0.0}, "max_multiplier=0.0"),
+        ({"min_ratio": 2.0}, "min_ratio=2.0"),
+        ({"fused": True}, "fused=True"),
+        ({"differentiable": True}, "differentiable=True"),
+        ({"skeleton": None}, "skeleton of type NoneType"),
+    ],
+)
+def test_wrong_settings_are_refused_in_one_sentence(settings: dict[str, object], message: str) -> None:
+    """test_errors."""
+    case, model = fresh()
+    with pytest.raises((InputError, UnsupportedError), match=message) as refused:
+        gsgd(case, model, **settings)
+    assert str(refused.value).count(". ") == 0
+
+
+@pytest.mark.parametrize("settings", [{"lr": -1.0}, {"betas": (0.9, 1.0)}, {"eps": -1.0}, {"amsgrad": True}])
+def test_wrong_settings_of_adam_are_refused(settings: dict[str, object]) -> None:
+    """test_errors."""
+    case, model = fresh()
+    with pytest.raises(InputError, match="GAdam found"):
+        gadam(case, model, **settings)
+
+
+@pathwise
+def test_a_frozen_parameter_keeps_its_path_values(make: Make) -> None:
+    """test_step_is_noop_when_params_have_no_grad, for one parameter of several."""
+    case, model = fresh("mlp_2x3x5x2")
+    next(model.parameters()).requires_grad_(False)
+    losses = case.train(model, lambda m: make(case, m, lr=1e-3), 20)
+    assert losses[-1] < losses[0]
+
+
+@pathwise
+def test_weights_changed_by_others_are_noticed(make: Make) -> None:
+    case, model = fresh()
+    optimizer = make(case, model, lr=0.0)
+    case.step(model, optimizer)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(1.25)
+    changed = copy.deepcopy(model)
+    case.step(model, optimizer)
+    assert largest_difference(model, changed) < 1e-14
+
+
+@pathwise
+@pytest.mark.parametrize("name", ["conv_gap", "residual_cnn"])
+def test_channels_last_weights_take_the_same_steps(make: Make, name: str) -> None:
+    """test_mixed memory formats."""
+    case, model = fresh(name)
+    twin = copy.deepcopy(model).to(memory_format=torch.channels_last)
+    losses = [case.train(m, lambda m: make(case, m, lr=1e-3), 4) for m in (model, twin)]
+    assert losses[1] == pytest.approx(losses[0], rel=1e-10)
+    assert largest_difference(twin, model) < 1e-9
+
+
+def test_large_tensors_go_by_groups_of_rows() -> None:
+    """test_foreach_large_tensor: groups of rows and whole tensors take the same step."""
+    from training.optim import kernels
+
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(70, 300), nn.ReLU(), nn.Linear(300, 200), nn.ReLU(), nn.Linear(200, 3)).double()
+    x = torch.randn(8, 70, dtype=torch.float64)
+    ends = []
+    for size in (1000, 1 << 30):
+        twin = copy.deepcopy(model)
+        optimizer = GSGD(twin.named_parameters(), lr=0.1, skeleton=ps.trace(twin, x).skeleton(), max_multiplier=1.0)
+        optimizer._scratch.size = lambda device, size=size: size  # type: ignore[method-assign]
+        for _ in range(2):
+            optimizer.zero_grad()
+            twin(x).square().mean().backward()
+            optimizer.step()
+        ends.append(twin)
+    assert isinstance(optimizer._scratch, kernels.Scratch)
+    assert largest_difference(ends[0], ends[1]) < 1e-12
+
+
+def test_moving_average_is_torchs_from_a_zero_buffer() -> None:
+    case, model = fresh()
+    twin = copy.deepcopy(model)
+    reference = {name: p.detach().clone() for name, p in twin.named_parameters()}
+    buffers = {name: torch.zeros_like(p) for name, p in reference.items()}
+    optimizer = EMASGD(model.named_parameters(), lr=0.01, gamma=0.7)
+    for _ in range(5):
+        twin.zero_grad()
+        case.loss(twin).backward()
+        with torch.no_grad():
+            for name, p in twin.named_parameters():
+                buffers[name] = 0.7 * buffers[name] + 0.3 * p.grad
+                p.sub_(0.01 * buffers[name])
+        case.step(model, optimizer)
+    assert largest_difference(model, twin) < 1e-14
+
+
+def test_sign_descent_without_memory_is_adam_without_memory() -> None:
+    case, model = fresh("mlp_3x3x3x3")
+    twin = copy.deepcopy(model)
+    for p in (*model.parameters(), *twin.parameters()):
+        p.data += 0.5
+    case.train(model, lambda m: SignProp(m.parameters(), lr=0.001), 3)
+    case.train(twin, lambda m: torch.optim.Adam(m.parameters(), lr=0.001, betas=(0.0, 0.0), eps=1e-300), 3)
+    for p, q in zip(model.parameters(), twin.parameters(), strict=True):
+        moved = p.grad != 0
+        torch.testing.assert_close(p[moved], q[moved], rtol=1e-12, atol=1e-15)

@@ -1,0 +1,211 @@
+r"""G-Adam: Adam on the values of basis paths, carried out on weights.
+
+With ``D_e = pre_tail s_head`` for an edge ``e`` in neither tree and ``D_k = (pre s)_k`` for a chain, the gradients by
+path values are ``G_e = g_e / D_e`` and ``G_k = c_k / D_k`` (``c_k`` as in G-SGD). Adam turns them into directions
+``U``, and::
+
+    R_k = 1 - lr U_k / D_k
+    w_e <- (w_e - lr U_e / D_e) / R_tail                      edges in neither tree
+    w_e <- w_e R_head / R_tail                                edges of T_in that are not in T_out
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pathspace import InputError, Skeleton
+from training.optim.kernels import groups
+from training.optim.layout import PLAIN
+from training.optim.pathwise import EXTRA, PathOptimizer, modes, number
+
+
+class GAdam(PathOptimizer):
+    r"""Adam on basis path values (G-Adam), with the conventions of ``torch.optim.AdamW``.
+
+    The moments live in the coordinates of path values: those of ``P(e)`` at the place of the weight ``w_e``, those of
+    ``p_k`` in vectors of one entry per chain. Squares of ``dL/dw`` would not do: a rescaling multiplies them by factors
+    that a quotient of moments of *different* steps keeps, and ``eps`` would depend on the scale. A path value and its
+    gradient know no scale, so every step, ``eps`` and the decay included, commutes with every rescaling.
+
+    Args:
+        params: ``model.named_parameters()``, named parameter groups, or parameters of the traced model itself.
+        lr: learning rate (a number or a tensor).
+        betas: decay rates of the two moments.
+        eps: added to the root of the second moment.
+        weight_decay: decoupled decay of path values, ``v <- (1 - lr weight_decay) v - lr U``.
+        skeleton: the skeleton of the traced model.
+        maximize: ascend instead.
+        amsgrad: refused when true.
+        foreach: accepted as by torch, without effect.
+        capturable: accepted as by torch; a step never waits for the device either way.
+        fused: refused when true.
+        differentiable: refused when true.
+        min_ratio: smallest ``|R_k|``; see :class:`training.GSGD`.
+
+    Raises:
+        InputError: a parameter of the skeleton is missing, or a setting is out of range.
+        UnsupportedError: a skeleton weight of 0, sharded parameters, or a mode that is refused.
+
+    Parameters outside path space move by Adam on their weights in the same step.
+
+    Example:
+        >>> import torch, pathspace as ps
+        >>> from training import GAdam, init_skeleton
+        >>> _ = torch.manual_seed(0)
+        >>> model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 1))
+        >>> x, y = torch.randn(64, 4), torch.randn(64, 1)
+        >>> skeleton = ps.trace(model, x).skeleton()
+        >>> init_skeleton(model, skeleton)
+        >>> optimizer = GAdam(model.named_parameters(), lr=0.01, skeleton=skeleton)
+        >>> losses = []
+        >>> for _ in range(50):
+        ...     optimizer.zero_grad()
+        ...     loss = torch.nn.functional.mse_loss(model(x), y)
+        ...     loss.backward()
+        ...     _ = optimizer.step()
+        ...     losses.append(loss.item())
+        >>> losses[-1] < 0.5 * losses[0]
+        True
+
+    Reference:
+        Path space for recurrent neural networks with ReLU activations, appendix E (which gives results, no formulas).
+    """
+
+    _linear = True
+    _extra = (*EXTRA, "mean", "square", "steps")
+    _mean: Tensor
+    _square: Tensor
+    _steps: Tensor
+
+    def __init__(
+        self,
+        params: Iterable[Any],
+        lr: float | Tensor = 1e-3,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-8,
+        weight_decay: float = 0.0,
+        *,
+        skeleton: Skeleton,
+        maximize: bool = False,
+        amsgrad: bool = False,
+        foreach: bool | None = None,
+        capturable: bool = False,
+        fused: bool | None = None,
+        differentiable: bool = False,
+        min_ratio: float = 1e-12,
+    ) -> None:
+        for name, value in (("lr", lr), ("eps", eps), ("weight_decay", weight_decay)):
+            number("GAdam", name, value)
+        for beta in betas:
+            number("GAdam", "betas", beta, high=1.0)
+        if amsgrad:
+            raise InputError(
+                "GAdam found amsgrad=True, expected False: the maximum of moments is not kept; leave it out."
+            )
+        modes("GAdam", fused, differentiable)
+        defaults = {
+            "lr": lr,
+            "betas": betas,
+            "eps": eps,
+            "weight_decay": weight_decay,
+            "maximize": maximize,
+            "amsgrad": False,
+            "foreach": foreach,
+            "capturable": capturable,
+            "fused": fused,
+            "differentiable": differentiable,
+        }
+        super().__init__(params, defaults, skeleton, min_ratio)
+
+    def _allocate(self) -> None:
+        super()._allocate()
+        if not hasattr(self, "_mean") or self._mean.shape != self._value.shape:
+            self._mean, self._square = torch.zeros_like(self._value), torch.zeros_like(self._value)
+            self._steps = torch.zeros((), dtype=torch.float64, device=self._value.device)
+
+    def _step_factor(self, ratio: Tensor) -> Tensor:
+        return (self._prefix * ratio).reciprocal_()
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]
+        """One step; with a closure, the loss it returns."""
+        loss = self._closure(closure)
+        grads = self._gradients()
+        if grads is None:
+            return loss
+        self._check_versions()
+        weights, directions = self._current(), self._views(grads)
+        self._steps.add_(1)
+        before = self._prefix.reciprocal()
+        self._pass(self._ratios(self._log_gradient(weights, directions)))
+        for i, (part, (parameter, g)) in enumerate(zip(self._layout.parts, self._owned, strict=True)):
+            group, weight, span, columns = self.param_groups[g], weights[i], self._layout.spans[i], self._columns[i]
+            state = self.state[parameter]
+            if not state:
+                state["exp_avg"] = torch.zeros_like(parameter)
+                state["exp_avg_sq"] = torch.zeros_like(parameter)
+            if part.kind == PLAIN and parameter.grad is None:
+                continue
+            mean, square = (part.shaped(state[key]) for key in ("exp_avg", "exp_avg_sq"))
+            keep, step = (None, self._tail[i]) if columns is None else columns
+            first = step if span is None else before[span[0] : span[1]].view(part.tail.shape).to(weight.dtype)
+            if group["weight_decay"]:
+                weight.mul_(1 - group["lr"] * group["weight_decay"])
+            rate, small = self._bias(group, weight)
+            for w, d, m, v, f, k, s, h in groups(
+                self._scratch.rows(part, weight.device),
+                *(weight, directions[i], mean, square, first, keep, step, self._head[i]),
+            ):
+                self._move(w, d, m, v, (f, k, s, h), (*group["betas"], rate, small))
+        self._write_trees()
+        return loss
+
+    def _bias(self, group: dict[str, Any], like: Tensor) -> tuple[Tensor, Tensor]:
+        """``lr sqrt(1 - b2^t) / (1 - b1^t)`` and ``eps sqrt(1 - b2^t)``: no number leaves the device."""
+        one, two = group["betas"]
+        root = (1 - two**self._steps).sqrt()
+        return (group["lr"] * root / (1 - one**self._steps)).to(like), (group["eps"] * root).to(like)
+
+    def _move(
+        self,
+        weight: Tensor | None,
+        direction: Tensor | None,
+        mean: Tensor | None,
+        square: Tensor | None,
+        factors: tuple[Tensor | None, ...],
+        settings: tuple[Any, ...],
+    ) -> None:
+        """Adam on some rows: gradients by path values, moments, and the step back on weights."""
+        assert weight is not None and direction is not None and mean is not None and square is not None
+        first, keep, step, head = factors
+        one, two, rate, small = settings
+        gradient = torch.mul(direction, rate.new_ones(()) if first is None else first, out=self._scratch.like(weight))
+        if head is not None:
+            gradient.mul_(head)
+        mean.lerp_(gradient, 1 - one)
+        square.mul_(two).addcmul_(gradient, gradient, value=1 - two)
+        bottom = torch.sqrt(square, out=gradient).add_(small)
+        moved = torch.div(mean, bottom, out=bottom).mul_(rate if step is None else step * rate)
+        if head is not None:
+            moved.mul_(head)
+        if keep is not None:
+            weight.mul_(keep)
+        weight.sub_(moved)
+
+    def _ratios(self, gradient: Tensor) -> Tensor:
+        lr, decay, eps = (self._setting(name) for name in ("lr", "weight_decay", "eps"))
+        groups_here = sorted(set(self._chain_group))
+        one, two = self.param_groups[groups_here[-1]]["betas"]
+        by_value = gradient / self._value
+        self._mean.lerp_(by_value, 1 - one)
+        self._square.mul_(two).addcmul_(by_value, by_value, value=1 - two)
+        mean = self._mean / (1 - one**self._steps)
+        bottom = (self._square / (1 - two**self._steps)).sqrt_().add_(eps)
+        # with eps = 0 the root's is 0 / 0
+        ratio = self._ones - lr * decay - lr * mean / bottom / self._value
+        ratio[0] = 1
+        return ratio

@@ -1,0 +1,205 @@
+r"""Path-SGD: gradient descent where each weight's step is divided by the curvature of the path norm.
+
+``gamma^2 = sum over paths of the product of squared weights`` is the sum of the outputs of the network with squared
+weights on inputs of ones (all activations are then at least 0, so every ReLU passes them). With ``theta = w^2``::
+
+    kappa = 1/2 d^2 gamma^2 / dw^2 = d gamma^2 / d theta + 2 theta d^2 gamma^2 / d theta^2
+    w <- w - lr dL/dw / kappa
+
+The first term takes one forward and one backward pass of the squared network: for a feedforward network it is
+``gamma_in(tail) gamma_out(head)``, and the second vanishes. Where paths pass a weight several times (recurrence) the
+second does not, and near identity it dominates the diagonal of the recurrent matrix.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call, grad, jvp, vmap
+from torch.optim import Optimizer
+from torch.utils import _pytree as pytree
+
+from pathspace import InputError, UnsupportedError
+from pathspace import trace as trace_graph
+from training.optim.pathwise import number
+
+CHUNK = 256
+LINEAR = ("Linear", "Conv1d", "Conv2d", "Conv3d", "RNN")
+CROOKED = (nn.modules.batchnorm._NormBase, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)
+MAXIMA = (nn.modules.pooling._MaxPoolNd, nn.modules.pooling._AdaptiveMaxPoolNd)
+
+
+def ones_like_inputs(example: Any) -> Any:
+    """Nested example inputs with one sample of ones in place of every floating point tensor's batch."""
+    return pytree.tree_map(
+        lambda x: torch.ones_like(x) if isinstance(x, Tensor) and x.is_floating_point() else x, example
+    )
+
+
+class PathNorm:
+    """``gamma^2`` of a model, as a function of squared weights, and its curvatures.
+
+    Args:
+        model: a network of linear and convolutional layers, ReLU-like activations, sums and averages.
+        args: example inputs; use a single sample, since all samples of ones are alike.
+        reused: names of parameters that paths pass several times; ``None`` finds those of ``nn.RNN`` layers.
+
+    Raises:
+        UnsupportedError: the model has layers whose outputs are not sums over paths.
+    """
+
+    def __init__(self, model: nn.Module, args: tuple[Any, ...], reused: Iterable[str] | None = None) -> None:
+        for name, module in model.named_modules():
+            if isinstance(module, CROOKED + MAXIMA):
+                raise UnsupportedError(
+                    f"PathSGD found {type(module).__name__} at {name!r}, expected layers that sum over paths; remove "
+                    "normalisation, and use average pooling."
+                )
+        graph = trace_graph(model, *args)
+        # operations at which path products end inside of the network: exponentials, products, unknown ones
+        inner = [pin for pin in graph.pinned if pin.parameters]
+        if inner:
+            raise UnsupportedError(
+                f"PathSGD found parameters ({', '.join(inner[0].parameters)}) outside path space because of "
+                f"{inner[0].op}, expected a network of weighted sums and ReLU-like activations."
+            )
+        self.model, self.args = model, ones_like_inputs(args)
+        names = {id(p): name for name, p in model.named_parameters()}
+        if reused is None:
+            reused = [
+                names[id(p)]
+                for module in model.modules()
+                if isinstance(module, nn.RNNBase)
+                for key, p in module.named_parameters(recurse=False)
+                if key.startswith("weight_hh")
+            ]
+        self.reused = tuple(reused)
+        unknown = [name for name in self.reused if name not in set(names.values())]
+        if unknown:
+            raise InputError(f"PathSGD found reused={unknown[0]!r}, expected names of parameters of the model.")
+
+    def value(self, theta: Mapping[str, Tensor]) -> Tensor:
+        """``gamma^2`` at squared weights ``theta``."""
+        out = functional_call(self.model, dict(theta), self.args)
+        return torch.stack([leaf.sum() for leaf in pytree.tree_leaves(out) if isinstance(leaf, Tensor)]).sum()
+
+    def squares(self) -> dict[str, Tensor]:
+        """The squared weights."""
+        return {name: p.detach().square() for name, p in self.model.named_parameters()}
+
+    def kappa(self, second: bool = True) -> dict[str, Tensor]:
+        """``kappa`` of every weight.
+
+        Args:
+            second: whether the term of weights that paths pass several times is included.
+        """
+        theta = self.squares()
+        result = grad(self.value)(theta)
+        for name in self.reused if second else ():
+            result[name] = result[name] + 2 * theta[name] * self._second(theta, name)
+        return {name: value.detach() for name, value in result.items()}
+
+    def _second(self, theta: dict[str, Tensor], name: str) -> Tensor:
+        """Diagonal of ``d^2 gamma^2 / d theta^2`` for one parameter, some columns at a time."""
+        base = theta[name]
+
+        def slope(flat: Tensor) -> Tensor:
+            return grad(lambda t: self.value({**theta, name: t.view(base.shape)}))(flat)
+
+        def entry(i: Tensor) -> Tensor:
+            direction = torch.zeros_like(base).reshape(-1).index_fill(0, i, 1.0)
+            return jvp(slope, (base.reshape(-1),), (direction,))[1].index_select(0, i)[0]
+
+        numbers = torch.arange(base.numel(), device=base.device)
+        return vmap(lambda i: entry(i.reshape(1)), chunk_size=CHUNK)(numbers).view(base.shape)
+
+
+class PathSGD(Optimizer):
+    r"""Path-SGD: ``w <- w - lr dL/dw / kappa``, exactly invariant under rescaling.
+
+    Args:
+        params: ``model.named_parameters()``.
+        lr: learning rate.
+        model: the model whose parameters these are.
+        example: example inputs, one sample.
+        second: include the second term for weights that paths pass several times (see the module's text).
+        every: recompute ``kappa`` only every so many steps.
+        reused: names of parameters that paths pass several times; ``None`` finds those of ``nn.RNN`` layers.
+        min_kappa: ``kappa`` of a weight on no path (or of paths of value 0) is lifted to this.
+        maximize: ascend instead.
+
+    Raises:
+        InputError: parameters without names, or a setting out of range.
+        UnsupportedError: the model has layers whose outputs are not sums over paths.
+
+    Example:
+        >>> import torch
+        >>> from training import PathSGD
+        >>> model = torch.nn.Linear(1, 1, bias=False)
+        >>> optimizer = PathSGD(model.named_parameters(), lr=0.5, model=model, example=(torch.ones(1, 1),))
+        >>> optimizer.path_norm.kappa()["weight"].tolist()
+        [[1.0]]
+
+    Reference:
+        Neyshabur, Salakhutdinov and Srebro, Path-SGD, 2015; for recurrent networks Neyshabur et al., 2016.
+    """
+
+    def __init__(
+        self,
+        params: Iterable[Any],
+        lr: float | Tensor = 1e-3,
+        *,
+        model: nn.Module,
+        example: tuple[Any, ...],
+        second: bool = True,
+        every: int = 1,
+        reused: Iterable[str] | None = None,
+        min_kappa: float = 1e-30,
+        maximize: bool = False,
+    ) -> None:
+        number("PathSGD", "lr", lr)
+        number("PathSGD", "every", every, low=1)
+        number("PathSGD", "min_kappa", min_kappa)
+        super().__init__(params, {"lr": lr, "maximize": maximize})
+        self.path_norm = PathNorm(model, example, reused)
+        self.second, self.every, self.min_kappa = second, every, min_kappa
+        self._name = {id(p): name for name, p in model.named_parameters()}
+        strange = [p for group in self.param_groups for p in group["params"] if id(p) not in self._name]
+        if strange:
+            raise InputError(
+                f"PathSGD found a parameter of shape {tuple(strange[0].shape)} that is not the model's, expected "
+                "parameters of the model given."
+            )
+        self._count = 0
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]
+        """One step; with a closure, the loss it returns."""
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        parameters = [(p, group) for group in self.param_groups for p in group["params"] if p.grad is not None]
+        if not parameters:
+            return loss
+        if any("kappa" not in self.state[p] for p, _ in parameters) or self._count % self.every == 0:
+            kappa = self.path_norm.kappa(self.second)
+            for p, _ in parameters:
+                self.state[p]["kappa"] = kappa[self._name[id(p)]].clamp_(min=self.min_kappa)
+        self._count += 1
+        for p, group in parameters:
+            move = p.grad / self.state[p]["kappa"] * group["lr"]
+            p.sub_(-move if group["maximize"] else move)
+        return loss
+
+    def state_dict(self) -> dict[str, Any]:
+        """State, with the number of steps (which says when ``kappa`` is due)."""
+        return {**super().state_dict(), "count": self._count}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Load a state."""
+        super().load_state_dict({key: value for key, value in state_dict.items() if key != "count"})
+        self._count = state_dict.get("count", 0)

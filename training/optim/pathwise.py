@@ -1,0 +1,535 @@
+r"""What optimizers on path values share: the exact passage between steps on path values and steps on weights.
+
+Weights on ``T_out`` stay constant. A step changes the value of the chain ``p_k`` by the ratio ``R_k`` and the value of
+``P(e)``, for an edge ``e`` in neither tree, from ``v_e`` to ``v_e'``. The weights then are::
+
+    w_e <- v_e' / (pre_tail s_head) / R_tail                  edges in neither tree
+    w_e <- w_e R_head / R_tail                                edges of T_in that are not in T_out
+    pre_v <- pre_v R_v
+
+and the derivative by the logarithm of ``p_k`` is, with ``lambda_e = w_e dL/dw_e``::
+
+    c_k = sum over e in T_in \\ T_out entering k of lambda_e  -  sum over e not in T_out leaving k of lambda_e
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.distributed.tensor import DTensor
+from torch.optim import Optimizer
+
+from pathspace import InputError, Skeleton, UnsupportedError
+from training.optim.kernels import Scratch, leaving
+from training.optim.layout import DYNAMIC, PLAIN, STATIC, Layout, make_layout
+
+EXTRA = ("prefix", "value", "tree", "crossed", "stopped")
+
+
+def power(table: Tensor, ids: Tensor) -> Tensor:
+    """``table[|id|] ** sign(id)``."""
+    value = table[ids.abs()]
+    return torch.where(ids < 0, value.reciprocal(), value)
+
+
+def number(owner: str, name: str, value: Any, low: float = 0.0, high: float = float("inf")) -> None:
+    """Refuse a setting that is out of range.
+
+    Args:
+        owner: the class that is asking.
+        name: the setting.
+        value: what was found; tensors are not looked at.
+        low: smallest value allowed.
+        high: values below this are allowed.
+
+    Raises:
+        InputError: it is no number, or out of range.
+    """
+    if isinstance(value, Tensor):
+        if value.numel() != 1:
+            raise InputError(f"{owner} found {name} as a tensor of {value.numel()} elements, expected one element.")
+        return
+    if not isinstance(value, int | float) or not low <= value < high:
+        bound = f"at least {low:g}" if high == float("inf") else f"at least {low:g} and below {high:g}"
+        raise InputError(f"{owner} found {name}={value!r}, expected a number of {bound}.")
+
+
+def modes(owner: str, fused: bool | None, differentiable: bool) -> None:
+    """Refuse the modes of torch's optimizers that make no sense here.
+
+    Args:
+        owner: the class that is asking.
+        fused: as given by the user.
+        differentiable: as given by the user.
+
+    Raises:
+        UnsupportedError: either was asked for.
+    """
+    if fused:
+        raise UnsupportedError(
+            f"{owner} found fused=True, expected False: its kernels are chosen for the device; leave fused out."
+        )
+    if differentiable:
+        raise UnsupportedError(
+            f"{owner} found differentiable=True, expected False: the step writes into the weights in place; "
+            "differentiate through a functional step of your own instead."
+        )
+
+
+class PathOptimizer(Optimizer):
+    """Base of the optimizers on path values: knows the trees, and passes from path values to weights.
+
+    Args:
+        params: ``model.named_parameters()``, named parameter groups, or parameters of the traced model itself.
+        defaults: the settings of a group.
+        skeleton: the skeleton of the traced model.
+        min_ratio: smallest ``|R_k|``.
+
+    Raises:
+        InputError: a parameter of the skeleton is missing or has another shape.
+        UnsupportedError: sharded, complex or scattered parameters, or a skeleton weight of 0.
+
+    Reference:
+        The two-tree basis and its closed form: ``docs/g-sgd.md``.
+    """
+
+    def __init__(self, params: Iterable[Any], defaults: dict[str, Any], skeleton: Skeleton, min_ratio: float) -> None:
+        if not isinstance(skeleton, Skeleton):
+            raise InputError(
+                f"{type(self).__name__} found skeleton of type {type(skeleton).__name__}, expected the result of "
+                "graph.skeleton()."
+            )
+        number(type(self).__name__, "min_ratio", min_ratio, high=1.0)
+        self.skeleton = skeleton
+        self.min_ratio = min_ratio
+        super().__init__(params, defaults)
+        self._blocks = self._match()
+        self._connect()
+
+    # --- which parameter is which
+
+    def _match(self) -> list[int | None]:
+        """The block of every parameter, in the order of the groups."""
+        graph, owner = self.skeleton.graph, type(self).__name__
+        by_identity = {id(graph.parameters[block.name]): i for i, block in enumerate(graph.blocks)}
+        result: list[int | None] = []
+        for group in self.param_groups:
+            names = group.get("param_names") or [None] * len(group["params"])
+            for name, parameter in zip(names, group["params"], strict=True):
+                block = graph.index.get(name) if name is not None else by_identity.get(id(parameter))
+                result.append(block)
+                if isinstance(parameter, DTensor):
+                    raise UnsupportedError(
+                        f"{owner} found parameter {name!r} sharded over several devices, expected whole tensors: its "
+                        "sums over the edges of a unit would need every shard; use DistributedDataParallel instead."
+                    )
+                if parameter.is_complex():
+                    raise UnsupportedError(
+                        f"{owner} found parameter {name!r} with complex numbers, expected real ones: paths have real "
+                        "values."
+                    )
+                if block is not None and tuple(parameter.shape) != graph.blocks[block].shape:
+                    raise InputError(
+                        f"{owner} found parameter {name!r} of shape {tuple(parameter.shape)}, expected "
+                        f"{graph.blocks[block].shape} as traced; trace the model that is being trained."
+                    )
+        missing = [block.name for i, block in enumerate(graph.blocks) if i not in set(result)]
+        if missing:
+            raise InputError(
+                f"{owner} found no parameter for {len(missing)} blocks of the skeleton (first: {missing[0]!r}); pass "
+                "model.named_parameters() of the traced model or of a copy with the same names."
+            )
+        return result
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Add a group; its parameters must lie outside path space, since those inside are all there already."""
+        super().add_param_group(param_group)
+        if hasattr(self, "_layout"):
+            self._blocks = self._match()
+            self._connect()
+
+    def _connect(self) -> None:
+        """Lay out index vectors and recompute everything that follows from the weights."""
+        self._owned = [(p, g) for g, group in enumerate(self.param_groups) for p in group["params"]]
+        self._parameters = weights = [p for p, _ in self._owned]
+        devices = {p.device for p, block in zip(weights, self._blocks, strict=True) if block is not None}
+        if len(devices) > 1:
+            raise UnsupportedError(
+                f"{type(self).__name__} found path space spread over {', '.join(sorted(map(str, devices)))}, expected "
+                "one device; give every device a model of its own."
+            )
+        if not hasattr(self, "_scratch"):
+            self._scratch = Scratch(sum(p.numel() for p in weights))
+        self._layout: Layout = make_layout(self.skeleton, weights, self._blocks)
+        layout = self._layout
+        group_of = {block: g for (_, g), block in zip(self._owned, self._blocks, strict=True) if block is not None}
+        # a chain has the settings of the group of its first unit's entering edge
+        blocks = self.skeleton.tree_in.block
+        self._chain_group = [group_of.get(int(blocks[u]), 0) if u < len(blocks) else 0 for u in layout.first.tolist()]
+        self._group_index: Tensor | None = None
+        if len(set(self._chain_group)) > 1:
+            self._group_index = torch.tensor(self._chain_group, device=layout.first.device)
+        # with one group for all of path space, its settings are numbers; otherwise vectors over chains
+        self._one_group = self._chain_group[-1] if self._group_index is None else None
+        if not hasattr(self, "_crossed") or len(self._crossed) != layout.count:
+            self._crossed = torch.zeros(layout.count, dtype=torch.int64, device=layout.first.device)
+            self._stopped = torch.zeros_like(self._crossed)
+        self._allocate()
+        self.resync()
+
+    def _allocate(self) -> None:
+        """Vectors that every step writes into, and views of them for every tensor."""
+        layout, device = self._layout, self._layout.first.device
+        tails, trees = layout.tails, sum(layout.trees)
+
+        def vector(size: int, dtype: torch.dtype = torch.float64) -> Tensor:
+            return torch.ones(size, dtype=dtype, device=device)
+
+        self._prefix, self._value, self._ones = vector(tails), vector(layout.count), vector(layout.count)
+        # with what each entry is multiplied where it is summed by chain: -1 for tails, the weight on the trees
+        self._coefficient = -vector(tails + trees)
+        self._tree = self._coefficient[tails:]
+        self._taken = vector(tails + 2 * trees)
+        self._taken_by = self._taken.split([tails, trees, trees])
+        dtypes = {p.dtype for p, block in zip(self._parameters, self._blocks, strict=True) if block is not None}
+        self._rounded = {dtype: (vector(tails, dtype), vector(tails, dtype), vector(trees, dtype)) for dtype in dtypes}
+        self._columns: list[tuple[Tensor, Tensor] | None] = []
+        self._on_tree: list[Tensor | None] = []
+        self._pointers = [parameter.data_ptr() for parameter in self._parameters]
+        self._weights = [part.shaped(p.detach()) for part, p in zip(layout.parts, self._parameters, strict=True)]
+        self._scattered = [w.data_ptr() != p for w, p in zip(self._weights, self._pointers, strict=True)]
+        position = 0
+        described = zip(layout.parts, self._parameters, layout.spans, layout.trees, strict=True)
+        for part, parameter, span, count in described:
+            keep, step, tree = self._rounded.get(parameter.dtype, (None, None, None))
+            self._on_tree.append(tree[position : position + count] if tree is not None and count else None)
+            position += count
+            if span is None or keep is None or step is None:
+                self._columns.append(None)
+            else:
+                sides = [v[span[0] : span[1]].view(part.tail.shape) for v in (keep, step)]
+                self._columns.append((sides[0], sides[1]))
+
+    # --- what follows from the weights
+
+    def _tree_weights(self) -> Tensor:
+        """Present weights of the edges on the trees, in the order of the layout, in float64."""
+        some = [
+            part.shaped(p.detach()).reshape(-1)[part.tree].double()
+            for part, p, block in zip(self._layout.parts, self._parameters, self._blocks, strict=True)
+            if block is not None
+        ]
+        return torch.cat(some) if some else torch.zeros(0, dtype=torch.float64)
+
+    @torch.no_grad()
+    def resync(self) -> None:
+        """Recompute all products along the trees from the weights.
+
+        Called by itself when weights were changed by in-place operations other than this optimizer's (loading a model's
+        state, clipping weights); call it after changing ``parameter.data``, which leaves no trace.
+
+        Raises:
+            UnsupportedError: a skeleton weight is 0.
+        """
+        skeleton, layout, tables = self.skeleton, self._layout, []
+        place = {block: i for i, block in enumerate(self._blocks) if block is not None}
+        for tree in (skeleton.tree_in, skeleton.tree_out):
+            values = torch.ones(len(tree.block), dtype=torch.float64)
+            for block, units in tree.by_block():
+                flat = self._owned[place[block]][0].detach().reshape(-1)
+                index = torch.from_numpy(tree.index[units]).to(flat.device)
+                values[torch.from_numpy(units)] = flat[index].double().cpu()
+            bad = (values == 0) | ~values.isfinite()
+            if bool(bad.any()):
+                unit = int(bad.nonzero()[0])
+                name = skeleton.graph.blocks[tree.block[unit]].name
+                raise UnsupportedError(
+                    f"{type(self).__name__} found a skeleton weight of {float(values[unit]):g} in {name!r}, expected "
+                    "non-zero ones; use rule='magnitude', or init_skeleton(model, skeleton) first."
+                )
+            tables.append(values)
+        prefix, suffix = skeleton.prefixes(tables[0]), skeleton.suffixes(tables[1])
+        tails = [part.tail.reshape(-1) for part in layout.parts if part.kind == DYNAMIC]
+        ids = torch.cat(tails) if tails else torch.zeros(0, dtype=torch.int64)
+        self._prefix.copy_(power(prefix, ids))
+        self._value.copy_((prefix * suffix)[layout.first.cpu()])
+        # the root has no path value: dividing by infinity leaves its ratio at 1
+        self._value[0] = torch.inf
+        self._tree.copy_(self._tree_weights())
+        self._constants(prefix, suffix)
+        self._note_versions()
+
+    def _constants(self, prefix: Tensor, suffix: Tensor) -> None:
+        """Factors that a step never changes: ``1 / s_head``, and ``1 / pre_tail`` where no chain is involved."""
+        self._head: list[Tensor | None] = []
+        self._tail: list[Tensor | None] = []
+        for part, (parameter, _) in zip(self._layout.parts, self._owned, strict=True):
+            head = power(suffix, part.head).reciprocal()
+            tail = power(prefix, part.tail).reciprocal()
+            for values, kept, wanted in (
+                (head, self._head, part.kind != PLAIN),
+                (tail, self._tail, part.kind == STATIC),
+            ):
+                factor = self._factor(values)
+                kept.append(factor.to(parameter) if wanted and not bool((factor == 1).all()) else None)
+
+    _linear = False
+    _crossed: Tensor
+    _stopped: Tensor
+
+    def _factor(self, scale: Tensor) -> Tensor:
+        """The factor a step takes from ``1 / scale``: its square for gradient descent."""
+        return scale if self._linear else scale.square()
+
+    def _note_versions(self) -> None:
+        self._versions = [parameter._version for parameter in self._parameters]
+
+    def _check_versions(self) -> None:
+        """Look after weights that were changed by someone else, without asking the device for anything."""
+        if torch.compiler.is_compiling():
+            return
+        if self._pointers != [parameter.data_ptr() for parameter in self._parameters] or any(
+            part.strides != p.stride() for part, p in zip(self._layout.parts, self._parameters, strict=True)
+        ):
+            self._connect()
+        elif self._versions != [parameter._version for parameter in self._parameters]:
+            # weights off the trees may change freely
+            now, kept = self._tree_weights(), self._as_written()
+            if torch.equal(now, kept):
+                self._note_versions()
+            else:
+                self.resync()
+
+    def _as_written(self) -> Tensor:
+        """The tree weights as the tensors hold them: rounded to their types."""
+        some = [
+            value.to(p.dtype).double()
+            for value, p, block in zip(
+                self._tree.split(list(self._layout.trees)), self._parameters, self._blocks, strict=True
+            )
+            if block is not None
+        ]
+        return torch.cat(some) if some else self._tree
+
+    # --- the step's vectors
+
+    def _log_gradient(self, weights: Sequence[Tensor], grads: Sequence[Tensor]) -> Tensor:
+        """``c_k`` of all chains; whatever is added to the root's does no harm."""
+        layout = self._layout
+        chained, trees = [], []
+        for part, weight, grad, span in zip(layout.parts, weights, grads, layout.spans, strict=True):
+            if span is not None:
+                chained.append(leaving(part, weight, grad, self._scratch))
+            if len(part.tree):
+                trees.append(grad.reshape(-1).index_select(0, part.tree))
+        if not trees:
+            return torch.zeros_like(self._value)
+        everything = torch.cat([*chained, *trees]) * self._coefficient
+        if layout.signs is not None:
+            everything.mul_(layout.signs)
+        return torch.zeros_like(self._value).index_add_(0, layout.target, everything)
+
+    def _pass(self, ratio: Tensor) -> None:
+        """Carry out the ratios on everything that is kept by unit, and prepare what the tensors need."""
+        layout = self._layout
+        size = ratio.abs().clamp_(min=self.min_ratio)
+        # counted where they happen, and added up only when someone asks
+        self._stopped.add_(size == self.min_ratio)
+        self._crossed.add_(ratio <= 0)
+        ratio = torch.copysign(size, ratio)
+        self._value.mul_(ratio)
+        torch.index_select(ratio, 0, layout.source, out=self._taken)
+        if layout.inverted is not None:
+            self._taken.copy_(torch.where(layout.inverted, self._taken.reciprocal(), self._taken))
+        at_tail, at_head, at_other = self._taken_by
+        step = self._step_factor(at_tail)
+        self._prefix.mul_(at_tail)
+        keep = at_tail.reciprocal_()
+        self._tree.mul_(at_head).div_(at_other)
+        for rounded in self._rounded.values():
+            for out, value in zip(rounded, (keep, step, self._tree), strict=True):
+                out.copy_(value)
+
+    def _step_factor(self, ratio: Tensor) -> Tensor:
+        """By which the direction is multiplied, by tail; called before the prefixes move."""
+        return (self._prefix.square() * ratio).reciprocal_()
+
+    def _write_trees(self) -> None:
+        """Put the tree weights, which are kept in float64, into the tensors; write back where there was no view."""
+        for part, weight, values in zip(self._layout.parts, self._weights, self._on_tree, strict=True):
+            if values is not None:
+                weight.view(-1).index_copy_(0, part.tree, values)
+        for part, parameter, weight, scattered in zip(
+            self._layout.parts, self._parameters, self._weights, self._scattered, strict=True
+        ):
+            if scattered:
+                order = part.order or tuple(range(parameter.ndim))
+                parameter.permute(order).copy_(weight.view([parameter.shape[d] for d in order]))
+        if not torch.compiler.is_compiling():
+            self._note_versions()
+
+    def _setting(self, name: str) -> Any:
+        """A setting of path space: a number or one-element tensor, or a vector over chains."""
+        if self._one_group is not None:
+            return self.param_groups[self._one_group][name]
+        assert self._group_index is not None
+        values = [torch.as_tensor(g[name], dtype=torch.float64, device=self._value.device) for g in self.param_groups]
+        return torch.stack([v.reshape(()) for v in values])[self._group_index]
+
+    def _gradients(self) -> list[Tensor] | None:
+        """Gradients of all parameters (zeros where there are none), or ``None`` where there is none at all."""
+        grads: list[Tensor] = []
+        found = False
+        for parameter, group in self._owned:
+            grad = parameter.grad
+            if grad is None:
+                grads.append(torch.zeros_like(parameter))
+                continue
+            if grad.is_sparse or grad.is_complex():
+                raise UnsupportedError(
+                    f"{type(self).__name__} found a sparse or complex gradient, expected a dense real one; use dense "
+                    "embeddings."
+                )
+            found = True
+            grads.append(-grad if self.param_groups[group]["maximize"] else grad)
+        return grads if found else None
+
+    def _views(self, tensors: Iterable[Tensor]) -> list[Tensor]:
+        return [
+            tensor if part.order is None and tensor.shape == part.view else part.shaped(tensor)
+            for part, tensor in zip(self._layout.parts, tensors, strict=True)
+        ]
+
+    def _current(self) -> list[Tensor]:
+        """The weights in the shapes they are worked on."""
+        for i, scattered in enumerate(self._scattered):
+            if scattered:
+                self._weights[i] = self._layout.parts[i].shaped(self._parameters[i].detach())
+        return self._weights
+
+    def _closure(self, closure: Callable[[], Any] | None) -> Any:
+        if closure is None:
+            return None
+        with torch.enable_grad():
+            return closure()
+
+    @property
+    def guards(self) -> Tensor:
+        """How many path values have changed sign, and how many were stopped before 0 (two integers)."""
+        return torch.stack((self._crossed.sum(), self._stopped.sum()))
+
+    # --- clipping, in the only norm that rescaling leaves alone
+
+    @torch.no_grad()
+    def clip_path_grad_norm_(self, max_norm: float) -> Tensor:
+        """Scale all gradients so that the norm of ``dL/dv`` over basis path values is at most ``max_norm``.
+
+        Call it where ``torch.nn.utils.clip_grad_norm_`` would be called. The norm of ``dL/dw`` depends on the scales of
+        the weights, this one does not. Parameters outside path space count with their own gradients.
+
+        Args:
+            max_norm: the bound.
+
+        Returns:
+            The norm before.
+        """
+        self._check_versions()
+        grads = self._gradients()
+        if grads is None:
+            return torch.zeros(())
+        views = self._current()
+        directions = self._views(grads)
+        total = (self._log_gradient(views, directions) / self._value)[1:].square().sum()
+        for i, (part, grad) in enumerate(zip(self._layout.parts, directions, strict=True)):
+            span = self._layout.spans[i]
+            square = grad.double().square()
+            head, tail = self._head[i], self._tail[i]
+            if head is not None:
+                square = square * (head.double() if not self._linear else head.double().square())
+            if span is not None:
+                square = square / self._prefix[span[0] : span[1]].view(part.tail.shape).square()
+            elif tail is not None:
+                square = square * (tail.double() if not self._linear else tail.double().square())
+            square = square.reshape(-1).index_fill(0, part.tree, 0.0)
+            total = total + square.sum().to(total)
+        norm = total.sqrt()
+        scale = (max_norm / (norm + 1e-6)).clamp(max=1.0)
+        for parameter, _ in self._owned:
+            if parameter.grad is not None:
+                parameter.grad.mul_(scale.to(parameter.grad))
+        return norm
+
+    # --- state
+
+    def fingerprint(self) -> str:
+        """A hash of the two trees, kept with the state so that a state of another skeleton is refused."""
+        digest = hashlib.sha256()
+        for tree in (self.skeleton.tree_in, self.skeleton.tree_out):
+            for array in (tree.block, tree.index, tree.forward, tree.parent):
+                digest.update(np.ascontiguousarray(array).tobytes())
+        return digest.hexdigest()
+
+    def state_dict(self) -> dict[str, Any]:
+        """State of the optimizer, with what is kept by unit and the skeleton's fingerprint."""
+        state = super().state_dict()
+        state["path_space"] = {"fingerprint": self.fingerprint(), "optimizer": type(self).__name__}
+        state["path_space"] |= {name: getattr(self, f"_{name}").clone() for name in self._extra}
+        return state
+
+    _extra: tuple[str, ...] = EXTRA
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Load a state made with the same skeleton; weights may be loaded before or after.
+
+        Raises:
+            InputError: the state belongs to another optimizer or another skeleton.
+        """
+        extra = state_dict.get("path_space")
+        if (
+            extra is None
+            or extra["fingerprint"] != self.fingerprint()
+            or extra["optimizer"] != type(self).__name__
+            or any(extra[name].shape != getattr(self, f"_{name}").shape for name in self._extra)
+        ):
+            raise InputError(
+                f"{type(self).__name__} found a state dict of another optimizer or skeleton, expected one saved with "
+                "these two trees; rebuild the skeleton with the rule and seed it was trained with."
+            )
+        super().load_state_dict({key: value for key, value in state_dict.items() if key != "path_space"})
+        for name in self._extra:
+            getattr(self, f"_{name}").copy_(extra[name])
+        # the next step compares the weights with the state, whichever of them was loaded last
+        self._versions = [-1] * len(self._owned)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """For copies and pickles: everything but the traced model."""
+        graph = dataclasses.replace(self.skeleton.graph, captured=None, parameters={})  # type: ignore[arg-type]
+        kept = {name: getattr(self, f"_{name}") for name in self._extra}
+        return {
+            **super().__getstate__(),
+            "skeleton": dataclasses.replace(self.skeleton, graph=graph),
+            "min_ratio": self.min_ratio,
+            "_blocks": self._blocks,
+            "_kept": kept,
+            **self._settings(),
+        }
+
+    def _settings(self) -> dict[str, Any]:
+        return {}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Come back from a copy or a pickle."""
+        kept = state.pop("_kept", None)
+        super().__setstate__(state)
+        if kept is None:
+            return
+        self._patch_step_function()
+        self._connect()
+        for name, value in kept.items():
+            getattr(self, f"_{name}").copy_(value)

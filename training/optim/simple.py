@@ -1,0 +1,200 @@
+"""The three optimizers of the evolution notes (2.2 to 2.4), corrected, with torch's own code wherever it has the same.
+
+* Moving-average descent is ``torch.optim.SGD`` with ``dampening = momentum`` started from a zero buffer.
+* Rescaled descent divides each tensor's gradient by its root mean square over elements; torch has no such thing.
+* Sign descent without memory is ``torch.optim.Adam(betas=(0, 0), eps=0)``; with memory it is Lion with equal betas.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim import SGD, Optimizer
+
+from training.optim.pathwise import number
+
+
+class EMASGD(SGD):
+    r"""Moving-average descent: ``g <- gamma g + (1 - gamma) dL/dw``, ``w <- w - lr g``, from ``g = 0``.
+
+    This is ``torch.optim.SGD(momentum=gamma, dampening=gamma)``, whose first step alone differs: torch fills its
+    buffer with the whole first gradient, the notes start from zero. All of torch's code is reused.
+
+    Args:
+        params: parameters, as for every torch optimizer.
+        lr: learning rate.
+        gamma: decay of the average, at least 0 and below 1 (1 would never move).
+        maximize: ascend instead.
+        foreach: as for ``torch.optim.SGD``.
+        fused: as for ``torch.optim.SGD``.
+
+    Raises:
+        InputError: a setting is out of range.
+
+    Example:
+        >>> import torch
+        >>> from training import EMASGD
+        >>> w = torch.nn.Parameter(torch.ones(1))
+        >>> optimizer = EMASGD([w], lr=0.5, gamma=0.5)
+        >>> w.grad = torch.ones(1)
+        >>> optimizer.step()
+        >>> w.item()
+        0.75
+
+    Reference:
+        Evolution of neural networks, equation (2.3).
+    """
+
+    def __init__(
+        self,
+        params: Iterable[Any],
+        lr: float | Tensor = 1e-3,
+        gamma: float = 0.9,
+        *,
+        maximize: bool = False,
+        foreach: bool | None = None,
+        fused: bool | None = None,
+    ) -> None:
+        number("EMASGD", "lr", lr)
+        number("EMASGD", "gamma", gamma, high=1.0)
+        super().__init__(
+            params, lr=lr, momentum=gamma, dampening=gamma, maximize=maximize, foreach=foreach, fused=fused
+        )
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]
+        """One step; with a closure, the loss it returns."""
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                state = self.state[parameter]
+                if parameter.grad is not None and group["momentum"] and state.get("momentum_buffer") is None:
+                    state["momentum_buffer"] = torch.zeros_like(parameter)
+        # torch's own step without the wrapper that calls hooks, which are called for this one already
+        inspect.unwrap(SGD.step)(self)
+        return loss
+
+
+class _PerTensor(Optimizer):
+    """Optimizers that average gradients from zero and then change the direction tensor by tensor."""
+
+    def __init__(self, params: Iterable[Any], lr: float | Tensor, gamma: float, maximize: bool, **more: Any) -> None:
+        number(type(self).__name__, "lr", lr)
+        number(type(self).__name__, "gamma", gamma, high=1.0)
+        super().__init__(params, {"lr": lr, "gamma": gamma, "maximize": maximize, **more})
+
+    def _direction(self, average: Tensor, group: dict[str, Any]) -> Tensor:
+        raise NotImplementedError
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]
+        """One step; with a closure, the loss it returns."""
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                if parameter.grad is None:
+                    continue
+                grad = -parameter.grad if group["maximize"] else parameter.grad
+                if group["gamma"]:
+                    state = self.state[parameter]
+                    if "average" not in state:
+                        state["average"] = torch.zeros_like(parameter)
+                    grad = state["average"].lerp_(grad, 1 - group["gamma"])
+                parameter.sub_(self._direction(grad, group) * group["lr"])
+        return loss
+
+
+class RescaleSGD(_PerTensor):
+    r"""Rescaled descent: ``w <- w - lr g / rms(g)`` for every tensor, ``g`` a moving average from zero.
+
+    The notes print the standard deviation; that of a one-element tensor is 0 and that of a nearly constant gradient
+    blows the step up, so the root of the mean square is taken. All gradients are taken at one point. The step has a
+    fixed length: it circles around a minimum unless the learning rate decays.
+
+    Args:
+        params: parameters, as for every torch optimizer.
+        lr: learning rate.
+        gamma: decay of the average.
+        eps: added to the root mean square; relative to nothing, so keep it far below any gradient.
+        maximize: ascend instead.
+
+    Raises:
+        InputError: a setting is out of range.
+
+    Example:
+        >>> import torch
+        >>> from training import RescaleSGD
+        >>> w = torch.nn.Parameter(torch.zeros(2))
+        >>> w.grad = torch.tensor([1e-6, -1e-6])
+        >>> RescaleSGD([w], lr=0.5).step()
+        >>> w.tolist()
+        [-0.5, 0.5]
+
+    Reference:
+        Evolution of neural networks, equation (2.5), corrected.
+    """
+
+    def __init__(
+        self,
+        params: Iterable[Any],
+        lr: float | Tensor = 1e-3,
+        gamma: float = 0.0,
+        *,
+        eps: float = 1e-30,
+        maximize: bool = False,
+    ) -> None:
+        number("RescaleSGD", "eps", eps)
+        super().__init__(params, lr, gamma, maximize, eps=eps)
+
+    def _direction(self, average: Tensor, group: dict[str, Any]) -> Tensor:
+        # divided by the largest entry first: squares of small gradients would vanish
+        top = average.abs().amax().clamp(min=torch.finfo(average.dtype).tiny)
+        shape = average / top
+        return shape / (shape.square().mean().sqrt() + group["eps"])
+
+
+class SignProp(_PerTensor):
+    r"""Sign descent: ``w <- w - lr sign(g)``, ``g`` a moving average from zero.
+
+    With ``gamma = 0`` this is ``torch.optim.Adam(betas=(0, 0), eps=0)`` (which divides 0 by 0 where a gradient
+    vanishes); with ``gamma > 0`` it is Lion with equal betas.
+
+    Args:
+        params: parameters, as for every torch optimizer.
+        lr: learning rate.
+        gamma: decay of the average.
+        maximize: ascend instead.
+
+    Raises:
+        InputError: a setting is out of range.
+
+    Example:
+        >>> import torch
+        >>> from training import SignProp
+        >>> w = torch.nn.Parameter(torch.zeros(3))
+        >>> w.grad = torch.tensor([2.0, -0.1, 0.0])
+        >>> SignProp([w], lr=0.5).step()
+        >>> w.tolist()
+        [-0.5, 0.5, 0.0]
+
+    Reference:
+        Evolution of neural networks, section 2.4.
+    """
+
+    def __init__(
+        self, params: Iterable[Any], lr: float | Tensor = 1e-3, gamma: float = 0.0, *, maximize: bool = False
+    ) -> None:
+        super().__init__(params, lr, gamma, maximize)
+
+    def _direction(self, average: Tensor, group: dict[str, Any]) -> Tensor:
+        return average.sign()
