@@ -54,7 +54,11 @@ def train(
     ],
     optimizer: Annotated[
         str,
-        typer.Option("--optimizer", help="gsgd (SGD on the values of basis paths), sgd, momentum (0.9) or adam."),
+        typer.Option(
+            "--optimizer",
+            help="gsgd (SGD on the values of basis paths), gadam (Adam on them), sgd, momentum (0.9), adam, average, "
+            "rescaled or signs.",
+        ),
     ] = "gsgd",
     lr: Annotated[
         float | None,
