@@ -122,7 +122,23 @@ def explain(
         >>> [(pin.op, pin.elements) for pin in explanation.graph.pinned]
         [('aten.gelu', 4)]
     """
-    graph = trace(model, *args, kwargs=kwargs, norm_eps=norm_eps)
+    return account(trace(model, *args, kwargs=kwargs, norm_eps=norm_eps))
+
+
+def account(graph: ReductionGraph) -> Explanation:
+    """Account for every parameter of a traced model.
+
+    Args:
+        graph: its reduction graph.
+
+    Returns:
+        The explanation.
+
+    Example:
+        >>> import torch, pathspace as ps
+        >>> account(ps.trace(torch.nn.Linear(3, 2), torch.randn(1, 3))).totals
+        {'path_space': 8, 'pinned': 0, 'unused': 0}
+    """
     places: dict[str, str] = {}
     for pin in graph.pinned:
         for name in pin.parameters:

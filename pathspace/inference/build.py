@@ -60,7 +60,7 @@ def build(captured: Captured, scales: Scales, norm_eps: str = "ignore") -> Reduc
         num_units=solution.units,
         pinned=tuple(scales.pins),
         unused=tuple(name for name in captured.parameters if name not in known),
-        has_cuts=bool(scales.cuts),
+        has_cuts=bool(scales.cuts) or scales.observes,
         approximate=_units_of(scales.cuts, classes, solution),
         statistics=tuple(Statistic(mean, var, lookup(classes, ids)) for mean, var, ids in scales.statistics),
         forms=solution.forms,
@@ -115,6 +115,9 @@ def effective(equations: Relations, raw: list[Ends]) -> Solution:
     # one variable for each trivial direction, which is that direction alone
     own, first = np.unique(np.abs(kernel.classes[: solution.units + 1]), return_index=True)
     chosen = first[(own > 0) & (own <= kernel.units)]
+    if not len(chosen):
+        # every direction moves several units by different amounts: fix them one after the other
+        chosen = first[own > 0][:1]
     _, raw_first = np.unique(np.abs(solution.classes), return_index=True)
     class_of = np.abs(solution.classes)[raw_first]
     references = torch.from_numpy(raw_first[np.searchsorted(class_of, chosen)])
@@ -123,17 +126,21 @@ def effective(equations: Relations, raw: list[Ends]) -> Solution:
 
 
 def _define(system: Relations, solution: Solution) -> None:
-    """Say what the derived ids are, in relations of three terms."""
+    """Say what the derived ids are, in relations of three terms: partial sums of their forms."""
     forms = solution.forms
-    for i in range(forms.shape[0]):
-        indices = forms.indices[forms.indptr[i] : forms.indptr[i + 1]]
-        values = forms.data[forms.indptr[i] : forms.indptr[i + 1]]
-        total = torch.zeros(1, dtype=torch.int64)
-        for position, (unit, value) in enumerate(zip(indices.tolist(), values.tolist(), strict=True)):
-            last = position == len(indices) - 1
-            following = torch.tensor([solution.units + 1 + i]) if last else system.fresh((1,))
-            system.relate((1, following), (-1, total), (-int(value), torch.tensor([unit + 1])))
-            total = following
+    terms = np.diff(forms.indptr)
+    if not len(forms.data):
+        return
+    owner = np.repeat(np.arange(len(terms)), terms)
+    last = np.zeros(len(owner), bool)
+    last[np.cumsum(terms)[terms > 0] - 1] = True
+    sums = np.zeros(len(owner), np.int64)
+    sums[last] = solution.units + 1 + np.flatnonzero(terms)
+    sums[~last] = system.fresh((int((~last).sum()),)).numpy()
+    before = np.where(np.concatenate([[True], owner[1:] != owner[:-1]]), 0, np.concatenate([[0], sums[:-1]]))
+    rows = np.stack([sums, before, forms.indices.astype(np.int64) + 1], 1)
+    coefficients = np.stack([np.ones_like(sums), -np.ones_like(sums), -forms.data], 1)
+    system.relate_rows(coefficients, rows)
 
 
 __all__ = ["build", "effective", "lookup"]

@@ -4,20 +4,25 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, TypeVar
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
 
-import torch
 from torch import Tensor, fx
 from torch.utils import _pytree as pytree
 
 from pathspace.capture import Captured, first_line, place
 from pathspace.errors import PathspaceError, UnsupportedError
 from pathspace.inference import rules  # noqa: F401  (registers the rules)
+from pathspace.inference.decompose import decomposed
+from pathspace.inference.folding import folded
+from pathspace.inference.regions import REGIONS
 from pathspace.inference.registry import RULES, operation_name
 from pathspace.inference.semantics import Pin, Place, Semantics
-from pathspace.inference.values import NEUTRAL, ROOT, Weight, compress, constant
+from pathspace.inference.values import NEUTRAL, ROOT, Weight, constant, distinct, shape_of, value_of, with_value
 
 S = TypeVar("S", bound=Semantics)
+
+LARGEST_TABLE = 1 << 24
 
 
 def flat_values(tree: Any) -> Iterator[Tensor | Weight]:
@@ -59,7 +64,7 @@ def interpret(
     for node in captured.graph.graph.nodes:
         if node.op == "placeholder":
             values[node.name] = _placeholder(node, captured, semantics)
-    outputs = _run(captured.graph, values, semantics, strict)
+    outputs = Walk(semantics, strict).run(captured.graph, values)
     semantics.place = Place("output")
     flat = [semantics.activation(value) for value in flat_values(outputs)]
     for ids in flat:
@@ -80,101 +85,145 @@ def _placeholder(node: fx.Node, captured: Captured, semantics: Semantics) -> Any
     if kind == "parameter":
         return Weight.of(name, semantics.shapes[name])
     if node.name in captured.constants:
-        return _scales_of_constant(captured.constants[node.name])
+        return with_value(captured.constants[node.name])
     if not isinstance(shown, Tensor):
         return shown
-    ids = constant(shown.shape)
+    if kind == "buffer" and _is_table(captured.buffers.get(name)):
+        return with_value(captured.buffers[name])
+    ids = constant(shape_of(shown))
     if kind == "buffer":
         # running statistics are recognised by name when a normalisation meets them
         ids.buffer_name = name  # type: ignore[attr-defined]
     return ids
 
 
-def _scales_of_constant(value: Tensor) -> Tensor:
-    """A constant tensor has a fixed scale, except where it is zero or infinite."""
-    if value.dtype == torch.bool or value.numel() == 0:
-        ids = constant(value.shape)
-        # a mask that is part of the model: choices by it are known
-        ids.known = value.cpu()  # type: ignore[attr-defined]
-        return ids
-    free = (value == 0) | (
-        torch.isinf(value) if value.is_floating_point() else torch.zeros_like(value, dtype=torch.bool)
-    )
-    return compress(torch.where(free.cpu(), NEUTRAL, ROOT))
+def _is_table(buffer: Tensor | None) -> bool:
+    """Whether a buffer is a table of positions or a mask, which no training step changes."""
+    if buffer is None or buffer.dim() == 0 or buffer.is_meta or buffer.numel() > LARGEST_TABLE:
+        return False
+    if not buffer.is_floating_point():
+        return not buffer.is_complex()
+    return buffer.dim() > 1 and bool((buffer == 0).any()) and bool(((buffer == 0) | (buffer == 1)).all())
 
 
-def _run(module: fx.GraphModule, values: Mapping[str, Any], semantics: Semantics, strict: bool) -> Any:
-    env = dict(values)
-    dead: dict[fx.Node, list[fx.Node]] = {}
-    for source in module.graph.nodes:
-        users = list(source.users)
-        if users and source.op != "placeholder":
-            dead.setdefault(max(users), []).append(source)
-    for node in module.graph.nodes:
-        if node.op == "output":
-            return fx.node.map_arg(node.args[0], lambda n: env[n.name])
-        if node.op == "get_attr":
-            env[node.name] = _attribute(module, str(node.target))
-        elif node.op == "call_function":
-            env[node.name] = _call(node, module, env, semantics, strict)
-        for source in dead.get(node, ()):
-            env.pop(source.name, None)
-    return None
+@dataclass(frozen=True)
+class Walk(Generic[S]):
+    """A walk through a captured graph and the regions within.
+
+    Attributes:
+        semantics: the interpretation.
+        strict: raise where an operation without a rule would fix a scale.
+        outer: where the region stands, for operations that do not know it themselves.
+    """
+
+    semantics: S
+    strict: bool = False
+    outer: tuple[str, str] = ("", "")
+
+    def run(self, module: fx.GraphModule, values: Mapping[str, Any]) -> Any:
+        """Walk through a graph whose placeholders have the given values.
+
+        Args:
+            module: the graph.
+            values: placeholder name -> value.
+
+        Returns:
+            The graph's outputs.
+        """
+        env = dict(values)
+        dead: dict[fx.Node, list[fx.Node]] = {}
+        for source in module.graph.nodes:
+            users = list(source.users)
+            if users and source.op != "placeholder":
+                dead.setdefault(max(users), []).append(source)
+        for node in module.graph.nodes:
+            if node.op == "output":
+                return fx.node.map_arg(node.args[0], lambda n: env[n.name])
+            if node.op == "get_attr":
+                env[node.name] = _attribute(module, str(node.target))
+            elif node.op == "call_function":
+                env[node.name] = self.call(node, env)
+            for source in dead.get(node, ()):
+                env.pop(source.name, None)
+        return None
+
+    def region(self, module: fx.GraphModule, operands: list[Any]) -> Any:
+        """Walk through a graph within the graph."""
+        names = [node.name for node in module.graph.nodes if node.op == "placeholder"]
+        within = Walk(self.semantics, self.strict, (self.semantics.place.module, self.semantics.place.source))
+        return within.run(module, dict(zip(names, operands, strict=False)))
+
+    def call(self, node: fx.Node, env: Mapping[str, Any]) -> Any:
+        """One operation."""
+        args: Any = fx.node.map_arg(node.args, lambda n: env[n.name])
+        kwargs: Any = fx.node.map_arg(node.kwargs, lambda n: env[n.name])
+        if node.target is operator.getitem:
+            return args[0][args[1]]
+        name, shown = operation_name(node.target), node.meta.get("val")
+        here = place(node)
+        self.semantics.place = Place(name, *(here if any(here) else self.outer), result=shown, node=node.name)
+        if name in REGIONS:
+            return REGIONS[name](self, *args, **kwargs)
+        constant_result = folded(node, args, kwargs)
+        if constant_result is not None:
+            return constant_result
+        reason = "no rule says how this operation treats scales"
+        if name in RULES:
+            try:
+                return _checked(RULES[name](self.semantics, *args, **kwargs), shown)
+            except PathspaceError:
+                raise
+            except Exception as error:
+                # a form of the operation that its rule does not know: sound, and on record
+                reason = f"its rule does not cover this form ({first_line(error)})"
+        if any(isinstance(value, Weight) or is_free(value) for value in flat_values((args, kwargs))):
+            smaller = decomposed(node)
+            if smaller is not None:
+                here = (self.semantics.place.module, self.semantics.place.source)
+                names = {operand.name: env[operand.name] for operand in node.all_input_nodes}
+                return Walk(self.semantics, self.strict, here).run(smaller, names)
+        return self.pinned(args, kwargs, shown, reason)
+
+    def pinned(self, args: Any, kwargs: Any, shown: Any, reason: str) -> Any:
+        """Sound for anything: every operand's scale is fixed, and so is every result's."""
+        before = len(self.semantics.pins)
+        self.semantics.pin(flat_values((args, kwargs)), reason)
+        if self.strict and len(self.semantics.pins) > before:
+            pin = self.semantics.pins[-1]
+            raise UnsupportedError(
+                f"{pin.op} at {pin.source or 'an unknown line'} (module {pin.module!r}) has no rule; "
+                "register one with pathspace.rule, or trace with strict=False to pin its operands."
+            )
+        return pytree.tree_map(lambda value: constant(shape_of(value)) if isinstance(value, Tensor) else value, shown)
+
+
+def is_free(value: Any) -> bool:
+    """Whether an activation has a scale that is not fixed."""
+    if not isinstance(value, Tensor):
+        return False
+    ids = distinct(value)
+    return bool(((ids != ROOT) & (ids != NEUTRAL)).any())
 
 
 def _attribute(module: fx.GraphModule, target: str) -> Any:
     value: Any = module
     for part in target.split("."):
         value = getattr(value, part)
-    return _scales_of_constant(value) if isinstance(value, Tensor) else value
+    return with_value(value) if isinstance(value, Tensor) else value
 
 
-def _call(node: fx.Node, module: fx.GraphModule, env: dict[str, Any], semantics: Semantics, strict: bool) -> Any:
-    args: Any = fx.node.map_arg(node.args, lambda n: env[n.name])
-    kwargs: Any = fx.node.map_arg(node.kwargs, lambda n: env[n.name])
-    if node.target is operator.getitem:
-        return args[0][args[1]]
-    name = operation_name(node.target)
-    shown = node.meta.get("val")
-    semantics.place = Place(name, *place(node), result=shown)
-    nested = next((arg for arg in args if isinstance(arg, fx.GraphModule)), None)
-    if nested is not None:
-        # a region under no_grad, autocast and the like: the same operations in a graph of their own
-        operands = list(args[list(args).index(nested) + 1 :])
-        names = [n.name for n in nested.graph.nodes if n.op == "placeholder"]
-        return _run(nested, dict(zip(names, operands, strict=False)), semantics, strict)
-    if name not in RULES:
-        return _without_rule(args, kwargs, shown, semantics, strict, "no rule says how this operation treats scales")
-    try:
-        result = RULES[name](semantics, *args, **kwargs)
-    except (RuntimeError, TypeError, ValueError, IndexError, AttributeError) as error:
-        if isinstance(error, PathspaceError):
-            raise
-        # a form of the operation that its rule does not know: sound, and on record
-        reason = f"its rule does not cover this form ({first_line(error)})"
-        return _without_rule(args, kwargs, shown, semantics, strict, reason)
-    return _shaped(result, shown, semantics)
+def _checked(result: Any, shown: Any) -> Any:
+    """Compare shapes, so that a wrong rule cannot go unnoticed; values of constants end at operations that change them.
 
-
-def _shaped(result: Any, shown: Any, semantics: Semantics) -> Any:
-    """Check the shape a rule returned against the real one, so that a wrong rule cannot go unnoticed."""
-    if isinstance(result, Tensor) and isinstance(shown, Tensor) and result.shape != shown.shape:
-        raise UnsupportedError(
-            f"The rule for {semantics.place.op} returned ids of shape {tuple(result.shape)} where the operation "
-            "returns "
-            f"{tuple(shown.shape)} (in module {semantics.place.module!r}); correct the rule."
-        )
+    Raises:
+        ValueError: a rule returned another shape than the operation.
+    """
+    if isinstance(result, Tensor) and isinstance(shown, Tensor):
+        if tuple(result.shape) != shape_of(shown):
+            raise ValueError(f"the rule returned shape {tuple(result.shape)}, expected {shape_of(shown)}")
+        if value_of(result) is not None:
+            return result.expand(result.shape)
     return result
 
 
-def _without_rule(args: Any, kwargs: Any, shown: Any, semantics: Semantics, strict: bool, reason: str) -> Any:
-    """Sound for anything: every operand's scale is fixed, and so is every result's."""
-    before = len(semantics.pins)
-    semantics.pin(flat_values((args, kwargs)), reason)
-    if strict and len(semantics.pins) > before:
-        pin = semantics.pins[-1]
-        raise UnsupportedError(
-            f"{pin.op} at {pin.source or 'an unknown line'} (module {pin.module!r}) has no rule; "
-            "register one with pathspace.rule, or trace with strict=False to pin its operands."
-        )
-    return pytree.tree_map(lambda value: constant(value.shape) if isinstance(value, Tensor) else value, shown)
+__all__ = ["Walk", "flat_values", "interpret", "is_free", "positions"]

@@ -22,6 +22,7 @@ from pathspace.inference.units import UnionFind
 from pathspace.inference.values import NEUTRAL
 
 MAX_ELIMINATED = 200_000
+WIDTH = 4
 
 
 @dataclass(frozen=True)
@@ -68,28 +69,60 @@ class Relations(UnionFind):
         for dim in range(ids[0].dim()):
             if ids[0].shape[dim] > 1 and all(entry.stride(dim) == 0 for entry in ids):
                 ids = tuple(entry.narrow(dim, 0, 1) for entry in ids)
-        table = torch.stack([entry.reshape(-1) for entry in ids], 1)
-        table = table[(table != NEUTRAL).all(1)]
-        if len(table) > 4096:
-            table = torch.unique(table, dim=0)
+        rows = torch.stack([entry.reshape(-1) for entry in ids], 1)
+        table = rows[(rows != NEUTRAL).all(1)].numpy()
         if len(table):
-            coefficients = np.broadcast_to(np.array([c for c, _ in terms], np.int64), table.shape)
-            self._relations.append((coefficients, table.numpy()))
+            self.relate_rows(np.broadcast_to(np.array([c for c, _ in terms], np.int64), table.shape), table)
+
+    def relate_rows(self, coefficients: np.ndarray, ids: np.ndarray) -> None:
+        """Record relations given as rows of up to four coefficients and signed ids (0 where there are fewer)."""
+        self._relations.append((coefficients, ids))
 
     @property
     def related(self) -> bool:
         """Whether any relation was recorded."""
         return bool(self._relations)
 
-    def _rows(self, classes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Relations in terms of classes: coefficients and classes, four columns, like terms combined, 0 where empty."""
-        width = 4
-        parts = [(np.zeros((0, width), np.int64), np.zeros((0, width), np.int64))]
-        for coefficients, ids in self._relations:
-            signed = classes[np.abs(ids)] * np.sign(ids)
-            pad = ((0, 0), (0, width - ids.shape[1]))
-            parts.append((np.pad(coefficients * np.sign(signed), pad), np.pad(np.abs(signed), pad)))
-        return _combined(np.concatenate([c for c, _ in parts]), np.concatenate([v for _, v in parts]))
+    def _rows(self, classes: np.ndarray) -> tuple[np.ndarray, np.ndarray, tuple[np.ndarray, np.ndarray]]:
+        """Relations in terms of classes.
+
+        Returns:
+            Coefficients and classes, four columns, like terms combined, 0 where empty; and the equations that other
+            relations have become, as pairs of signed classes.
+        """
+        total = sum(len(ids) for _, ids in self._relations)
+        coefficients, ids = np.zeros((total, WIDTH), np.int64), np.zeros((total, WIDTH), np.int64)
+        start = 0
+        for some, names in self._relations:
+            block = slice(start, start + len(names)), slice(0, names.shape[1])
+            coefficients[block], ids[block] = some, names
+            start += len(names)
+        signed = classes[np.abs(ids)] * np.sign(ids)
+        coefficients, variables = coefficients * np.sign(signed), np.abs(signed)
+        # most relations are equations by now (a factor is fixed): those need no further arithmetic
+        count = ((coefficients != 0) & (variables != 0)).sum(1)
+        easy = count == 1
+        zero = variables[easy][coefficients[easy] != 0] if easy.any() else np.zeros(0, np.int64)
+        places = np.argsort(coefficients[count == 2] == 0, 1, kind="stable")[:, :2]
+        c, v = (np.take_along_axis(array[count == 2], places, 1) for array in (coefficients, variables))
+        differ = (np.abs(c[:, 0]) == np.abs(c[:, 1])) & (v[:, 0] != v[:, 1])
+        rest = count > 2
+        rest[np.flatnonzero(count == 2)[~differ]] = True
+        coefficients, variables = _combined(coefficients[rest], variables[rest])
+        # the same once more for what like terms have left
+        terms = (coefficients != 0).sum(1)
+        single = terms == 1
+        equal = (terms == 2) & (np.abs(coefficients[:, 0]) == np.abs(coefficients[:, 1]))
+        left = np.concatenate([zero, variables[single, 0], v[differ, 0], variables[equal, 0]])
+        right = np.concatenate(
+            [
+                np.zeros(len(zero) + int(single.sum()), np.int64),
+                -v[differ, 1] * np.sign(c[differ, 0] * c[differ, 1]),
+                -variables[equal, 1] * np.sign(coefficients[equal, 0] * coefficients[equal, 1]),
+            ]
+        )
+        kept = ~(single | equal)
+        return coefficients[kept], variables[kept], (left, right)
 
     def collapse(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Solve equations and feed back every relation that has become one, until nothing changes.
@@ -100,25 +133,25 @@ class Relations(UnionFind):
         while True:
             classes = self.solve()
             if not self._relations:
-                empty = np.zeros((0, 4), np.int64)
+                empty = np.zeros((0, WIDTH), np.int64)
                 return classes, empty, empty
-            coefficients, variables = self._rows(classes)
-            count = (coefficients != 0).sum(1)
             first = np.concatenate([[0], _representatives(classes)])
-            single = count == 1
-            equal = (count == 2) & (np.abs(coefficients[:, 0]) == np.abs(coefficients[:, 1]))
-            if not (single.any() or equal.any()):
-                return classes, coefficients[count > 1], variables[count > 1]
-            zero = torch.from_numpy(first[variables[single, 0]])
-            self.unify(zero, torch.zeros_like(zero))
-            left, right = (torch.from_numpy(first[variables[equal, i]]) for i in (0, 1))
-            self.unify(left, right * torch.from_numpy(-np.sign(coefficients[equal, 0] * coefficients[equal, 1])))
+            coefficients, variables, simple = self._rows(classes)
+            # what became an equation need not be looked at again
+            self._relations = [(coefficients, first[variables])]
+            two = (coefficients != 0).sum(1) == 2
+            implied = _implied(coefficients[two], variables[two])
+            if not (len(simple[0]) or len(implied[0])):
+                return classes, coefficients, variables
+            for left, right in (simple, implied):
+                self.unify(*(torch.from_numpy(first[np.abs(side)] * np.sign(side)) for side in (left, right)))
 
     def resolve(self) -> Solution:
         """Solve everything: base units, and derived classes as integer combinations of them."""
         while True:
             classes, coefficients, variables = self.collapse()
             total = int(np.abs(classes).max(initial=0))
+            peeled, coefficients, variables = _peel(coefficients, variables, total)
             rows = [
                 {int(v): int(c) for c, v in zip(row, names, strict=True) if c}
                 for row, names in zip(coefficients[:MAX_ELIMINATED], variables[:MAX_ELIMINATED], strict=True)
@@ -128,7 +161,7 @@ class Relations(UnionFind):
             for row in variables[MAX_ELIMINATED:].tolist():
                 stuck |= {variable for variable in row if variable}
             if not stuck:
-                return _solution(classes, total, defined)
+                return _solution(classes, _expressed(peeled, defined, total))
             first = np.concatenate([[0], _representatives(classes)])
             fixed = torch.from_numpy(first[np.array(sorted(stuck))])
             self.unify(fixed, torch.zeros_like(fixed))
@@ -160,10 +193,20 @@ def _combined(coefficients: np.ndarray, variables: np.ndarray) -> tuple[np.ndarr
     factor = np.gcd.reduce(coefficients, axis=1)
     factor = np.where(coefficients[:, 0] < 0, -1, 1) * np.where(factor == 0, 1, factor)
     coefficients = coefficients // factor[:, None]
-    kept = np.unique(np.concatenate([coefficients, variables], 1), axis=0)
+    kept = _distinct(np.concatenate([coefficients, variables], 1)[coefficients[:, 0] != 0])
     width = variables.shape[1]
-    kept = kept[kept[:, 0] != 0]
     return kept[:, :width].copy(), kept[:, width:].copy()
+
+
+def _distinct(rows: np.ndarray) -> np.ndarray:
+    """Rows without repetition (``np.unique(axis=0)`` sorts whole rows, which takes many times as long)."""
+    factors = np.random.default_rng(0).integers(2**62, size=rows.shape[1], dtype=np.int64) | 1
+    with np.errstate(over="ignore"):
+        keys = (rows * factors).sum(1)
+    _, first, inverse = np.unique(keys, return_index=True, return_inverse=True)
+    # rows that share a key with another row by chance are kept as well
+    chance = np.flatnonzero((rows[first][inverse] != rows).any(1))
+    return rows[np.concatenate([np.sort(first), chance])]
 
 
 def _eliminate(rows: Sequence[dict[int, int]]) -> tuple[dict[int, dict[int, int]], set[int]]:
@@ -214,20 +257,96 @@ def _eliminate(rows: Sequence[dict[int, int]]) -> tuple[dict[int, dict[int, int]
     return defined, stuck
 
 
-def _solution(classes: np.ndarray, total: int, defined: dict[int, dict[int, int]]) -> Solution:
+def _implied(coefficients: np.ndarray, variables: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Equations between variables that stand in the same proportion to one other: ``p a + q b = p a + q b' = 0``.
+
+    Args:
+        coefficients: of relations with two terms.
+        variables: of the same relations.
+
+    Returns:
+        Variables, and the signed variables they are equal to.
+    """
+    if len(variables) < 2:
+        return np.zeros(0, np.int64), np.zeros(0, np.int64)
+    found = []
+    # (relations have no common factor, so equal sizes mean equal proportions)
+    sign = -np.sign(coefficients[:, 0] * coefficients[:, 1])
+    for own, other in ((0, 1), (1, 0)):
+        keys = (variables[:, other], np.abs(coefficients[:, other]), np.abs(coefficients[:, own]))
+        order = np.lexsort(keys)
+        same = np.ones(len(order) - 1, bool)
+        for key in keys:
+            same &= key[order][1:] == key[order][:-1]
+        left, right = order[1:][same], order[:-1][same]
+        pair = variables[left, own], variables[right, own] * sign[left] * sign[right]
+        differ = pair[0] != pair[1]
+        found.append((pair[0][differ], pair[1][differ]))
+    return np.concatenate([a for a, _ in found]), np.concatenate([b for _, b in found])
+
+
+def _peel(
+    coefficients: np.ndarray, variables: np.ndarray, total: int
+) -> tuple[list[tuple[np.ndarray, csr_array]], np.ndarray, np.ndarray]:
+    """Solve relations for variables that occur nowhere else, round after round.
+
+    Returns:
+        Rounds of (variables, what they are: a sparse row over all variables each), and the relations left.
+    """
+    rounds = []
+    while len(variables):
+        uses = np.bincount(variables[coefficients != 0], minlength=total + 1)
+        lonely = (uses[variables] == 1) & (np.abs(coefficients) == 1)
+        done = lonely.any(1)
+        if not done.any():
+            break
+        # of several, the last: what was made last explains itself by what was there before
+        place = np.where(lonely[done], variables[done], -1).argmax(1)
+        rows, names = coefficients[done], variables[done]
+        at = np.arange(len(rows)), place
+        pivots, scale = names[at], -rows[at]
+        rows = rows * scale[:, None]
+        rows[at] = 0
+        where = np.nonzero(rows)
+        form = coo_array((rows[where], (where[0], names[where])), shape=(len(rows), total + 1))
+        rounds.append((pivots, csr_array(form)))
+        coefficients, variables = coefficients[~done], variables[~done]
+    return rounds, coefficients, variables
+
+
+def _expressed(peeled: list[tuple[np.ndarray, csr_array]], defined: dict[int, dict[int, int]], total: int) -> csr_array:
+    """Every variable in terms of those that nothing defines: integer matrix ``(total + 1, total + 1)``."""
+    own = np.ones(total + 1, np.int64)
+    own[0] = 0
+    own[list(defined)] = 0
+    for pivots, _ in peeled:
+        own[pivots] = 0
+    entries = [(v, u, c) for v, form in defined.items() for u, c in form.items()]
+    rows, columns, values = (np.array([entry[k] for entry in entries], np.int64) for k in range(3))
+    shape = (total + 1, total + 1)
+    known = csr_array(coo_array((own, (np.arange(total + 1), np.arange(total + 1))), shape=shape))
+    known = csr_array(known + csr_array(coo_array((values, (rows, columns)), shape=shape)))
+    for pivots, form in reversed(peeled):
+        new = coo_array(form @ known)
+        known = csr_array(known + csr_array(coo_array((new.data, (pivots[new.row], new.col)), shape=shape)))
+    known.eliminate_zeros()
+    return known
+
+
+def _solution(classes: np.ndarray, known: csr_array) -> Solution:
     """Number base units first and derived classes after them."""
-    derived = np.zeros(total + 1, bool)
-    derived[list(defined)] = True
-    zero = np.array([v for v, form in defined.items() if not form], np.int64)
-    base = ~derived
+    total = known.shape[0] - 1
+    size = np.diff(known.indptr)
+    base = (size == 1) & (known.diagonal() == 1)
     base[0] = False
     units = int(base.sum())
     number = np.zeros(total + 1, np.int64)
     number[base] = np.arange(1, units + 1)
-    order = [v for v in sorted(defined) if defined[v]]
+    derived = ~base & (size > 0)
+    derived[0] = False
+    order = np.flatnonzero(derived)
     number[order] = units + 1 + np.arange(len(order))
-    number[zero] = 0
-    entries = [(i, number[u] - 1, c) for i, v in enumerate(order) for u, c in defined[v].items()]
-    rows, columns, values = (np.array([entry[k] for entry in entries], np.int64) for k in range(3))
-    forms = coo_array((values, (rows, columns)), shape=(len(order), units)).tocsr()
-    return Solution(number[np.abs(classes)] * np.sign(classes), units, csr_array(forms))
+    forms = csr_array(known[order])
+    forms = csr_array((forms.data, number[forms.indices] - 1, forms.indptr), shape=(len(order), units))
+    forms.sort_indices()
+    return Solution(number[np.abs(classes)] * np.sign(classes), units, forms)

@@ -42,12 +42,13 @@ class Pin:
 
 @dataclass
 class Place:
-    """Where the interpreter stands: the operation, and its real result (a fake tensor: shape and dtype)."""
+    """Where the interpreter stands: the operation, its real result (a fake tensor: shape and dtype), its graph node."""
 
     op: str = ""
     module: str = ""
     source: str = ""
     result: Any = None
+    node: str = ""
 
 
 class Semantics(ABC):
@@ -68,6 +69,8 @@ class Semantics(ABC):
         self.pinned_parameters: dict[str, Pin] = {}
         self.place = Place()
         self.exact_norms = False
+        # nodes whose small constant was taken for the eps of a normalisation written out by hand
+        self.negligible: list[str] = []
 
     # -- what the two interpretations define -------------------------------------------------------------------
 
@@ -104,6 +107,14 @@ class Semantics(ABC):
         """Normalise over ``dims``: elements there share one scale, which does not pass through."""
 
     @abstractmethod
+    def observe(self, value: Tensor) -> None:
+        """Elements are looked at by something that feels no positive scale: a sign, a comparison, a direction."""
+
+    def compact(self, value: Tensor) -> Tensor:
+        """The same ids with as few different ones as is known by now."""
+        return value
+
+    @abstractmethod
     def steps(self, length: int) -> int:
         """How many steps of a recurrent operation over ``length`` steps have to be looked at."""
 
@@ -119,7 +130,8 @@ class Semantics(ABC):
     def activation(self, value: Any) -> Tensor:
         """Anything as an activation: parameters are attached, numbers are fixed scales (zero has any scale)."""
         if isinstance(value, Weight):
-            return self.attach(value)
+            ids = self.attach(value.unmasked())
+            return ids if value.kept is None else torch.where(value.kept, ids, NEUTRAL)
         if isinstance(value, Tensor):
             return value
         neutral = (

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -19,10 +20,11 @@ from scipy.sparse.csgraph import connected_components
 from torch import Tensor
 
 from pathspace.inference.semantics import Semantics
-from pathspace.inference.values import NEUTRAL, ROOT, Value, Weight, constant, distinct
+from pathspace.inference.values import NEUTRAL, ROOT, Value, Weight, compress, constant, distinct
 
 # weights met with more scales than this are taken to meet one: sound, and exact where it matters
 EXACT_USES = 20_000
+EXACT_RESULTS = 400_000
 
 
 class UnionFind:
@@ -39,6 +41,8 @@ class UnionFind:
 
     def __init__(self) -> None:
         self.size = 1
+        # signed classes as of the last time the equations were solved, and the equations since
+        self._solved = np.zeros(1, np.int64)
         self._left: list[np.ndarray] = []
         self._right: list[np.ndarray] = []
 
@@ -59,40 +63,92 @@ class UnionFind:
         for dim in range(left.dim()):
             if left.shape[dim] > 1 and left.stride(dim) == 0 and right.stride(dim) == 0:
                 left, right = left.narrow(dim, 0, 1), right.narrow(dim, 0, 1)
-        keep = (left != right) & (left != NEUTRAL) & (right != NEUTRAL)
-        if not bool(keep.any()):
+        pairs = self._marked(left, right)
+        if pairs is None:
+            keep = (left != right) & (left != NEUTRAL) & (right != NEUTRAL)
+            pairs = torch.stack((left[keep], right[keep]))
+            if pairs.shape[1] > 4096 and self.size < 2**31:
+                # both ids in one number are much faster to tell apart than columns
+                key = torch.unique(pairs[0] * 2**32 + (pairs[1] + 2**31))
+                pairs = torch.stack((key >> 32, (key & (2**32 - 1)) - 2**31))
+        if not pairs.shape[1]:
             return None
-        pairs = torch.stack((left[keep], right[keep]))
-        if pairs.shape[1] > 4096:
-            pairs = torch.unique(pairs, dim=1)
         self._left.append(pairs[0].numpy())
         self._right.append(pairs[1].numpy())
         return pairs
 
+    def present(self, ids: Tensor) -> Tensor:
+        """The ids that occur, without their signs and mostly without repetition."""
+        flat = distinct(ids).reshape(-1)
+        if len(flat) <= max(4096, self.size):
+            return _index(flat)
+        if int(flat.max()) == NEUTRAL:
+            flat = torch.where(flat == NEUTRAL, ROOT, flat)
+        # (a negative index counts from the end)
+        table = torch.zeros(2 * self.size, dtype=torch.bool)
+        table[flat] = True
+        found = table.nonzero().reshape(-1)
+        return torch.where(found < self.size, found, 2 * self.size - found)
+
+    def _marked(self, left: Tensor, right: Tensor) -> Tensor | None:
+        """The different pairs, where one side is many and the other few: by marking them in a table, without sorting.
+
+        Returns:
+            Pairs, shape ``(2, n)``, or ``None`` where sorting is cheaper.
+        """
+        many, few = left, distinct(right)
+        if distinct(left).numel() < few.numel():
+            many, few = right, distinct(left)
+        slots = 2 * self.size
+        if many.numel() <= 4096 or slots * few.numel() > 4 * many.numel():
+            return None
+        number = torch.arange(few.numel()).reshape(few.shape).expand(many.shape)
+        table = torch.zeros(few.numel(), slots, dtype=torch.bool)
+        table[number, torch.where(many == NEUTRAL, slots, many + self.size) - 1] = True
+        which, place = table.nonzero(as_tuple=True)
+        one, other = place + 1 - self.size, few.reshape(-1)[which]
+        keep = (place < slots - 1) & (one != other) & (other != NEUTRAL)
+        return torch.stack((one[keep], other[keep]))
+
     def solve(self) -> np.ndarray:
         """Signed class of every id: 0 for the root's class, +-1, +-2, ... for the others."""
-        left = np.concatenate([np.zeros(1, np.int64), *self._left])
-        right = np.concatenate([np.zeros(1, np.int64), *self._right])
-        # the solved form is kept, so that further equations can be added and solved again cheaply
-        self._left, self._right = [left], [right]
-        signed = bool((left < 0).any() or (right < 0).any())
-        if not signed:
-            matrix = coo_array((np.ones(len(left), bool), (left, right)), shape=(self.size, self.size))
-            _, label = connected_components(matrix, directed=False)
-            return np.asarray(np.where(label == label[0], 0, _renumber(label, label[0])), np.int64)
-
-        def node(ids: np.ndarray) -> np.ndarray:
-            return np.where(ids < 0, -2 * ids + 1, 2 * ids)
-
-        ends = (
-            np.concatenate([node(left), node(-left), [0]]),
-            np.concatenate([node(right), node(-right), [1]]),
+        old = self._solved
+        known = int(np.abs(old).max())
+        old = np.concatenate([old, np.arange(known + 1, known + 1 + self.size - len(old))])
+        classes = int(np.abs(old).max()) + 1
+        # only the classes known so far have to be joined, which are far fewer than the ids
+        left, right = (
+            old[np.abs(ids)] * np.sign(ids)
+            for ids in (np.concatenate([np.zeros(1, np.int64), *side]) for side in (self._left, self._right))
         )
-        matrix = coo_array((np.ones(len(ends[0]), bool), ends), shape=(2 * self.size, 2 * self.size))
+        self._left, self._right = [], []
+        left, right = left[left != right], right[left != right]
+        if len(left):
+            new = _components(left, right, classes)
+            old = new[np.abs(old)] * np.sign(old)
+        self._solved = old
+        return old
+
+
+def _components(left: np.ndarray, right: np.ndarray, size: int) -> np.ndarray:
+    """Signed class of each of ``size`` numbers under the equations ``left = right``; 0 is the root."""
+    if not (left < 0).any() and not (right < 0).any():
+        matrix = coo_array((np.ones(len(left), bool), (left, right)), shape=(size, size))
         _, label = connected_components(matrix, directed=False)
-        plus, minus = label[0::2], label[1::2]
-        number = _renumber(np.where(plus == minus, label[0], np.minimum(plus, minus)), label[0])
-        return np.asarray(np.where(plus == minus, 0, np.where(plus < minus, number, -number)), np.int64)
+        return np.asarray(np.where(label == label[0], 0, _renumber(label, label[0])), np.int64)
+
+    def node(ids: np.ndarray) -> np.ndarray:
+        return np.where(ids < 0, -2 * ids + 1, 2 * ids)
+
+    ends = (
+        np.concatenate([node(left), node(-left), [0]]),
+        np.concatenate([node(right), node(-right), [1]]),
+    )
+    matrix = coo_array((np.ones(len(ends[0]), bool), ends), shape=(2 * size, 2 * size))
+    _, label = connected_components(matrix, directed=False)
+    plus, minus = label[0::2], label[1::2]
+    number = _renumber(np.where(plus == minus, label[0], np.minimum(plus, minus)), label[0])
+    return np.asarray(np.where(plus == minus, 0, np.where(plus < minus, number, -number)), np.int64)
 
 
 def _renumber(label: np.ndarray, root: int) -> np.ndarray:
@@ -108,6 +164,11 @@ def _renumber(label: np.ndarray, root: int) -> np.ndarray:
 def negated(ids: Tensor) -> Tensor:
     """Opposite scales; exact zeros stay what they are."""
     return torch.where(ids == NEUTRAL, ids, -ids)
+
+
+def _index(ids: Tensor) -> Tensor:
+    """Where to look up ids, whatever their signs; exact zeros lead to the root."""
+    return torch.where(ids == NEUTRAL, ROOT, ids).abs()
 
 
 @dataclass(frozen=True)
@@ -131,12 +192,17 @@ class Scales(Semantics):
         # in order of execution: a use by its number, ids that reach a fixed scale, or pairs (from, to) of ids
         self._log: list[int | Tensor | tuple[Tensor, Tensor]] = []
         self.cuts: list[Tensor] = []
+        self.observes = False
+        # ids of the scalars of parameters used as activations, laid out like the parameter
+        self._tables: dict[str, Tensor] = {}
         self.statistics: list[tuple[str | None, str | None, Tensor]] = []
 
     def join(self, *values: Value) -> Tensor:
         """Unify the operands elementwise."""
         ids = [self.activation(value) for value in values]
         shape = torch.broadcast_shapes(*(entry.shape for entry in ids))
+        # the operand with the fewest ids stands for all (exact zeros stand for nothing)
+        ids.sort(key=lambda entry: (bool((distinct(entry) == NEUTRAL).any()), distinct(entry).numel()))
         result = ids[0].expand(shape)
         for other in ids[1:]:
             other = other.expand(shape)
@@ -147,10 +213,11 @@ class Scales(Semantics):
 
     def _representative(self, ids: Tensor, dims: Iterable[int]) -> Tensor:
         """Unify along dimensions and keep one entry of each (exact zeros give way to anything else)."""
-        first = ids
-        for dim in dims:
+        wanted, first = list(dims), distinct(ids)
+        for dim in wanted:
             if first.shape[dim] > 1:
-                first = first.narrow(dim, 0, 1) if first.stride(dim) == 0 else first.amin(dim, keepdim=True)
+                first = first.amin(dim, keepdim=True)
+        first = first.expand([1 if dim in wanted else size for dim, size in enumerate(ids.shape)])
         self._flow(ids, first)
         return first
 
@@ -158,7 +225,7 @@ class Scales(Semantics):
         """``source`` goes into ``target`` and shares its scale."""
         pairs = self.equations.unify(source, target)
         if pairs is not None:
-            self._log.append((pairs[0], pairs[1]))
+            self._log.append((_index(pairs[0]), _index(pairs[1])))
 
     def alive(self) -> list[Tensor]:
         """For every use, which heads reach a fixed scale or a normalisation: one sweep back over the execution."""
@@ -167,12 +234,12 @@ class Scales(Semantics):
         for event in reversed(self._log):
             if isinstance(event, int):
                 use = self.uses[event]
-                head = reached[use.head]
+                head = reached[_index(use.head)]
                 result[event] = head
                 lost = [dim for dim in range(head.dim()) if use.tail.shape[dim] == 1 and head.shape[dim] > 1]
                 good = head.any(dim=tuple(lost), keepdim=True) if lost else head
                 tail = use.tail[good.expand(use.tail.shape)]
-                reached[tail[tail != NEUTRAL]] = True
+                reached[_index(tail)] = True
             elif isinstance(event, tuple):
                 reached[event[0][reached[event[1]]]] = True
             else:
@@ -180,12 +247,11 @@ class Scales(Semantics):
         return result
 
     def _sink(self, ids: Tensor) -> None:
-        flat = distinct(ids).reshape(-1)
-        self._log.append(flat[flat != NEUTRAL])
+        self._log.append(self.equations.present(ids))
 
     def reduce(self, value: Value, dims: Iterable[int], keepdim: bool = False) -> Tensor:
         """Unify along the reduced dimensions."""
-        ids = self.activation(value)
+        ids = self._coarse(value, dims)
         wanted = sorted({dim % ids.dim() for dim in dims}, reverse=True)
         ids = self._representative(ids, wanted)
         if not keepdim:
@@ -207,7 +273,8 @@ class Scales(Semantics):
         reduced = {dim % rank for dim in dims}
         free = [dim for dim in shared if full[dim] > 1 and ids.stride(dim) != 0 and dim not in reduced]
         change = None
-        if free and distinct(ids).numel() <= EXACT_USES:
+        heads = prod(full[dim] for dim in range(rank) if dim in free or (varies[dim] and dim not in reduced))
+        if free and distinct(ids).numel() <= EXACT_USES and heads <= EXACT_RESULTS:
             ids, change = self._baseline(ids, free, varies)
         tail = self._representative(ids, shared)
         out = tuple(size for dim, size in enumerate(full) if dim not in reduced)
@@ -244,15 +311,62 @@ class Scales(Semantics):
         self.equations.relate((1, small), (-1, baseline), (-1, change))
         for target in torch.broadcast_tensors(baseline, change):
             kept = (small != NEUTRAL) & (target != NEUTRAL)
-            self._log.append((small[kept], target[kept]))
+            self._log.append((_index(small[kept]), _index(target[kept])))
         return baseline.expand(full), change
 
     def attach(self, weight: Weight) -> Tensor:
-        """Edges from the root to fresh ids, one per scalar."""
-        sizes = [1 if stride == 0 else size for size, stride in zip(weight.shape, weight.index.stride(), strict=True)]
-        head = self.equations.fresh(sizes)
-        self._use(weight, constant([1] * len(sizes)), head)
-        return head.expand(weight.shape)
+        """Edges from the root to fresh ids, one per scalar; the same ids whenever the scalar is attached again."""
+        if weight.name is not None:
+            return weight.of_table(self._table(weight.name))
+        ids = torch.full((weight.index.numel(),), ROOT)
+        for name in self.parameters_of(weight):
+            table = self._table(name).reshape(-1)
+            local = weight.index.reshape(-1) - self.offsets[name]
+            inside = (local >= 0) & (local < len(table))
+            ids[inside] = table[local[inside]]
+        return ids.reshape(weight.shape)
+
+    def _table(self, name: str, ids: Tensor | None = None) -> Tensor:
+        """Ids of a whole parameter, made when it is first attached."""
+        if name not in self._tables:
+            shape = self.shapes[name]
+            head = self.equations.fresh(shape) if ids is None else ids
+            self._use(Weight.of(name, shape), constant([1] * len(shape)), head)
+            self._tables[name] = head.expand(shape)
+        return self._tables[name]
+
+    def _coarse(self, value: Value, dims: Iterable[int]) -> Tensor:
+        """An activation; a parameter that is reduced before anything else gets one id along the reduced dimensions."""
+        from pathspace.inference.assemble import layout
+
+        if isinstance(value, Weight) and value.kept is None and value.name is not None:
+            shape = self.shapes[value.name]
+            strided = all(stride for stride, size in zip(value.index.stride(), value.shape, strict=True) if size > 1)
+            if value.name not in self._tables and strided and value.index.numel() == np.prod(shape, dtype=np.int64):
+                wanted = {dim % max(len(value.shape), 1) for dim in dims}
+                ids = self.equations.fresh([1 if dim in wanted else size for dim, size in enumerate(value.shape)])
+                found = layout(value.index, [ids], shape)
+                if found is not None and all(part == slice(0, n, 1) for part, n in zip(found[0], shape, strict=True)):
+                    self._table(value.name, found[1][0])
+        return self.activation(value)
+
+    def observe(self, value: Tensor) -> None:
+        """What is looked at matters, whatever its scale."""
+        self._sink(value)
+        self.observes = True
+
+    def compact(self, value: Tensor) -> Tensor:
+        """Replace ids by representatives of the classes known so far."""
+        classes = torch.from_numpy(self.equations.solve())
+        small = distinct(value)
+        known = small != NEUTRAL
+        signed = torch.where(known, classes[torch.where(known, small, 0).abs()] * small.sign(), NEUTRAL)
+        first = np.zeros(int(classes.abs().max()) + 1, np.int64)
+        order = np.arange(len(classes) - 1, -1, -1)
+        first[np.abs(classes.numpy()[order])] = order * np.sign(classes.numpy()[order])
+        first[0] = ROOT
+        new = torch.where(known, torch.from_numpy(first)[torch.where(known, signed, 0).abs()] * signed.sign(), NEUTRAL)
+        return compress(new).expand(value.shape)
 
     def _use(self, weight: Weight, tail: Tensor, head: Tensor) -> None:
         """Record a use, with expanded dimensions of the view dropped to size 1."""
@@ -294,10 +408,8 @@ class Scales(Semantics):
         for entry in small:
             out = torch.where(entry == NEUTRAL, NEUTRAL, out)
         self.equations.relate((1, out), *((-power, entry) for (power, _), entry in zip(factors, small, strict=True)))
-        for entry in small:
-            self._log.append(
-                (entry.reshape(-1)[out.reshape(-1) != NEUTRAL], out.reshape(-1)[out.reshape(-1) != NEUTRAL])
-            )
+        kept = out != NEUTRAL
+        self._log += [(_index(entry[kept]), _index(out[kept])) for entry in small]
         return out.expand(shape)
 
     def root(self, value: Tensor, degree: int) -> Tensor:
@@ -308,21 +420,21 @@ class Scales(Semantics):
         small = value[tuple(slice(0, n) for n in sizes)]
         out = torch.where(small == NEUTRAL, NEUTRAL, self.equations.fresh(sizes))
         self.equations.relate((degree, out), (-1, small))
-        self._log.append((small[small != NEUTRAL], out[out != NEUTRAL]))
+        self._log.append((_index(small[small != NEUTRAL]), _index(out[out != NEUTRAL])))
         return out.expand(value.shape)
 
     def fix(self, value: Tensor) -> None:
         """Unify with the root."""
-        self.equations.unify(value, constant(()))
-        self._sink(value)
+        present = self.equations.present(value)
+        self.equations.unify(present, constant(()))
+        self._sink(present)
 
     def cut(self, value: Value, dims: Sequence[int]) -> Tensor:
         """One free class over the normalised dimensions; the result has a fixed scale."""
-        ids = self.activation(value)
-        shared = self._representative(ids, [dim % ids.dim() for dim in dims])
+        shared = self.reduce(value, dims, keepdim=True)
         self._sink(shared)
         self.cuts.append(shared)
-        return constant(ids.shape, ROOT)
+        return constant(value.shape, ROOT)
 
     def steps(self, length: int) -> int:
         """Three steps show every use of every parameter: zero state, first state, state after state."""

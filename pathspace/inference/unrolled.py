@@ -159,6 +159,9 @@ class Unrolled(Semantics):
         """Nothing passes through a normalisation: paths start anew behind it."""
         return constant(self.activation(value).shape)
 
+    def observe(self, value: Tensor) -> None:
+        """No path ends where only a sign is looked at."""
+
     def steps(self, length: int) -> int:
         """As many as asked for."""
         return length if self.max_steps is None else min(length, self.max_steps)

@@ -1,10 +1,10 @@
 """What flows through the captured graph while it is interpreted.
 
-An *activation* is an ``int64`` tensor of the shape of the real tensor. Its entries say which node of the analysis
-each element belongs
-to: ``ROOT`` for elements whose scale is fixed, ``NEUTRAL`` for exact zeros (they have any scale one likes), positive
-    or negative numbers otherwise.
-Dimensions along which nothing changes have stride 0, so a batch of images costs no more than one vector.
+An *activation* is an ``int64`` tensor of the shape of the real tensor. Its entries say which node of the analysis each
+element belongs to: ``ROOT`` for elements whose scale is fixed, ``NEUTRAL`` for exact zeros (they have any scale one
+likes), positive or negative numbers otherwise. Dimensions along which nothing changes have stride 0, so a batch of
+images costs no more than one vector. Tensors that depend on nothing but constants (masks, positions) carry their real
+value along.
 
 A *weight* is a view of parameters, carried as the positions of its scalars.
 """
@@ -12,7 +12,7 @@ A *weight* is a view of parameters, carried as the positions of its scalars.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -20,6 +20,16 @@ from torch import Tensor
 
 ROOT = 0
 NEUTRAL = 2**62
+
+
+def shape_of(real: Tensor) -> tuple[int, ...]:
+    """Sizes of a fake tensor; sizes that depend on data count as 1."""
+    return tuple(size if isinstance(size, int) else _known_size(size) for size in real.shape)
+
+
+def _known_size(size: object) -> int:
+    node = getattr(size, "node", None)
+    return int(node.hint) if node is not None and node.has_hint() else 1
 
 
 def constant(shape: Sequence[int], value: int = ROOT) -> Tensor:
@@ -38,7 +48,7 @@ def distinct(ids: Tensor) -> Tensor:
 def compress(ids: Tensor) -> Tensor:
     """Give stride 0 to every dimension along which a freshly written tensor is constant."""
     shape = ids.shape
-    if ids.numel() == 0:
+    if ids.numel() == 0 or ids.is_meta:
         return ids
     ids = distinct(ids)
     for dim in range(ids.dim()):
@@ -58,6 +68,94 @@ def move(function: Callable[[Tensor], Tensor], ids: Tensor) -> Tensor:
     return moved
 
 
+def along(function: Callable[[Tensor], Tensor], ids: Tensor, dims: Iterable[int]) -> Tensor:
+    """Apply an operation that mixes elements along ``dims`` only: all other stride-0 dimensions are left out of it.
+
+    The result has as many dimensions as ``ids``, the same sizes outside ``dims``, and keeps stride 0 there.
+    """
+    wanted = {dim % ids.dim() for dim in dims} if ids.dim() else set()
+    small = ids
+    for dim, (size, stride) in enumerate(zip(ids.shape, ids.stride(), strict=True)):
+        if stride == 0 and size > 1 and dim not in wanted:
+            small = small.narrow(dim, 0, 1)
+    result = compress(function(small))
+    return result.expand(
+        [n if d in wanted else m for d, (n, m) in enumerate(zip(result.shape, ids.shape, strict=True))]
+    )
+
+
+def groups(old: Sequence[int], new: Sequence[int]) -> list[tuple[range, range]]:
+    """The finest split of two shapes of equal size into runs of dimensions of equal size."""
+    found, i, j = [], 0, 0
+    while i < len(old) or j < len(new):
+        start, a, b = (i, j), 1, 1
+        if i < len(old):
+            a, i = old[i], i + 1
+        if j < len(new):
+            b, j = new[j], j + 1
+        while a != b:
+            if a < b:
+                a, i = a * old[i], i + 1
+            else:
+                b, j = b * new[j], j + 1
+        found.append((range(start[0], i), range(start[1], j)))
+    return found
+
+
+def reshaped(ids: Tensor, shape: Sequence[int]) -> Tensor:
+    """``ids.reshape(shape)`` in which runs of stride-0 dimensions become stride-0 dimensions, whatever else is copied.
+
+    Example:
+        >>> import torch
+        >>> ids = torch.arange(6).reshape(1, 2, 3, 1).expand(64, 2, 3, 100)
+        >>> reshaped(ids.transpose(1, 2), (8, 8, 6, 100)).stride()
+        (0, 0, 1, 0)
+    """
+    shape = _sizes(ids.numel(), shape)
+    if ids.numel() == 0:
+        return ids.reshape(shape)
+    small, target = ids, list(shape)
+    for old, new in groups(ids.shape, shape):
+        if all(ids.shape[dim] == 1 or ids.stride(dim) == 0 for dim in old):
+            for dim in old:
+                small = small.narrow(dim, 0, 1)
+            for dim in new:
+                target[dim] = 1
+    moved = small.reshape(target)
+    if moved.untyped_storage().data_ptr() != small.untyped_storage().data_ptr():
+        moved = compress(moved)
+    return moved.expand(shape)
+
+
+def _sizes(total: int, shape: Sequence[int]) -> tuple[int, ...]:
+    """Fill in a size written as -1."""
+    if -1 not in shape:
+        return tuple(shape)
+    rest = math.prod(size for size in shape if size != -1)
+    return tuple(total // max(rest, 1) if size == -1 else size for size in shape)
+
+
+def value_of(value: object) -> Tensor | None:
+    """The real value of an activation that depends on constants only, if it was kept."""
+    return getattr(value, "known", None)
+
+
+def with_value(real: Tensor) -> Tensor:
+    """The activation of a known constant: a fixed scale, except where it is zero or infinite."""
+    real = real.detach().cpu()
+    if real.dtype == torch.bool or real.numel() == 0:
+        ids = constant(real.shape)
+    else:
+        free = distinct(real) == 0
+        if real.is_floating_point():
+            free = free | torch.isinf(distinct(real))
+        ids = (
+            compress(torch.where(free, NEUTRAL, ROOT)).expand(real.shape) if bool(free.any()) else constant(real.shape)
+        )
+    ids.known = real  # type: ignore[attr-defined]
+    return ids
+
+
 @dataclass(frozen=True)
 class Weight:
     """A view of one parameter, or a dense tensor of scalar positions drawn from several.
@@ -66,10 +164,14 @@ class Weight:
         name: the parameter, when ``index`` is a strided view of it.
         index: a *meta* tensor whose sizes, strides and offset describe the view of the contiguous parameter ``name``;
             or, when ``name`` is ``None``, an ``int64`` tensor of positions in the numbering of all scalars.
+        moves: the movements that made the view out of the parameter.
+        kept: where a constant mask multiplies the weight: which scalars it keeps, in the shape of the view.
     """
 
     name: str | None
     index: Tensor
+    moves: tuple[Callable[[Tensor], Tensor], ...] = ()
+    kept: Tensor | None = None
 
     @property
     def shape(self) -> torch.Size:
@@ -90,13 +192,29 @@ class Weight:
         flat = torch.arange(int(max(extent, 1))) + offsets[self.name]
         return flat.as_strided(self.shape, self.index.stride(), self.index.storage_offset())
 
+    def of_table(self, table: Tensor) -> Tensor:
+        """The view of a tensor that is laid out like the parameter (for views of one parameter)."""
+        for function in self.moves:
+            table = move(function, table)
+        return table
+
+    def masked(self, kept: Tensor) -> Weight:
+        """The weight times a constant mask."""
+        kept = kept if self.kept is None else kept & self.kept
+        return Weight(self.name, self.index, self.moves, kept)
+
+    def unmasked(self) -> Weight:
+        """The weight without its mask."""
+        return Weight(self.name, self.index, self.moves)
+
     def moved(self, function: Callable[[Tensor], Tensor], offsets: dict[str, int]) -> Weight:
         """The weight after a movement operation: still a view if the operation is one, dense positions otherwise."""
+        kept = None if self.kept is None else function(self.kept.expand(self.shape))
         if self.name is not None:
             moved = function(self.index)
             if moved.untyped_storage()._cdata == self.index.untyped_storage()._cdata:
-                return Weight(self.name, moved)
-        return Weight(None, function(self.positions(offsets)))
+                return Weight(self.name, moved, (*self.moves, function), kept)
+        return Weight(None, function(self.positions(offsets)), (), kept)
 
 
 Value = Tensor | Weight

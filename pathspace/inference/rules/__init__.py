@@ -1,13 +1,33 @@
 """Rules, by kind of operation; importing this package registers them all."""
 
 from pathspace.inference.rules import (
+    attention,
     contraction,
+    convolution,
+    creation,
+    indexing,
     movement,
     nonhomogeneous,
     normalization,
     pointwise,
     pooling,
     recurrent,
+    reductions,
+    spatial,
 )
 
-__all__ = ["contraction", "movement", "nonhomogeneous", "normalization", "pointwise", "pooling", "recurrent"]
+__all__ = [
+    "attention",
+    "contraction",
+    "convolution",
+    "creation",
+    "indexing",
+    "movement",
+    "nonhomogeneous",
+    "normalization",
+    "pointwise",
+    "pooling",
+    "recurrent",
+    "reductions",
+    "spatial",
+]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import math
+import string
 from collections.abc import Sequence
 from typing import Any
 
@@ -10,20 +10,18 @@ import torch
 from torch import Tensor
 
 from pathspace.inference.registry import rule
-from pathspace.inference.rules.windows import pair, windows
+from pathspace.inference.rules.edges import LARGEST, edges, is_plain, times, varying
 from pathspace.inference.semantics import Semantics
-from pathspace.inference.values import Value, Weight, constant
-
-LARGEST = 2_000_000
+from pathspace.inference.values import Value, Weight, constant, shape_of
 
 
-def _with_bias(semantics: Semantics, out: Tensor, bias: Value | None, dim: int) -> Tensor:
+def with_bias(semantics: Semantics, out: Tensor, bias: Value | None, dim: int) -> Tensor:
+    """Add a bias that lies along one dimension."""
     if bias is None:
         return out
     shape = [1] * out.dim()
     shape[dim] = -1
-    ids = semantics.attach(bias) if isinstance(bias, Weight) else bias
-    return semantics.join(out, ids.reshape(shape))
+    return semantics.join(out, semantics.activation(bias).reshape(shape))
 
 
 def contract_ids(semantics: Semantics, left: Tensor, right: Tensor, dims: Sequence[int]) -> Tensor:
@@ -34,82 +32,174 @@ def contract_ids(semantics: Semantics, left: Tensor, right: Tensor, dims: Sequen
     """
     full = torch.broadcast_shapes(left.shape, right.shape)
     left, right = left.expand(full), right.expand(full)
-    for dim in {d % len(full) for d in dims}:
-        if left.stride(dim) == 0 and right.stride(dim) != 0:
-            right = semantics.reduce(right, [dim], keepdim=True).expand(full)
-        elif right.stride(dim) == 0 and left.stride(dim) != 0:
-            left = semantics.reduce(left, [dim], keepdim=True).expand(full)
-    varying = [n if left.stride(d) or right.stride(d) else 1 for d, n in enumerate(full)]
-    if math.prod(varying) > LARGEST:
-        semantics.pin([left, right], "a product of activations whose scales vary in too many ways to follow")
-        return constant([n for d, n in enumerate(full) if d not in {e % len(full) for e in dims}])
-    return semantics.reduce(semantics.product((1, left), (1, right)), dims)
+    summed = {d % len(full) for d in dims}
+    if is_plain(left) or is_plain(right):
+        return semantics.reduce(right if is_plain(left) else left, summed)
+    for attempt in range(2):
+        for dim in summed:
+            if left.stride(dim) == 0 and right.stride(dim) != 0:
+                right = semantics.reduce(right, [dim], keepdim=True).expand(full)
+            elif right.stride(dim) == 0 and left.stride(dim) != 0:
+                left = semantics.reduce(left, [dim], keepdim=True).expand(full)
+        if varying(left, right) <= LARGEST:
+            return semantics.reduce(times(semantics, left, right), summed)
+        if not attempt:
+            left, right = semantics.compact(left).expand(full), semantics.compact(right).expand(full)
+    semantics.pin([left, right], "a product of activations whose scales vary in too many ways to follow")
+    return constant([n for d, n in enumerate(full) if d not in summed])
 
 
 @rule("aten.linear")
 def linear(semantics: Semantics, x: Value, weight: Value, bias: Value | None = None) -> Tensor:
     """``y[..., o] = sum_i W[o, i] x[..., i] + b[o]``; a weight that is computed counts as an activation."""
     ids = semantics.activation(x)
-    lead = (1,) * (ids.dim() - 1)
+    if len(weight.shape) == 1:
+        out = _vector(semantics, ids, weight)
+        return out if bias is None else semantics.join(out, semantics.activation(bias))
+    lead = (None,) * (ids.dim() - 1)
     if isinstance(weight, Weight):
-        view = weight.moved(lambda t: t.reshape(*lead, *t.shape), semantics.offsets)
-        out = semantics.contract(view, ids.unsqueeze(-2), [-1])
+        view = weight.moved(lambda t: t[lead], semantics.offsets)
+        out = edges(semantics, view, ids.unsqueeze(-2), [-1])
     else:
-        out = contract_ids(semantics, weight.reshape(*lead, *weight.shape), ids.unsqueeze(-2), [-1])
-    return _with_bias(semantics, out, bias, -1)
+        out = contract_ids(semantics, weight[lead], ids.unsqueeze(-2), [-1])
+    return with_bias(semantics, out, bias, -1)
 
 
-@rule("aten.addmm", "aten.baddbmm", "aten.addbmm")
+def _vector(semantics: Semantics, ids: Tensor, vector: Value) -> Tensor:
+    """``sum_i x[..., i] v[i]``."""
+    if isinstance(vector, Weight):
+        return edges(semantics, vector, ids, [-1])
+    return contract_ids(semantics, ids, vector, [-1])
+
+
+@rule("aten.addmm", "aten.addmm_", "aten.addmv", "aten.baddbmm", "aten.baddbmm_")
 def addmm(semantics: Semantics, bias: Value, x: Value, weight: Value, **kwargs: Any) -> Tensor:
     """``b + x W`` with ``W`` of shape (in, out)."""
-    return semantics.join(bias, matmul(semantics, x, weight))
+    product = matmul(semantics, x, weight)
+    return product if kwargs.get("beta") == 0 else semantics.join(bias, product).expand(product.shape)
 
 
-@rule("aten.mm", "aten.matmul", "aten.bmm", "aten.mv", "aten.dot", "aten.vdot", "aten.inner")
+@rule("aten.addbmm")
+def addbmm(semantics: Semantics, bias: Value, x: Value, y: Value, **kwargs: Any) -> Tensor:
+    """``b + sum over the batch of x y``."""
+    return semantics.join(bias, semantics.reduce(matmul(semantics, x, y), [0]))
+
+
+@rule(
+    "aten.mm", "aten.matmul", "aten.bmm", "aten.mv", "aten.dot", "aten.vdot", "aten.linalg_matmul", "aten.chain_matmul"
+)
 def matmul(semantics: Semantics, x: Value, y: Value) -> Tensor:
-    """A product of matrices, each a parameter or an activation."""
+    """A product of matrices or vectors, each a parameter or an activation."""
+    if len(y.shape) == 1:
+        return _vector(semantics, semantics.activation(x), y)
+    if len(x.shape) == 1:
+        ids = semantics.moved(lambda t: t.transpose(-1, -2), y)
+        return _vector(semantics, semantics.activation(ids), x)
     if isinstance(y, Weight) and len(y.shape) == 2:
         return linear(semantics, semantics.activation(x), y.moved(lambda t: t.t(), semantics.offsets))
     if isinstance(x, Weight) and len(x.shape) == 2:
-        right = semantics.activation(y)
-        if right.dim() == 1:
-            return linear(semantics, right, x)
-        return linear(semantics, right.transpose(-1, -2), x).transpose(-1, -2)
-    if isinstance(x, Weight) and isinstance(y, Tensor) and len(x.shape) > 2 and y.dim() >= 2:
+        return linear(semantics, semantics.activation(y).transpose(-1, -2), x).transpose(-1, -2)
+    if isinstance(x, Weight) and isinstance(y, Tensor):
         # a stack of matrices, one for each leading index
         view = x.moved(lambda t: t.unsqueeze(-1), semantics.offsets)
-        return semantics.contract(view, y.unsqueeze(-3), [-2])
-    if isinstance(y, Weight) and isinstance(x, Tensor) and len(y.shape) > 2 and x.dim() >= 2:
-        view = y.moved(lambda t: t.unsqueeze(-3), semantics.offsets)
-        return semantics.contract(view, x.unsqueeze(-1), [-2])
-    left, right = semantics.activation(x), semantics.activation(y)
-    if left.dim() == 1 and right.dim() == 1:
-        return contract_ids(semantics, left, right, [-1])
-    if right.dim() == 1:
-        return contract_ids(semantics, left, right, [-1])
-    if left.dim() == 1:
-        return contract_ids(semantics, left.unsqueeze(-1), right, [-2])
-    return contract_ids(semantics, left.unsqueeze(-1), right.unsqueeze(-3), [-2])
+        return edges(semantics, view, y.unsqueeze(-3), [-2])
+    left, right = semantics.activation(x).unsqueeze(-1), y
+    if isinstance(right, Weight):
+        return edges(semantics, right.moved(lambda t: t.unsqueeze(-3), semantics.offsets), left, [-2])
+    return contract_ids(semantics, left, right.unsqueeze(-3), [-2])
+
+
+@rule("aten.inner")
+def inner(semantics: Semantics, x: Value, y: Value) -> Tensor:
+    """Sums over the last dimension of both."""
+    if len(x.shape) == 0 or len(y.shape) == 0:
+        raise ValueError("inner product with a number")
+    if len(y.shape) <= 2:
+        return linear(semantics, x, y)
+    ids, other = semantics.activation(x), semantics.activation(y)
+    for _ in range(other.dim() - 1):
+        ids = ids.unsqueeze(-2)
+    return contract_ids(semantics, ids, other, [-1])
+
+
+@rule("aten.outer", "aten.ger")
+def outer(semantics: Semantics, x: Value, y: Value) -> Value:
+    """All products of two vectors."""
+    return einsum(semantics, "i,j->ij", [x, y])
+
+
+@rule("aten.tensordot")
+def tensordot(semantics: Semantics, x: Value, y: Value, first: Sequence[int], second: Sequence[int]) -> Tensor:
+    """Sums over pairs of dimensions."""
+    names = iter(string.ascii_letters)
+    left, right = ([next(names) for _ in value.shape] for value in (x, y))
+    for a, b in zip(first, second, strict=True):
+        right[b] = left[a]
+    summed = {left[a] for a in first}
+    out = "".join(n for n in left + right if n not in summed)
+    return einsum(semantics, f"{''.join(left)},{''.join(right)}->{out}", [x, y])
+
+
+@rule("aten.bilinear", "aten._trilinear")
+def bilinear(semantics: Semantics, x: Value, y: Value, weight: Value, bias: Value | None = None) -> Tensor:
+    """``sum_ij x[i] A[k, i, j] y[j] + b[k]``."""
+    if semantics.place.op != "aten.bilinear":
+        raise ValueError("a trilinear product")
+    pair = times(semantics, semantics.activation(x).unsqueeze(-1), semantics.activation(y).unsqueeze(-2))
+    out = _einsum(semantics, ["kij", "zij"], [weight, pair.reshape(-1, *pair.shape[-2:])], "zk")
+    return with_bias(semantics, out.reshape(shape_of(semantics.place.result)), bias, -1)
+
+
+# --- sums by letters
+
+
+def _spelled(equation: str, ranks: Sequence[int]) -> tuple[list[str], str]:
+    """Terms and output of an equation, ellipses and implicit outputs written out."""
+    equation = equation.replace(" ", "")
+    inputs, arrow, output = equation.partition("->")
+    terms = inputs.split(",")
+    spare = [letter for letter in string.ascii_letters if letter not in equation]
+    widest = max((r - len(t.replace("...", "")) for t, r in zip(terms, ranks, strict=True) if "..." in t), default=0)
+    dots = "".join(spare[:widest])
+
+    def write_out(term: str, rank: int) -> str:
+        width = rank - len(term.replace("...", ""))
+        return term.replace("...", dots[len(dots) - width :])
+
+    terms = [write_out(term, rank) for term, rank in zip(terms, ranks, strict=True)]
+    if not arrow:
+        plain = "".join(terms)
+        output = dots + "".join(sorted(letter for letter in set(plain) - set(dots) if plain.count(letter) == 1))
+    return terms, output.replace("...", dots)
 
 
 @rule("aten.einsum")
 def einsum(semantics: Semantics, equation: str, operands: Sequence[Value], **kwargs: Any) -> Tensor:
     """Sums of products by index letters; more than two operands are taken one after the other."""
-    equation = equation.replace(" ", "")
-    inputs, output = equation.split("->") if "->" in equation else (equation, None)
-    terms = inputs.split(",")
-    if "." in equation or output is None or any(len(set(term)) != len(term) for term in terms):
-        raise ValueError("einsum with an ellipsis, a diagonal or an implicit output")
+    terms, output = _spelled(equation, [len(operand.shape) for operand in operands])
+    values = list(operands)
+    for i, term in enumerate(terms):
+        for letter in [a for a in dict.fromkeys(term) if term.count(a) > 1]:
+            # a diagonal
+            while term.count(letter) > 1:
+                first, second = term.index(letter), term.rindex(letter)
+                values[i] = semantics.moved(lambda t, a=first, b=second: t.diagonal(0, a, b), values[i])  # type: ignore[misc]
+                term = term[:second] + term[second + 1 :]
+                term = term[:first] + term[first + 1 :] + letter
+        terms[i] = term
+    return _einsum(semantics, terms, values, output)
+
+
+def _einsum(semantics: Semantics, terms: Sequence[str], operands: Sequence[Value], output: str) -> Tensor:
     letters, value = terms[0], operands[0]
     if len(operands) == 1:
-        ids = semantics.activation(value)
         lost = [i for i, letter in enumerate(letters) if letter not in output]
         kept = [letter for letter in letters if letter in output]
-        return semantics.reduce(ids, lost).permute([kept.index(letter) for letter in output])
+        return semantics.reduce(value, lost).permute([kept.index(letter) for letter in output])
     for position, (term, other) in enumerate(zip(terms[1:], operands[1:], strict=True), start=2):
         later = set(output).union(*terms[position:])
         every = list(dict.fromkeys(letters + term))
-        sides = []
+        sides: list[Value] = []
         for names, operand in ((letters, value), (term, other)):
             order = [names.index(letter) for letter in every if letter in names]
             shape = [letter in names for letter in every]
@@ -124,86 +214,13 @@ def einsum(semantics: Semantics, equation: str, operands: Sequence[Value], **kwa
         lost = [i for i, letter in enumerate(every) if letter not in later]
         left, right = sides
         if isinstance(left, Weight) and isinstance(right, Weight):
-            left = semantics.attach(left)
+            left = semantics.activation(left)
         if isinstance(left, Weight):
-            value = semantics.contract(left, right, lost)
+            value = edges(semantics, left, right, lost)
         elif isinstance(right, Weight):
-            value = semantics.contract(right, left, lost)
+            value = edges(semantics, right, left, lost)
         else:
             value = contract_ids(semantics, left, right, lost)
         letters = "".join(letter for letter in every if letter in later)
     assert isinstance(value, Tensor)
     return value.permute([letters.index(letter) for letter in output])
-
-
-@rule("aten.scaled_dot_product_attention")
-def attention(
-    semantics: Semantics, query: Value, key: Value, value: Value, mask: Value | None = None, *args: Any, **kwargs: Any
-) -> Tensor:
-    """``softmax(q k^T + mask) v``: queries and keys have opposite scales per feature, values pass theirs on."""
-    q, k, v = (semantics.activation(entry) for entry in (query, key, value))
-    if kwargs.get("enable_gqa") and k.shape[-3] != q.shape[-3]:
-        repeats = q.shape[-3] // k.shape[-3]
-        k, v = (torch.repeat_interleave(entry, repeats, -3) for entry in (k, v))
-    scores = contract_ids(semantics, q.unsqueeze(-2), k.unsqueeze(-3), [-1])
-    if isinstance(mask, Tensor | Weight):
-        scores = semantics.join(scores, semantics.activation(mask))
-    semantics.fix(scores)
-    # every token may be looked at by every other
-    tokens = semantics.reduce(v, [-2], keepdim=True)
-    return tokens.expand(*v.shape[:-2], q.shape[-2], v.shape[-1]).expand(semantics.place.result.shape)
-
-
-@rule("aten.embedding")
-def embedding(semantics: Semantics, weight: Value, index: Value, *args: Any, **kwargs: Any) -> Tensor:
-    """Rows looked up by position: every row enters the same units, since data decides which is read."""
-    if not isinstance(weight, Weight):
-        ids = semantics.reduce(weight, [0])
-        return ids.expand(*index.shape, weight.shape[-1])
-    ones = constant((weight.shape[0], 1))
-    heads = semantics.contract(
-        weight.moved(lambda t: t.t().unsqueeze(0), semantics.offsets), ones.reshape(1, 1, -1), [-1]
-    )
-    return heads.reshape(-1).expand(*index.shape, weight.shape[-1])
-
-
-@rule("aten.conv1d", "aten.conv2d", "aten.conv3d")
-def convolution(
-    semantics: Semantics,
-    x: Value,
-    weight: Value,
-    bias: Value | None = None,
-    stride: int | Sequence[int] = 1,
-    padding: int | str | Sequence[int] = 0,
-    dilation: int | Sequence[int] = 1,
-    groups: int = 1,
-) -> Tensor:
-    """Channels are units; the taps of a kernel are parallel edges."""
-    ids = semantics.activation(x)
-    rank = len(weight.shape) - 2
-    batched = ids.dim() == rank + 2
-    if not batched:
-        ids = ids.unsqueeze(0)
-    kernel = list(weight.shape[2:])
-    steps, holes = pair(stride, rank), pair(dilation, rank)
-    if isinstance(padding, str):
-        total = [h * (k - 1) if padding == "same" else 0 for h, k in zip(holes, kernel, strict=True)]
-        margins = [(t // 2, t - t // 2) for t in total]
-    else:
-        margins = [(p, p) for p in pair(padding, rank)]
-    # (N, C, out..., kernel...)
-    seen = windows(semantics, ids, kernel, steps, margins, holes)
-    batch, channels, sizes = seen.shape[0], seen.shape[1], list(seen.shape[2 : 2 + rank])
-    seen = seen.reshape(batch, groups, 1, channels // groups, *sizes, *kernel)
-    # (N, groups, 1, out..., C / groups, kernel...)
-    seen = seen.permute(0, 1, 2, *range(4, 4 + rank), 3, *range(4 + rank, 4 + 2 * rank))
-    summed = list(range(3 + rank, 4 + 2 * rank))
-    outs = weight.shape[0]
-    shape = [1, groups, outs // groups, *[1] * rank, channels // groups, *kernel]
-    if isinstance(weight, Weight):
-        out = semantics.contract(weight.moved(lambda t: t.reshape(shape), semantics.offsets), seen, summed)
-    else:
-        out = contract_ids(semantics, weight.reshape(shape), seen, summed)
-    out = out.reshape(batch, math.prod(out.shape[1:3]), *sizes)
-    out = _with_bias(semantics, out, bias, 1)
-    return out if batched else out.squeeze(0)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -10,132 +10,183 @@ from torch import Tensor
 
 from pathspace.inference.registry import rule
 from pathspace.inference.semantics import Semantics
-from pathspace.inference.values import NEUTRAL, ROOT, Value, Weight, constant, move
+from pathspace.inference.values import NEUTRAL, ROOT, Value, Weight, along, compress, constant, reshaped, shape_of
 
 aten = torch.ops.aten
 
 
-@rule("aten.relu", "aten.relu_", "aten.leaky_relu", "aten.leaky_relu_",
-      "aten.dropout", "aten.dropout_", "aten.feature_dropout",
-      "aten.detach", "aten.detach_", "aten.clone", "aten.contiguous", "aten.alias",
-      "aten.neg", "aten.neg_", "aten.abs", "aten.lift_fresh_copy", "aten.positive",
-      "aten.rrelu", "aten.rrelu_", "aten.float", "aten.double")  # fmt: skip
-def homogeneous(semantics: Semantics, x: Value, *args: Any, **kwargs: Any) -> Value:
+@rule("aten.relu", "aten.relu_", "aten.leaky_relu", "aten.leaky_relu_", "aten.rrelu", "aten.rrelu_",
+      "aten.rrelu_with_noise", "aten.rrelu_with_noise_functional", "aten.dropout", "aten.dropout_",
+      "aten.feature_dropout", "aten.feature_dropout_", "aten.detach", "aten.detach_", "aten.clone", "aten.contiguous",
+      "aten.alias", "aten.neg", "aten.neg_", "aten.negative", "aten.abs", "aten.abs_", "aten.absolute",
+      "aten.lift_fresh", "aten.lift_fresh_copy", "aten.positive", "aten.float", "aten.double", "aten.half",
+      "aten.nan_to_num", "aten.nan_to_num_", "aten.real", "aten.imag", "aten.conj", "aten._conj", "aten.resolve_conj",
+      "aten.resolve_neg", "aten.requires_grad_", "aten.set_", "aten.view_as_real_copy")  # fmt: skip
+def homogeneous(semantics: Semantics, x: Value, *args: Any, **kwargs: Any) -> Any:
     """``f(c x) = c f(x)`` elementwise for ``c > 0`` (or ``|f|`` for scales): the ids stay."""
+    shown = semantics.place.result
+    if isinstance(shown, tuple | list):
+        return (x, *(constant(shape_of(other)) for other in shown[1:]))
+    return x
+
+
+@rule("aten.native_dropout")
+def native_dropout(semantics: Semantics, x: Value, *args: Any) -> Any:
+    """Dropout that returns its mask."""
+    return x, constant(x.shape)
+
+
+@rule("aten.alpha_dropout", "aten.alpha_dropout_", "aten.feature_alpha_dropout", "aten.feature_alpha_dropout_")
+def alpha_dropout(semantics: Semantics, x: Value, p: float = 0.5, train: bool = False) -> Value:
+    """Alpha dropout adds constants where it drops; without dropping it does nothing."""
+    if p and train:
+        semantics.pin([semantics.activation(x)], "alpha dropout adds constants")
     return x
 
 
 @rule("aten.to", "aten._to_copy", "aten.type_as")
 def convert(semantics: Semantics, x: Value, *args: Any, **kwargs: Any) -> Value:
-    """Another floating point type or device keeps scales; rounding to integers does not."""
-    if semantics.place.result.dtype.is_floating_point:
+    """Another floating point type or device keeps scales; "is it zero" feels none; rounding to integers does."""
+    dtype = semantics.place.result.dtype
+    if dtype.is_floating_point or dtype.is_complex:
         return x
-    semantics.pin([x], "rounding is not homogeneous")
+    if dtype == torch.bool:
+        semantics.observe(semantics.activation(x))
+    else:
+        semantics.pin([semantics.activation(x)], "rounding is not homogeneous")
     return constant(x.shape)
 
 
-def _run(name: str, values: Value, *args: Any, **kwargs: Any) -> Any:
-    operation = getattr(aten, name)
-    return lambda ids: operation(ids, *args, **kwargs)
+# --- views
 
 
-def _movement(name: str) -> None:
-    @rule(f"aten.{name}")
-    def moved(semantics: Semantics, x: Value, *args: Any, **kwargs: Any) -> Value:
-        return semantics.moved(_run(name, x, *args, **kwargs), x)
+def _movement(*names: str) -> None:
+    for name in names:
+
+        @rule(f"aten.{name}", f"aten.{name}_copy")
+        def moved(semantics: Semantics, x: Value, *args: Any, __name: str = name, **kwargs: Any) -> Value:
+            operation = getattr(aten, __name)
+            return semantics.moved(lambda ids: operation(ids, *args, **kwargs), x)
 
 
-for _name in [
-    "view",
-    "reshape",
-    "_unsafe_view",
-    "view_as",
-    "flatten",
-    "unflatten",
-    "squeeze",
-    "unsqueeze",
-    "permute",
-    "transpose",
-    "t",
-    "numpy_T",
-    "mT",
-    "expand",
-    "expand_as",
-    "select",
-    "slice",
-    "narrow",
-    "diagonal",
-    "movedim",
-    "moveaxis",
-    "swapaxes",
-    "swapdims",
-    "flip",
-    "roll",
-    "rot90",
-    "pixel_shuffle",
-    "pixel_unshuffle",
-    "channel_shuffle",
-    "native_channel_shuffle",
-    "repeat",
-    "repeat_interleave",
-    "tile",
-    "unfold",
-    "broadcast_to",
-    "atleast_1d",
-    "atleast_2d",
-    "atleast_3d",
-    "as_strided",
-    "adjoint",
-    "ravel",
-]:
-    _movement(_name)
+_movement("squeeze", "unsqueeze", "permute", "transpose", "t", "numpy_T", "mT", "mH", "adjoint", "matrix_H")
+_movement("select", "slice", "narrow", "diagonal", "movedim", "moveaxis", "swapaxes", "swapdims", "unfold")
+_movement("pixel_shuffle", "pixel_unshuffle", "channel_shuffle", "native_channel_shuffle", "rot90", "fliplr", "flipud")
+_movement("atleast_1d", "atleast_2d", "atleast_3d", "as_strided", "diag_embed", "diag", "split_copy", "take_along_dim")
 
 
-@rule("aten.view_as", "aten.reshape_as", "aten.expand_as")
-def like(semantics: Semantics, x: Value, other: Value) -> Value:
-    """Reshape or expand to the other's shape, whose own scale does not matter."""
-    if len(x.shape) <= len(other.shape) and tuple(torch.broadcast_shapes(x.shape, other.shape)) == tuple(other.shape):
-        return semantics.moved(lambda ids: ids.expand(other.shape), x)
-    return semantics.moved(lambda ids: ids.reshape(other.shape), x)
+@rule("aten.view", "aten.reshape", "aten._unsafe_view", "aten.flatten", "aten.unflatten", "aten.view_as",
+      "aten.reshape_as", "aten.ravel", "aten.view_copy", "aten._reshape_alias", "aten.expand_copy")  # fmt: skip
+def reshape(semantics: Semantics, x: Value, *args: Any, **kwargs: Any) -> Value:
+    """Another shape for the same elements."""
+    if any(isinstance(arg, torch.dtype) for arg in args):
+        raise ValueError("bits read as another type")
+    shape = shape_of(semantics.place.result)
+    return semantics.moved(lambda ids: reshaped(ids, shape), x)
 
 
-def _part(operation: Any, i: int, args: Any, kwargs: Any) -> Any:
-    return lambda ids: operation(ids, *args, **kwargs)[i]
+@rule("aten.expand", "aten.expand_as", "aten.broadcast_to")
+def expand(semantics: Semantics, x: Value, *args: Any, **kwargs: Any) -> Value:
+    """The same elements many times."""
+    shape = shape_of(semantics.place.result)
+    return semantics.moved(lambda ids: ids.expand(shape), x)
 
 
-def _pieces(name: str) -> None:
-    @rule(f"aten.{name}")
-    def pieces(semantics: Semantics, x: Value, *args: Any, **kwargs: Any) -> tuple[Value, ...]:
-        operation = getattr(aten, name)
-        if isinstance(x, Weight):
-            shown = operation(torch.empty(x.shape, device="meta"), *args, **kwargs)
-            return tuple(x.moved(_part(operation, i, args, kwargs), semantics.offsets) for i in range(len(shown)))
-        return tuple(operation(x, *args, **kwargs))
+@rule("aten.repeat", "aten.tile")
+def repeat(semantics: Semantics, x: Value, times: Sequence[int]) -> Value:
+    """Copies side by side, as an expansion and a reshape."""
+    shape = shape_of(semantics.place.result)
+    rank = len(shape)
+
+    def repeated(ids: Tensor) -> Tensor:
+        ids = ids[(None,) * (rank - ids.dim())]
+        old = [size for n in ids.shape for size in (1, n)]
+        wide = [size for n, total in zip(ids.shape, shape, strict=True) for size in (total // max(n, 1), n)]
+        return reshaped(reshaped(ids, old).expand(wide), shape)
+
+    return semantics.moved(repeated, x)
 
 
-for _name in [
-    "split",
-    "split_with_sizes",
-    "chunk",
-    "unbind",
-    "tensor_split",
-    "unsafe_split",
-    "unsafe_chunk",
-    "unsafe_split_with_sizes",
-    "hsplit",
-    "vsplit",
-]:
-    _pieces(_name)
+def _along(*names: str) -> Callable[..., Any]:
+    def register(function: Callable[..., Sequence[int]]) -> Callable[..., Any]:
+        for name in names:
+
+            @rule(f"aten.{name}")
+            def moved(semantics: Semantics, x: Value, *args: Any, __name: str = name, **kwargs: Any) -> Value:
+                operation, dims = getattr(aten, __name), function(x, *args, **kwargs)
+                return semantics.moved(
+                    lambda ids: along(lambda t: operation(t, *args, **kwargs), ids, dims) if ids.dim() else ids, x
+                )
+
+        return function
+
+    return register
 
 
-def _gathered(semantics: Semantics, values: Sequence[Value], operation: Any) -> Value:
+@_along("flip")
+def _flip(x: Value, dims: Sequence[int]) -> Sequence[int]:
+    return dims
+
+
+@_along("roll")
+def _roll(x: Value, shifts: Any, dims: Sequence[int] | int = ()) -> Sequence[int]:
+    found = [dims] if isinstance(dims, int) else list(dims)
+    return found or range(len(x.shape))
+
+
+@rule("aten.repeat_interleave")
+def repeat_interleave(semantics: Semantics, x: Value, repeats: Any, dim: int | None = None, **kwargs: Any) -> Value:
+    """Each element several times in a row."""
+    if not isinstance(repeats, int):
+        ids = semantics.reduce(x, range(len(x.shape)) if dim is None else [dim], keepdim=True)
+        return ids.reshape(()).expand(shape_of(semantics.place.result)) if dim is None else _fill(semantics, ids)
+    if dim is None:
+        return semantics.moved(lambda ids: ids.reshape(-1).repeat_interleave(repeats), x)
+    return semantics.moved(lambda ids: along(lambda t: t.repeat_interleave(repeats, dim), ids, [dim]), x)
+
+
+def _fill(semantics: Semantics, ids: Tensor) -> Tensor:
+    return ids.expand(shape_of(semantics.place.result))
+
+
+# --- several operands
+
+
+def _pieces(*names: str) -> None:
+    for name in names:
+
+        @rule(f"aten.{name}")
+        def pieces(semantics: Semantics, x: Value, *args: Any, __name: str = name, **kwargs: Any) -> tuple[Value, ...]:
+            operation = getattr(aten, __name)
+            if isinstance(x, Weight):
+                count = len(operation(torch.empty(x.shape, device="meta"), *args, **kwargs))
+                part = [lambda t, i=i: operation(t, *args, **kwargs)[i] for i in range(count)]
+                return tuple(x.moved(function, semantics.offsets) for function in part)
+            return tuple(operation(x, *args, **kwargs))
+
+
+_pieces("split", "split_with_sizes", "chunk", "unbind", "tensor_split", "unsafe_split", "unsafe_chunk")
+_pieces("unsafe_split_with_sizes", "hsplit", "vsplit", "dsplit", "split_with_sizes_copy", "unbind_copy")
+
+
+def concatenated(parts: Sequence[Tensor], dim: int) -> Tensor:
+    """Concatenate ids; other dimensions along which no part varies stay stride 0."""
+    dim %= parts[0].dim()
+    full = parts[0].shape
+    small = list(parts)
+    for d, size in enumerate(full):
+        if d != dim and size > 1 and all(part.stride(d) == 0 for part in parts):
+            small = [part.narrow(d, 0, 1) for part in small]
+    joined = compress(torch.cat(small, dim))
+    return joined.expand([joined.shape[d] if d == dim else size for d, size in enumerate(full)])
+
+
+def _gathered(semantics: Semantics, values: Sequence[Value], dim: int) -> Value:
     """Concatenate: parameters among themselves stay parameters, mixed with activations they become activations."""
-    if all(isinstance(value, Weight) for value in values):
+    if all(isinstance(value, Weight) and value.kept is None for value in values):
         dense = [value.positions(semantics.offsets) for value in values if isinstance(value, Weight)]
-        return Weight(None, operation(dense))
-    ids = [semantics.activation(value) for value in values]
-    stacked = operation(ids)
-    return move(lambda _: stacked, ids[0])
+        return Weight(None, torch.cat(dense, dim))
+    return concatenated([semantics.activation(value) for value in values], dim)
 
 
 @rule("aten.cat", "aten.concat", "aten.concatenate")
@@ -143,23 +194,27 @@ def cat(semantics: Semantics, tensors: Sequence[Value], dim: int = 0) -> Value:
     """Concatenation along a dimension."""
     # torch lets empty one-dimensional tensors take part in any concatenation
     kept = [t for t in tensors if tuple(t.shape) != (0,)] or list(tensors)
-    return _gathered(semantics, kept, lambda parts: torch.cat(parts, dim))
+    return _gathered(semantics, kept, dim)
 
 
-@rule("aten.stack")
+@rule("aten.stack", "aten.hstack", "aten.vstack", "aten.dstack", "aten.column_stack")
 def stack(semantics: Semantics, tensors: Sequence[Value], dim: int = 0) -> Value:
     """Stacking along a new dimension."""
-    return _gathered(semantics, tensors, lambda parts: torch.stack(parts, dim))
+    if semantics.place.op != "aten.stack":
+        raise ValueError("stacking that guesses dimensions")
+    rank = len(tensors[0].shape) + 1
+    dim %= rank
+    return _gathered(semantics, [semantics.moved(lambda t: t.unsqueeze(dim), value) for value in tensors], dim)
 
 
-@rule(
-    "aten.pad",
-    "aten.constant_pad_nd",
-    "aten.reflection_pad1d",
-    "aten.reflection_pad2d",
-    "aten.replication_pad1d",
-    "aten.replication_pad2d",
-)
+@rule("aten.meshgrid")
+def meshgrid(semantics: Semantics, tensors: Sequence[Value], indexing: str = "ij") -> Any:
+    """Coordinates of a grid."""
+    return tuple(torch.meshgrid(*(semantics.activation(value) for value in tensors), indexing=indexing))
+
+
+@rule("aten.pad", "aten.constant_pad_nd", *(f"aten.{kind}_pad{rank}d" for kind in ("reflection", "replication")
+                                            for rank in (1, 2, 3)))  # fmt: skip
 def pad(semantics: Semantics, x: Value, padding: Sequence[int], mode: Any = "constant", value: Any = None) -> Value:
     """Padding with zeros leaves scales free; another constant has a fixed one; reflections move data."""
     ids = semantics.activation(x)
@@ -168,9 +223,10 @@ def pad(semantics: Semantics, x: Value, padding: Sequence[int], mode: Any = "con
     name = semantics.place.op
     if "reflection" in name or "replication" in name:
         mode = "reflect" if "reflection" in name else "replicate"
+    touched = [ids.dim() - 1 - i for i in range(len(padding) // 2)]
     if mode == "constant":
         fill = NEUTRAL if value in (None, 0, 0.0, float("inf"), float("-inf")) else ROOT
-        return move(lambda t: torch.nn.functional.pad(t, list(padding), value=fill), ids)
+        return along(lambda t: torch.nn.functional.pad(t, list(padding), value=fill), ids, touched)
     # torch pads floating point tensors only in these modes; ids below 2**53 survive the way there and back
     lead = (None,) * max(0, 2 + len(padding) // 2 - ids.dim())
 
@@ -178,38 +234,15 @@ def pad(semantics: Semantics, x: Value, padding: Sequence[int], mode: Any = "con
         numbers = torch.nn.functional.pad(t[lead].double(), list(padding), mode=mode).long()
         return numbers.reshape(numbers.shape[len(lead) :])
 
-    return move(padded, ids)
+    return along(padded, ids, touched)
 
 
-@rule("aten.zeros", "aten.zeros_like", "aten.new_zeros", "aten.zero", "aten.zero_")
-def zeros(semantics: Semantics, *args: Any, **kwargs: Any) -> Tensor:
-    """Exact zeros have whatever scale one likes."""
-    first = args[0]
-    if isinstance(first, Tensor | Weight) and semantics.place.op == "aten.new_zeros":
-        return constant(args[1], NEUTRAL)
-    return constant(first.shape if isinstance(first, Tensor | Weight) else first, NEUTRAL)
-
-
-@rule("aten.full", "aten.full_like", "aten.new_full", "aten.scalar_tensor")
-def full(semantics: Semantics, *args: Any, **kwargs: Any) -> Tensor:
-    """A constant; zero and infinity have any scale."""
-    if semantics.place.op == "aten.scalar_tensor":
-        shape, fill = (), args[0]
-    elif semantics.place.op == "aten.full":
-        shape, fill = args[0], args[1]
-    elif semantics.place.op == "aten.full_like":
-        shape, fill = args[0].shape, args[1]
-    else:
-        shape, fill = args[1], args[2]
-    return semantics.activation(fill).expand(tuple(shape))
-
-
-@rule("aten.slice_scatter", "aten.select_scatter")
+@rule("aten.slice_scatter", "aten.select_scatter", "aten.diagonal_scatter", "aten.as_strided_scatter")
 def scatter_view(semantics: Semantics, x: Value, source: Value, *args: Any, **kwargs: Any) -> Tensor:
     """Write one tensor into a region of another."""
     operation = getattr(aten, semantics.place.op.removeprefix("aten."))
     target, written = semantics.activation(x), semantics.activation(source)
-    return move(lambda t: operation(t.contiguous(), written, *args, **kwargs), target)
+    return compress(operation(target.contiguous(), written, *args, **kwargs))
 
 
 @rule("aten.copy", "aten.copy_")
@@ -218,18 +251,12 @@ def copy(semantics: Semantics, x: Value, source: Value, *args: Any) -> Tensor:
     return semantics.activation(source).expand(x.shape)
 
 
-@rule("aten.fill", "aten.fill_")
-def fill(semantics: Semantics, x: Value, value: Any) -> Tensor:
-    """A constant in the shape of the target."""
-    return semantics.activation(value).expand(x.shape)
-
-
-@rule("aten.sym_size", "aten.size", "aten.sym_numel")
-def size(semantics: Semantics, x: Value, dim: int | None = None) -> Any:
-    """Sizes are plain numbers."""
-    return x.shape if dim is None else x.shape[dim]
-
-
-@rule("aten._assert_tensor_metadata", "aten._assert_async", "aten.sym_constrain_range_for_size")
-def nothing(semantics: Semantics, *args: Any, **kwargs: Any) -> None:
-    """Checks touch no scale."""
+@rule("aten.tril", "aten.triu", "aten.tril_", "aten.triu_")
+def triangle(semantics: Semantics, x: Value, diagonal: int = 0) -> Value:
+    """One triangle of a matrix; the other is exactly zero."""
+    lower = "tril" in semantics.place.op
+    kept = torch.ones(x.shape[-2:], dtype=torch.bool)
+    kept = kept.tril(diagonal) if lower else kept.triu(diagonal)
+    if isinstance(x, Weight):
+        return x.masked(kept.expand(x.shape))
+    return torch.where(kept, x, NEUTRAL)

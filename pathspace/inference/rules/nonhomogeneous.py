@@ -4,105 +4,49 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from pathspace.inference.registry import rule
 from pathspace.inference.semantics import Semantics
-from pathspace.inference.values import Weight, constant
+from pathspace.inference.values import Weight, constant, shape_of
 
 
 def _pins(reason: str, *names: str) -> None:
     @rule(*(f"aten.{name}{end}" for name in names for end in ("", "_")))
     def pinned(semantics: Semantics, *args: Any, **kwargs: Any) -> Any:
         values = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, Tensor | Weight)]
-        semantics.pin([semantics.activation(value) for value in values], reason)
+        semantics.pin(values, reason)
         return pytree.tree_map(
-            lambda leaf: constant(leaf.shape) if isinstance(leaf, Tensor) else leaf, semantics.place.result
+            lambda leaf: constant(shape_of(leaf)) if isinstance(leaf, Tensor) else leaf, semantics.place.result
         )
 
 
 _pins(
     "not positively homogeneous",
-    *[
-        "gelu",
-        "silu",
-        "tanh",
-        "sigmoid",
-        "elu",
-        "selu",
-        "celu",
-        "mish",
-        "softplus",
-        "softsign",
-        "hardtanh",
-        "relu6",
-        "hardswish",
-        "hardsigmoid",
-        "exp",
-        "exp2",
-        "expm1",
-        "log",
-        "log2",
-        "log10",
-        "log1p",
-        "logsigmoid",
-        "log_sigmoid",
-        "sin",
-        "cos",
-        "tan",
-        "atan",
-        "erf",
-        "threshold",
-        "hardshrink",
-        "softshrink",
-        "tanhshrink",
-        "round",
-        "floor",
-        "ceil",
-        "clamp",
-        "clamp_min",
-        "clamp_max",
-        "clip",
-    ],
+    *["gelu", "silu", "tanh", "sigmoid", "elu", "selu", "celu", "mish", "softplus", "softsign", "relu6", "hardswish"],
+    *["hardsigmoid", "exp", "exp2", "expm1", "log", "log2", "log10", "log1p", "logsigmoid", "log_sigmoid"],
+    *["log_sigmoid_forward", "sin", "cos", "tan", "asin", "acos", "atan", "sinh", "cosh", "asinh", "acosh", "atanh"],
+    *["sinc", "erf", "erfc", "erfinv", "logit", "lgamma", "digamma", "polygamma", "special_expit", "special_erf"],
+    *["special_i0", "i0", "logaddexp", "logaddexp2", "xlogy", "special_xlogy", "hardshrink", "softshrink"],
+    *["tanhshrink", "fmod", "remainder", "deg2rad", "entr", "special_entr", "special_ndtr", "special_log_ndtr"],
+)
+_pins(
+    "rounding is not homogeneous", "round", "floor", "ceil", "trunc", "fix", "frac", "fake_quantize_per_tensor_affine"
 )
 _pins(
     "normalised exponentials depend on scale",
-    *["softmax", "log_softmax", "_softmax", "_log_softmax", "logsumexp", "logcumsumexp"],
+    *["softmax", "log_softmax", "_softmax", "_log_softmax", "logsumexp", "logcumsumexp", "softmin", "_safe_softmax"],
 )
 _pins(
-    "a comparison of values",
-    *[
-        "gt",
-        "lt",
-        "ge",
-        "le",
-        "eq",
-        "ne",
-        "argmax",
-        "argmin",
-        "topk",
-        "sort",
-        "argsort",
-        "isnan",
-        "isinf",
-        "bernoulli",
-        "multinomial",
-        "nonzero",
-    ],
+    "a loss that is not homogeneous",
+    *["cross_entropy_loss", "binary_cross_entropy", "binary_cross_entropy_with_logits", "kl_div", "huber_loss"],
+    *["smooth_l1_loss", "poisson_nll_loss", "nll_loss", "nll_loss_nd", "nll_loss2d", "gaussian_nll_loss", "ctc_loss"],
+    *["mse_loss", "l1_loss", "soft_margin_loss", "multi_margin_loss", "triplet_margin_loss", "nll_loss_forward"],
+    *["nll_loss2d_forward", "multilabel_margin_loss", "hinge_embedding_loss", "margin_ranking_loss"],
 )
-
-
-@rule("aten.sign", "aten.sgn", "aten.signbit")
-def sign(semantics: Semantics, x: Any) -> Tensor:
-    """Signs do not feel a positive scale."""
-    return constant(x.shape)
-
-
-@rule("aten.rand_like", "aten.randn_like", "aten.ones_like", "aten.empty_like", "aten.bernoulli")
-def shaped_like(semantics: Semantics, x: Any, *args: Any, **kwargs: Any) -> Tensor:
-    """Only the shape is read (or the probabilities are constants)."""
-    if semantics.place.op == "aten.bernoulli":
-        semantics.pin([semantics.activation(x)], "a probability")
-    return torch.tensor(0).expand(x.shape)
+_pins("a comparison with a number, or of scales that may differ", "multinomial", "bucketize", "searchsorted", "histc")
+_pins("matrix functions are not followed", "linalg_inv", "inverse", "linalg_solve", "linalg_svd", "linalg_qr",
+      "linalg_cholesky", "cholesky", "linalg_eigh", "linalg_eig", "linalg_det", "linalg_slogdet", "logdet", "det",
+      "linalg_matrix_exp", "matrix_exp", "linalg_householder_product", "linalg_pinv", "linalg_lstsq",
+      "linalg_solve_triangular", "triangular_solve", "linalg_lu", "linalg_lu_factor")  # fmt: skip

@@ -13,28 +13,28 @@ from typing import Any
 from torch import Tensor
 
 from pathspace.inference.registry import rule
+from pathspace.inference.rules.edges import edges, times
 from pathspace.inference.semantics import Semantics
-from pathspace.inference.values import Value, Weight, constant
+from pathspace.inference.values import Value, Weight, constant, reshaped, shape_of
 
 
-def _cut(semantics: Semantics, ids: Tensor, dims: Sequence[int]) -> Tensor:
+def _cut(semantics: Semantics, x: Value, dims: Sequence[int]) -> Tensor:
     if semantics.exact_norms:
+        ids = semantics.activation(x)
         semantics.pin([ids], "normalisation with eps > 0, which norm_eps='respect' takes at its word")
         return constant(ids.shape)
-    return semantics.cut(ids, dims)
+    return semantics.cut(x, dims)
 
 
 def affine(semantics: Semantics, out: Tensor, weight: Value | None, bias: Value | None, dims: Sequence[int]) -> Tensor:
     """``gamma * out + beta``, with the parameters laid along ``dims``."""
     shape = [out.shape[dim] if dim in {d % out.dim() for d in dims} else 1 for dim in range(out.dim())]
     if isinstance(weight, Weight):
-        out = semantics.contract(weight.moved(lambda t: t.reshape(shape), semantics.offsets), out, ())
+        out = edges(semantics, weight.moved(lambda t: t.reshape(shape), semantics.offsets), out, ())
     elif weight is not None:
-        out = semantics.join(out, weight.reshape(shape))
-    if isinstance(bias, Weight):
-        out = semantics.join(out, semantics.attach(bias.moved(lambda t: t.reshape(shape), semantics.offsets)))
-    elif bias is not None:
-        out = semantics.join(out, bias.reshape(shape))
+        out = times(semantics, out, reshaped(weight, shape))
+    if bias is not None:
+        out = semantics.join(out, reshaped(semantics.activation(bias), shape))
     return out
 
 
@@ -50,11 +50,10 @@ def batch_norm(
     *args: Any,
 ) -> Any:
     """Each channel is free over the batch and over space; frozen statistics are rescaled along with it."""
-    ids = semantics.activation(x)
-    dims = [dim for dim in range(ids.dim()) if dim != 1]
-    if not semantics.exact_norms:
-        semantics.statistics_of(mean, var, ids.transpose(0, 1))
-    out = affine(semantics, _cut(semantics, ids, dims), weight, bias, [1])
+    dims = [dim for dim in range(len(x.shape)) if dim != 1]
+    if not semantics.exact_norms and isinstance(x, Tensor):
+        semantics.statistics_of(mean, var, x.transpose(0, 1))
+    out = affine(semantics, _cut(semantics, x, dims), weight, bias, [1])
     return _like_result(semantics, out)
 
 
@@ -63,7 +62,7 @@ def _like_result(semantics: Semantics, out: Tensor) -> Any:
     shown = semantics.place.result
     if isinstance(shown, Tensor):
         return out
-    return (out, *(constant(other.shape) for other in shown[1:]))
+    return (out, *(constant(shape_of(other)) for other in shown[1:]))
 
 
 @rule("aten.layer_norm", "aten.native_layer_norm")
@@ -76,9 +75,8 @@ def layer_norm(
     *args: Any,
 ) -> Any:
     """All normalised features of one token share one scale."""
-    ids = semantics.activation(x)
     dims = list(range(-len(shape), 0))
-    return _like_result(semantics, affine(semantics, _cut(semantics, ids, dims), weight, bias, dims))
+    return _like_result(semantics, affine(semantics, _cut(semantics, x, dims), weight, bias, dims))
 
 
 @rule("aten.rms_norm", "aten._fused_rms_norm")
@@ -100,7 +98,7 @@ def group_norm(
     if semantics.place.op.endswith("native_group_norm"):
         weight, bias, groups = groups, weight, args[2]  # type: ignore[assignment]
     ids = semantics.activation(x)
-    split = ids.reshape(ids.shape[0], groups, ids.shape[1] // groups, *ids.shape[2:])
+    split = reshaped(ids, (ids.shape[0], groups, ids.shape[1] // groups, *ids.shape[2:]))
     out = _cut(semantics, split, list(range(2, split.dim()))).reshape(ids.shape)
     return _like_result(semantics, affine(semantics, out, weight, bias, [1]))
 
@@ -121,3 +119,17 @@ def instance_norm(
     if not semantics.exact_norms:
         semantics.statistics_of(mean, var, ids.transpose(0, 1))
     return affine(semantics, _cut(semantics, ids, list(range(2, ids.dim()))), weight, bias, [1])
+
+
+@rule("aten._weight_norm", "aten._weight_norm_interface")
+def weight_norm(semantics: Semantics, v: Value, g: Value, dim: int = 0) -> Any:
+    """``g v / |v|``, one norm for each index along ``dim`` (or one for all): the direction is free, exactly."""
+    rank = len(v.shape)
+    semantics.observe(semantics.reduce(v, [d for d in range(rank) if dim == -1 or d != dim % rank]))
+    out = constant(v.shape)
+    if isinstance(g, Weight):
+        shape = [v.shape[d] if dim != -1 and d == dim % rank else 1 for d in range(rank)]
+        out = edges(semantics, g.moved(lambda t: t.reshape(shape), semantics.offsets), out, ())
+    else:
+        out = times(semantics, out, g)
+    return _like_result(semantics, out)

@@ -1,43 +1,79 @@
-"""Elementwise operations of several operands."""
+"""Elementwise operations of several operands, powers, and choices."""
 
 from __future__ import annotations
 
+from fractions import Fraction
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from pathspace.inference.registry import rule
+from pathspace.inference.rules.edges import edges, is_constant, is_plain, negligible, powers, times
 from pathspace.inference.semantics import Semantics
-from pathspace.inference.values import ROOT, Value, Weight, constant, distinct
+from pathspace.inference.values import NEUTRAL, Value, Weight, compress, constant, reshaped, shape_of, value_of
+
+# beyond these bounds a clamp only catches overflow
+HUGE = 3e4
 
 
-@rule(
-    "aten.add",
-    "aten.add_",
-    "aten.sub",
-    "aten.sub_",
-    "aten.rsub",
-    "aten.maximum",
-    "aten.minimum",
-    "aten.lerp",
-    "aten.fmax",
-    "aten.fmin",
-)
-def add(semantics: Semantics, x: Value, y: Any, *args: Any, **kwargs: Any) -> Tensor:
-    """``c x + c y = c (x + y)``: sums, differences, maxima and minima need one scale."""
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float | bool)
+
+
+@rule("aten.add", "aten.add_", "aten.sub", "aten.sub_", "aten.rsub", "aten.subtract")
+def add(semantics: Semantics, x: Any, y: Any, *args: Any, **kwargs: Any) -> Value:
+    """``c x + c y = c (x + y)``: sums and differences need one scale."""
+    if _is_number(y) and y != 0:
+        if negligible(semantics, y, x):
+            return x
+        semantics.pin([semantics.activation(x)], "a constant is added")
     return semantics.join(semantics.activation(x), semantics.activation(y))
+
+
+@rule("aten.maximum", "aten.minimum", "aten.fmax", "aten.fmin", "aten.hypot")
+def join(semantics: Semantics, x: Value, y: Any) -> Tensor:
+    """Homogeneous functions of two operands that have one scale."""
+    return semantics.join(semantics.activation(x), semantics.activation(y))
+
+
+@rule("aten.complex", "aten.polar")
+def complex_(semantics: Semantics, x: Value, y: Value) -> Tensor:
+    """Complex numbers from two parts, or from size and angle."""
+    ids = semantics.activation(x)
+    if semantics.place.op == "aten.complex":
+        return semantics.join(ids, semantics.activation(y))
+    semantics.pin([semantics.activation(y)], "an angle")
+    return ids.expand(shape_of(semantics.place.result))
+
+
+@rule("aten.view_as_complex", "aten.view_as_real")
+def as_complex(semantics: Semantics, x: Value) -> Tensor:
+    """Real and imaginary parts share one scale."""
+    if semantics.place.op == "aten.view_as_complex":
+        return semantics.reduce(x, [-1])
+    ids = semantics.activation(x)
+    return ids.unsqueeze(-1).expand(*ids.shape, 2)
+
+
+@rule("aten.lerp", "aten.lerp_")
+def lerp(semantics: Semantics, x: Value, y: Value, weight: Any) -> Tensor:
+    """``x + w (y - x)``."""
+    if isinstance(weight, Tensor | Weight):
+        semantics.pin([semantics.activation(weight)], "the weight of a mean")
+    shape = shape_of(semantics.place.result)
+    return semantics.join(semantics.activation(x), semantics.activation(y)).expand(shape)
 
 
 @rule("aten.where")
 def where(semantics: Semantics, condition: Value, x: Any, y: Any) -> Tensor:
     """A choice between operands, by a condition whose own scale is fixed."""
     semantics.pin([semantics.activation(condition)], "a condition compares values")
-    known = getattr(condition, "known", None)
+    one, other, known = semantics.activation(x), semantics.activation(y), value_of(condition)
+    shape = shape_of(semantics.place.result)
     if known is not None:
-        return torch.where(known, semantics.activation(x), semantics.activation(y))
-    shape = torch.broadcast_shapes(condition.shape, *(getattr(v, "shape", ()) for v in (x, y)))
-    return semantics.join(semantics.activation(x), semantics.activation(y)).expand(shape)
+        return compress(torch.where(known, one, other).expand(shape))
+    return semantics.join(one, other).expand(shape)
 
 
 @rule("aten.masked_fill", "aten.masked_fill_")
@@ -46,7 +82,10 @@ def masked_fill(semantics: Semantics, x: Value, mask: Value, value: Any) -> Tens
     return where(semantics, mask, value, x)
 
 
-@rule("aten.mul", "aten.mul_", "aten.multiply")
+# --- products
+
+
+@rule("aten.mul", "aten.mul_", "aten.multiply", "aten.multiply_")
 def mul(semantics: Semantics, x: Any, y: Any) -> Value:
     """A product by a number keeps the scale, by a parameter it is an edge; scales of two activations add up."""
     if not isinstance(y, Tensor | Weight):
@@ -54,73 +93,118 @@ def mul(semantics: Semantics, x: Any, y: Any) -> Value:
     if not isinstance(x, Tensor | Weight):
         return y
     if isinstance(x, Weight) and isinstance(y, Weight):
-        x = semantics.attach(x)
+        x = semantics.activation(x)
     if isinstance(x, Weight) or isinstance(y, Weight):
         weight, value = (x, y) if isinstance(x, Weight) else (y, x)
-        if plain(value) and weight.shape == torch.broadcast_shapes(weight.shape, value.shape):
+        assert isinstance(weight, Weight) and isinstance(value, Tensor)
+        if is_constant(value) and weight.shape == torch.broadcast_shapes(weight.shape, value.shape):
             # a parameter times constants is still that parameter to a rescaling
-            return weight
-        return semantics.contract(weight, value, ())
-    return semantics.product((1, x), (1, y))
+            return weight if is_plain(value) else weight.masked((value != NEUTRAL).expand(weight.shape))
+        return edges(semantics, weight, value, ())
+    return times(semantics, x, y)
 
 
-def plain(value: Any) -> bool:
-    """Whether a tensor has a fixed scale everywhere."""
-    return isinstance(value, Tensor) and bool((distinct(value) == ROOT).all())
-
-
-@rule("aten.div", "aten.div_", "aten.divide", "aten.true_divide")
+@rule("aten.div", "aten.div_", "aten.divide", "aten.true_divide", "aten.floor_divide")
 def div(semantics: Semantics, x: Any, y: Any, **kwargs: Any) -> Value:
     """A quotient by a number keeps the scale (unless it is rounded); scales of two activations are subtracted."""
-    if kwargs.get("rounding_mode") is not None:
+    if kwargs.get("rounding_mode") is not None or semantics.place.op == "aten.floor_divide":
         semantics.pin([semantics.activation(v) for v in (x, y)], "rounding is not homogeneous")
-        return constant(torch.broadcast_shapes(*(getattr(v, "shape", ()) for v in (x, y))))
+        return constant(shape_of(semantics.place.result))
     if not isinstance(y, Tensor | Weight):
         return x
-    if plain(y) and isinstance(x, Weight) and x.shape == torch.broadcast_shapes(x.shape, y.shape):
+    if is_plain(y) and isinstance(x, Weight) and x.shape == torch.broadcast_shapes(x.shape, y.shape):
         return x
-    return semantics.product((1, semantics.activation(x)), (-1, semantics.activation(y)))
+    return times(semantics, semantics.activation(x), semantics.activation(y), -1)
 
 
-@rule(
-    "aten.square",
-    "aten.square_",
-    "aten.reciprocal",
-    "aten.reciprocal_",
-    "aten.sqrt",
-    "aten.sqrt_",
-    "aten.rsqrt",
-    "aten.rsqrt_",
-)
+@rule("aten.addcmul", "aten.addcmul_", "aten.addcdiv", "aten.addcdiv_")
+def addcmul(semantics: Semantics, x: Any, y: Any, z: Any, **kwargs: Any) -> Tensor:
+    """``x + a y z``, or ``x + a y / z``."""
+    combined = div(semantics, y, z) if "div" in semantics.place.op else mul(semantics, y, z)
+    return semantics.join(semantics.activation(x), semantics.activation(combined))
+
+
+@rule("aten.square", "aten.square_", "aten.reciprocal", "aten.reciprocal_", "aten.sqrt", "aten.sqrt_", "aten.rsqrt",
+      "aten.rsqrt_")  # fmt: skip
 def power(semantics: Semantics, x: Value) -> Value:
     """Powers multiply the logarithm of a scale; roots divide it, which is a relation as well."""
-    ids = semantics.activation(x)
     name = semantics.place.op.removeprefix("aten.").rstrip("_")
-    if name in ("square", "reciprocal"):
-        return semantics.product((2 if name == "square" else -1, ids))
-    root = semantics.root(ids, 2)
-    return root if name == "sqrt" else semantics.product((-1, root))
+    exponents = {"square": Fraction(2), "reciprocal": Fraction(-1), "sqrt": Fraction(1, 2), "rsqrt": Fraction(-1, 2)}
+    return raised(semantics, semantics.activation(x), exponents[name])
 
 
-@rule("aten.pow", "aten.pow_")
+def raised(semantics: Semantics, ids: Tensor, exponent: Fraction) -> Tensor:
+    """A rational power of an activation."""
+    if is_plain(ids):
+        return ids
+    if exponent.denominator > 1:
+        ids = semantics.root(ids, exponent.denominator)
+    return ids if exponent.numerator == 1 else powers(semantics, (exponent.numerator, ids))
+
+
+@rule("aten.pow", "aten.pow_", "aten.float_power")
 def pow_(semantics: Semantics, x: Any, exponent: Any) -> Value:
-    """Integer powers (and square roots) scale; other powers fix."""
-    if isinstance(exponent, int | float) and isinstance(x, Tensor | Weight):
-        ids = semantics.activation(x)
-        if float(exponent).is_integer() and abs(exponent) <= 8:
-            return semantics.product((int(exponent), ids)) if exponent else constant(ids.shape)
-        if exponent in (0.5, -0.5):
-            root = semantics.root(ids, 2)
-            return root if exponent > 0 else semantics.product((-1, root))
+    """Rational powers scale; powers with another exponent fix."""
+    if _is_number(exponent) and isinstance(x, Tensor | Weight):
+        ids, close = semantics.activation(x), Fraction(exponent).limit_denominator(8)
+        if exponent == 0:
+            return constant(ids.shape)
+        if abs(float(close) - exponent) < 1e-12 and abs(close) <= 8:
+            return raised(semantics, ids, close)
     values = [semantics.activation(v) for v in (x, exponent)]
-    semantics.pin(values, "a power with a free exponent is not homogeneous")
+    semantics.pin(values, "a power with this exponent is not followed")
     return constant(torch.broadcast_shapes(*(v.shape for v in values)))
 
 
-@rule("aten.addcmul", "aten.addcmul_")
-def addcmul(semantics: Semantics, x: Any, y: Any, z: Any, **kwargs: Any) -> Tensor:
-    """``x + a y z``."""
-    return semantics.join(semantics.activation(x), semantics.activation(mul(semantics, y, z)))
+# --- one-sided functions
+
+
+def bounded(semantics: Semantics, x: Value, low: Any, high: Any, how: str) -> Tensor:
+    """``min(max(x, low), high)``: bounds at zero and at infinity feel no scale."""
+    ids = semantics.activation(x)
+    for bound in (low, high):
+        if isinstance(bound, Tensor | Weight):
+            ids = semantics.join(ids, semantics.activation(bound))
+    numbers = [b for b in (low, high) if _is_number(b) and b != 0 and abs(b) < HUGE]
+    # max(x, eps) guards a division: without eps it is a rectifier
+    guard = numbers == [low] and low > 0 and negligible(semantics, float(low), ids)
+    if numbers and not guard:
+        semantics.pin([ids], how)
+        return constant(ids.shape)
+    return ids
+
+
+@rule("aten.clamp", "aten.clamp_", "aten.clip", "aten.clip_")
+def clamp(semantics: Semantics, x: Value, min: Any = None, max: Any = None) -> Tensor:
+    """Clamped to an interval; half lines that start at zero make a rectifier."""
+    return bounded(semantics, x, min, max, "clamping at a number is not homogeneous")
+
+
+@rule("aten.clamp_min", "aten.clamp_min_", "aten.clamp_max", "aten.clamp_max_")
+def clamp_one_side(semantics: Semantics, x: Value, bound: Any) -> Tensor:
+    """Clamped on one side."""
+    low, high = (bound, None) if "min" in semantics.place.op else (None, bound)
+    return clamp(semantics, x, low, high)
+
+
+@rule("aten.hardtanh", "aten.hardtanh_")
+def hardtanh(semantics: Semantics, x: Value, low: float = -1.0, high: float = 1.0) -> Tensor:
+    """A clamp; ReLU6 is one, and has a scale of its own."""
+    return bounded(semantics, x, low, high, "not positively homogeneous")
+
+
+@rule("aten.threshold", "aten.threshold_")
+def threshold(semantics: Semantics, x: Value, bound: float, value: float) -> Tensor:
+    """``x if x > bound else value``."""
+    return bounded(semantics, x, bound or value, None, "a threshold is not homogeneous")
+
+
+@rule("aten.glu")
+def glu(semantics: Semantics, x: Value, dim: int = -1) -> Tensor:
+    """``a sigmoid(b)``: the gate is fixed, the gated half is free."""
+    gated, gate = semantics.activation(x).chunk(2, dim)
+    semantics.pin([gate], "not positively homogeneous")
+    return gated
 
 
 @rule("aten.prelu", "aten._prelu_kernel")
@@ -128,6 +212,53 @@ def prelu(semantics: Semantics, x: Value, slope: Value) -> Tensor:
     """``max(x, 0) + a min(x, 0)``: the slope is an edge from a unit to itself."""
     ids = semantics.activation(x)
     if not isinstance(slope, Weight):
+        semantics.pin([slope], "a computed slope")
         return ids
     wanted = (1, -1) + (1,) * (ids.dim() - 2) if len(slope.shape) == 1 and ids.dim() > 1 else tuple(slope.shape)
-    return semantics.loop(slope.moved(lambda t: t.reshape(wanted), semantics.offsets), ids)
+    wanted = tuple(slope.shape[0] if n == -1 else n for n in wanted)
+    return semantics.loop(slope.moved(lambda t: reshaped(t, wanted), semantics.offsets), ids)
+
+
+# --- comparisons
+
+
+def looked_at(semantics: Semantics, *values: Any) -> Tensor:
+    """Something that feels no positive scale, as long as the operands have one and the same."""
+    ids = semantics.join(*(semantics.activation(value) for value in values))
+    semantics.observe(ids)
+    return constant(shape_of(semantics.place.result))
+
+
+@rule(*(f"aten.{name}{end}" for name in ("gt", "lt", "ge", "le", "eq", "ne", "greater", "less", "not_equal")
+        for end in ("", "_")), "aten.isclose", "aten.equal", "aten.atan2", "aten.arctan2")  # fmt: skip
+def compare(semantics: Semantics, x: Value, y: Any, *args: Any, **kwargs: Any) -> Tensor:
+    """Comparisons with zero, or between operands of one scale, feel no scale."""
+    if _is_number(y) and y not in (0, float("inf"), -float("inf")):
+        semantics.pin([semantics.activation(x)], "a comparison with a number")
+        return constant(shape_of(semantics.place.result))
+    return looked_at(semantics, x, y)
+
+
+@rule("aten.sign", "aten.sgn", "aten.signbit", "aten.sign_", "aten.angle", "aten.isnan", "aten.isinf", "aten.isfinite",
+      "aten.logical_not", "aten.logical_not_", "aten.nonzero", "aten.isposinf", "aten.isneginf")  # fmt: skip
+def sign(semantics: Semantics, x: Any) -> Tensor:
+    """Signs and directions do not feel a positive scale."""
+    return looked_at(semantics, x)
+
+
+@rule("aten.logical_and", "aten.logical_or", "aten.logical_xor", "aten.__and__", "aten.__or__", "aten.__xor__",
+      "aten.bitwise_and", "aten.bitwise_or", "aten.bitwise_xor")  # fmt: skip
+def logical(semantics: Semantics, x: Any, y: Any) -> Tensor:
+    """Whether each operand, by itself, is zero."""
+    for value in (x, y):
+        if isinstance(value, Tensor | Weight):
+            semantics.observe(semantics.activation(value))
+    return constant(shape_of(semantics.place.result))
+
+
+@rule("aten.copysign", "aten.copysign_")
+def copysign(semantics: Semantics, x: Value, y: Any) -> Tensor:
+    """The sign of one operand on the size of the other."""
+    if isinstance(y, Tensor | Weight):
+        semantics.observe(semantics.activation(y))
+    return semantics.activation(x).expand(shape_of(semantics.place.result))

@@ -1,8 +1,7 @@
-"""Pooling and reductions: positively homogeneous, so everything in one window shares one scale."""
+"""Pooling over windows: positively homogeneous, so everything in one window shares one scale."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -11,7 +10,7 @@ from torch import Tensor
 from pathspace.inference.registry import rule
 from pathspace.inference.rules.windows import pair, windows
 from pathspace.inference.semantics import Semantics
-from pathspace.inference.values import Value
+from pathspace.inference.values import Value, constant
 
 
 def _pool(
@@ -45,14 +44,14 @@ def max_pool(
     return _pool(semantics, x, int(semantics.place.op[-2]), kernel, stride, padding, dilation, ceil)
 
 
-@rule("aten.max_pool1d_with_indices", "aten.max_pool2d_with_indices")
+@rule("aten.max_pool1d_with_indices", "aten.max_pool2d_with_indices", "aten.max_pool3d_with_indices")
 def max_pool_with_indices(semantics: Semantics, x: Value, kernel: Any, *args: Any) -> tuple[Tensor, Tensor]:
     """Maximum over windows, and where it was: positions carry no scale."""
     rank = int(semantics.place.op.split("max_pool")[1][0])
     options: list[Any] = [None, 0, 1, False]
     options[: len(args)] = args
     pooled = _pool(semantics, x, rank, kernel, options[0], options[1], options[2], options[3])
-    return pooled, torch.zeros((), dtype=torch.long).expand(pooled.shape)
+    return pooled, constant(pooled.shape)
 
 
 @rule("aten.avg_pool1d", "aten.avg_pool2d", "aten.avg_pool3d")
@@ -69,13 +68,15 @@ def avg_pool(
     return _pool(semantics, x, int(semantics.place.op[-2]), kernel, stride, padding, 1, ceil)
 
 
-@rule(
-    "aten.adaptive_avg_pool1d",
-    "aten.adaptive_avg_pool2d",
-    "aten.adaptive_avg_pool3d",
-    "aten.adaptive_max_pool1d",
-    "aten.adaptive_max_pool2d",
-)
+@rule("aten.lp_pool1d", "aten.lp_pool2d")
+def lp_pool(semantics: Semantics, x: Value, p: float, kernel: Any, stride: Any = None, ceil: bool = False) -> Tensor:
+    """Norms over windows."""
+    return _pool(semantics, x, int(semantics.place.op[-2]), kernel, stride, 0, 1, ceil)
+
+
+@rule("aten.adaptive_avg_pool1d", "aten.adaptive_avg_pool2d", "aten.adaptive_avg_pool3d", "aten._adaptive_avg_pool2d",
+      "aten._adaptive_avg_pool3d", "aten.adaptive_max_pool1d", "aten.adaptive_max_pool2d",
+      "aten.adaptive_max_pool3d")  # fmt: skip
 def adaptive_pool(semantics: Semantics, x: Value, size: Any) -> Any:
     """Mean or maximum over windows chosen to reach a given output size."""
     ids = semantics.activation(x)
@@ -98,29 +99,4 @@ def adaptive_pool(semantics: Semantics, x: Value, size: Any) -> Any:
             for i in range(count)
         ]
         ids = torch.cat(parts, dim)
-    return (ids, torch.zeros((), dtype=torch.long).expand(ids.shape)) if "max" in name else ids
-
-
-@rule("aten.mean", "aten.sum", "aten.amax", "aten.amin", "aten.nansum", "aten.linalg_vector_norm_identity")
-def reduction(
-    semantics: Semantics, x: Value, dims: Any = None, keepdim: bool = False, *args: Any, **kwargs: Any
-) -> Tensor:
-    """Sum, mean, maximum or minimum over dimensions."""
-    ids = semantics.activation(x)
-    return semantics.reduce(ids, _dims(dims, ids), keepdim)
-
-
-@rule("aten.max", "aten.min", "aten.median")
-def extreme(semantics: Semantics, x: Value, dim: Any = None, keepdim: bool = False) -> Any:
-    """Maximum over everything, between two tensors, or over one dimension with its position."""
-    if isinstance(dim, Tensor) or (hasattr(dim, "index") and not isinstance(dim, int)):
-        return semantics.join(x, dim)
-    ids = semantics.activation(x)
-    pooled = semantics.reduce(ids, _dims(dim, ids), keepdim)
-    return pooled if dim is None else (pooled, torch.zeros((), dtype=torch.long).expand(pooled.shape))
-
-
-def _dims(dims: int | Sequence[int] | None, ids: Tensor) -> list[int]:
-    if dims is None or (not isinstance(dims, int) and len(dims) == 0):
-        return list(range(ids.dim()))
-    return [dims] if isinstance(dims, int) else list(dims)
+    return (ids, constant(ids.shape)) if "max" in name else ids

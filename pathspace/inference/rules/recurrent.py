@@ -11,11 +11,31 @@ from torch import Tensor
 from pathspace.inference.registry import rule
 from pathspace.inference.rules.contraction import linear
 from pathspace.inference.semantics import Semantics
-from pathspace.inference.values import Value, constant
+from pathspace.inference.values import Value, constant, shape_of
+
+
+def _unpacked(semantics: Semantics, data: Value, sizes: Tensor, state: Any, args: Sequence[Any]) -> tuple[Any, ...]:
+    """A packed sequence as a batch: rows belong to steps that data decides, so all share their scales."""
+    batch = (state[0] if isinstance(state, list | tuple) else state).shape[1]
+    row = semantics.reduce(data, [0])
+    return row.expand(sizes.shape[0], batch, row.shape[0]), state, args[0], *args[1:], False
+
+
+def _packed(semantics: Semantics, results: Sequence[Tensor]) -> tuple[Tensor, ...]:
+    """The steps of a batch as the rows of a packed sequence."""
+    row = semantics.reduce(results[0], [0, 1])
+    return row.expand(shape_of(semantics.place.result[0])), *results[1:]
 
 
 @rule("aten.rnn_relu")
-def rnn_relu(
+def rnn_relu(semantics: Semantics, *args: Any) -> Any:
+    """``h_t = relu(W_ih x_t + b_ih + W_hh h_(t-1) + b_hh)``, stacked, in one or two directions (Eq. 1)."""
+    if isinstance(args[3], list | tuple):
+        return _packed(semantics, _rnn_relu(semantics, *_unpacked(semantics, args[0], args[1], args[2], args[3:])))
+    return _rnn_relu(semantics, *args)
+
+
+def _rnn_relu(
     semantics: Semantics,
     x: Value,
     state: Value,
@@ -27,7 +47,6 @@ def rnn_relu(
     bidirectional: bool,
     batch_first: bool,
 ) -> tuple[Tensor, Tensor]:
-    """``h_t = relu(W_ih x_t + b_ih + W_hh h_(t-1) + b_hh)``, stacked, in one or two directions (Eq. 1)."""
     sequence = semantics.activation(x)
     hidden = semantics.activation(state)
     time = 1 if batch_first and sequence.dim() == 3 else 0
@@ -76,11 +95,17 @@ def _direction(
 
 
 @rule("aten.rnn_tanh", "aten.lstm", "aten.gru")
-def gated(semantics: Semantics, x: Value, state: Any, weights: Any, *args: Any, **kwargs: Any) -> Any:
+def gated(semantics: Semantics, *args: Any) -> Any:
     """Tanh and gates fix the scale of what they read; inputs, and an LSTM's projected state, keep theirs free.
 
     Layers, steps and directions are those of :func:`rnn_relu`; every pre-activation is fixed.
     """
+    if isinstance(args[3], list | tuple):
+        return _packed(semantics, _gated(semantics, *_unpacked(semantics, args[0], args[1], args[2], args[3:])))
+    return _gated(semantics, *args)
+
+
+def _gated(semantics: Semantics, x: Value, state: Any, weights: Any, *args: Any) -> Any:
     biases, layers, _, _, bidirectional, batch_first = args[:6]
     name = semantics.place.op
     sequence = semantics.activation(x)
@@ -118,4 +143,27 @@ def gated(semantics: Semantics, x: Value, state: Any, weights: Any, *args: Any, 
     if projected:
         semantics.fix(last)
         last = constant(shown[1].shape)
-    return (sequence, last, *(constant(entry.shape) for entry in shown[2:]))
+    return (sequence, last, *(constant(shape_of(entry)) for entry in shown[2:]))
+
+
+@rule("aten.lstm_cell", "aten.gru_cell", "aten.rnn_tanh_cell")
+def gated_cell(
+    semantics: Semantics, x: Value, state: Any, w_ih: Value, w_hh: Value, b_ih: Any = None, b_hh: Any = None
+) -> Any:
+    """One step of a gated layer: every pre-activation and every state is fixed."""
+    states = [semantics.activation(entry) for entry in (state if isinstance(state, list | tuple) else [state])]
+    for entry in (linear(semantics, x, w_ih, b_ih), linear(semantics, states[0], w_hh, b_hh)):
+        semantics.fix(entry)
+    semantics.pin(states if "rnn" not in semantics.place.op else [], "a state is combined with fixed scales")
+    shown = semantics.place.result
+    if isinstance(shown, Tensor):
+        return constant(shape_of(shown))
+    return tuple(constant(shape_of(entry)) for entry in shown)
+
+
+@rule("aten.rnn_relu_cell")
+def relu_cell(
+    semantics: Semantics, x: Value, state: Value, w_ih: Value, w_hh: Value, b_ih: Any = None, b_hh: Any = None
+) -> Tensor:
+    """``relu(W_ih x + b_ih + W_hh h + b_hh)``."""
+    return semantics.join(linear(semantics, x, w_ih, b_ih), linear(semantics, state, w_hh, b_hh))

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from pathspace.inference.semantics import Semantics
-from pathspace.inference.values import NEUTRAL, compress
+from pathspace.inference.values import NEUTRAL, along, compress
 
 
 def pair(value: int | Sequence[int], rank: int) -> list[int]:
@@ -64,7 +64,7 @@ def windows(
             continue
         if before or after or extra:
             pad = [0, 0] * (ids.dim() - 1 - dim) + [before, after + extra]
-            ids = torch.nn.functional.pad(ids, pad, value=NEUTRAL)
+            ids = along(lambda t, pad=pad: torch.nn.functional.pad(t, pad, value=NEUTRAL), ids, [dim])  # type: ignore[misc]
         ids = ids.unfold(dim, reach, step)[..., :: dilation[i]]
         ids = ids.narrow(dim, 0, count)
     return compress(ids) if any(ids.stride(d) and ids.shape[d] > 1 for d in range(lead, ids.dim())) else ids

@@ -1,0 +1,64 @@
+"""Operations without a rule, taken apart into operations that have one."""
+
+from __future__ import annotations
+
+import warnings
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from pathspace.inference.registry import RULES, operation_name
+
+
+@cache
+def _table() -> dict[Any, Any]:
+    """Torch's decompositions of everything that no rule covers."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        every = torch._decomp.core_aten_decompositions()
+        return {op: every[op] for op in every if operation_name(op) not in RULES}
+
+
+def decomposed(node: fx.Node) -> fx.GraphModule | None:
+    """The operation as a graph of smaller ones, its placeholders named like the operands' nodes.
+
+    Args:
+        node: a call of an operation, with fake results in ``meta["val"]``.
+
+    Returns:
+        The graph, or ``None`` where torch has no smaller operations for it.
+    """
+    if not isinstance(node.target, torch._ops.OpOverload):
+        return None
+    operands = node.all_input_nodes
+    fakes = [operand.meta.get("val") for operand in operands]
+    mode = next((getattr(fake, "fake_mode", None) for fake in fakes if isinstance(fake, Tensor)), None)
+    if mode is None or any(not isinstance(fake, Tensor) for fake in fakes):
+        return None
+    target: Any = node.target
+
+    def function(*tensors: Tensor) -> Any:
+        by_node = dict(zip(operands, tensors, strict=True))
+        args = fx.node.map_arg(node.args, by_node.__getitem__)
+        kwargs = fx.node.map_arg(node.kwargs, by_node.__getitem__)
+        return target(*args, **kwargs)
+
+    try:
+        with warnings.catch_warnings(), mode, torch.no_grad():
+            warnings.simplefilter("ignore")
+            graph = make_fx(function, decomposition_table=_table())(*fakes)
+    except Exception:
+        # no decomposition for these operands: the caller pins
+        return None
+    calls = [inner for inner in graph.graph.nodes if inner.op == "call_function"]
+    if any(operation_name(inner.target) == operation_name(target) for inner in calls):
+        return None
+    for placeholder, operand in zip((n for n in graph.graph.nodes if n.op == "placeholder"), operands, strict=True):
+        placeholder.name = operand.name
+    return graph
+
+
+__all__ = ["decomposed"]

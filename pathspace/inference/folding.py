@@ -1,0 +1,69 @@
+"""Constants are computed: masks, positions and index tables are known while a graph is interpreted.
+
+An operation all of whose operands are known is simply run. Rules then see which elements a table picks, which entries a
+mask removes, and where a tensor is exactly zero.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+from torch.utils import _pytree as pytree
+
+from pathspace.inference.values import Weight, value_of, with_value
+
+LARGEST = 1 << 22
+
+
+def folded(node: fx.Node, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    """Run an operation on known constants.
+
+    Args:
+        node: the operation.
+        args: its operands, activations with or without a known value.
+        kwargs: its keyword operands.
+
+    Returns:
+        The result as activations with known values, or ``None`` where an operand is unknown, or the result would be
+        random or large.
+    """
+    target, shown = node.target, node.meta.get("val")
+    leaves = pytree.tree_leaves((args, kwargs))
+    if not isinstance(target, torch._ops.OpOverload):
+        plain = not any(isinstance(leaf, Tensor | Weight) for leaf in leaves)
+        return target(*args, **kwargs) if plain and callable(target) and _is_number(shown) else None
+    if any(isinstance(leaf, Weight) or (isinstance(leaf, Tensor) and value_of(leaf) is None) for leaf in leaves):
+        return None
+    results = [leaf for leaf in pytree.tree_leaves(shown) if isinstance(leaf, Tensor)]
+    if not results or any(not all(isinstance(n, int) for n in leaf.shape) for leaf in results):
+        return None
+    sizes = [leaf.numel() for leaf in (*leaves, *results) if isinstance(leaf, Tensor)]
+    tags = target.tags
+    if max(sizes) > LARGEST or torch.Tag.nondeterministic_seeded in tags or "empty" in target._schema.name:
+        return None
+    try:
+        real_args, real_kwargs = pytree.tree_map(_real, (tuple(args), dict(kwargs)))
+        computed = target(*real_args, **real_kwargs)
+    except Exception:
+        # what cannot be run here is interpreted like everything else
+        return None
+    return pytree.tree_map(lambda leaf: with_value(leaf) if isinstance(leaf, Tensor) else leaf, computed)
+
+
+def _real(leaf: Any) -> Any:
+    if isinstance(leaf, Tensor):
+        value = value_of(leaf)
+        assert value is not None
+        # in-place operations must not reach the constants of the graph
+        return value.clone()
+    return torch.device("cpu") if isinstance(leaf, torch.device) else leaf
+
+
+def _is_number(shown: Any) -> bool:
+    return isinstance(shown, int | float | bool)
+
+
+__all__ = ["folded"]

@@ -1,0 +1,110 @@
+"""Operations that hold graphs of their own: regions without gradients, branches, loops, attention scores."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+from torch.utils import _pytree as pytree
+
+from pathspace.inference.rules.attention import attention
+from pathspace.inference.values import Weight
+
+REGIONS: dict[str, Callable[..., Any]] = {}
+Graph = fx.GraphModule
+
+
+def region(*names: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Register how an operation that holds graphs is walked through: ``function(walk, *args, **kwargs)``."""
+
+    def register(function: Callable[..., Any]) -> Callable[..., Any]:
+        REGIONS.update(dict.fromkeys(names, function))
+        return function
+
+    return register
+
+
+@region("wrap_with_set_grad_enabled", "wrap_with_autocast", "tag_activation_checkpoint", "wrap", "invoke_subgraph",
+        "wrap_activation_checkpoint", "strict_mode", "run_const_graph", "inductor_compiled_code",
+        "dynamo_bypassing_wrapper")  # fmt: skip
+def once(walk: Any, *args: Any, **kwargs: Any) -> Any:
+    """A region that is run once: the same operations in a graph of their own."""
+    place = next(i for i, arg in enumerate(args) if isinstance(arg, Graph))
+    operands = [arg for arg in args[place + 1 :] if not isinstance(arg, str)]
+    if len(operands) == 1 and isinstance(operands[0], list | tuple):
+        operands = list(operands[0])
+    return walk.region(args[place], operands)
+
+
+def _joined(walk: Any, *results: Any) -> Any:
+    """One of several results, which therefore share scales."""
+    flat, spec = zip(*(pytree.tree_flatten(result) for result in results), strict=True)
+
+    def join(*leaves: Any) -> Any:
+        return walk.semantics.join(*leaves) if isinstance(leaves[0], Tensor | Weight) else leaves[0]
+
+    return pytree.tree_unflatten([join(*leaves) for leaves in zip(*flat, strict=True)], spec[0])
+
+
+@region("cond")
+def branches(walk: Any, condition: Any, first: Graph, second: Graph, operands: Sequence[Any] = ()) -> Any:
+    """Either of two graphs, chosen by data."""
+    if isinstance(condition, Tensor | Weight):
+        walk.semantics.pin([walk.semantics.activation(condition)], "a condition compares values")
+    return _joined(walk, *(walk.region(graph, list(operands)) for graph in (first, second)))
+
+
+@region("while_loop")
+def repeat(walk: Any, condition: Graph, body: Graph, carried: Sequence[Any], more: Sequence[Any] = ()) -> Any:
+    """A loop of unknown length: what is carried keeps its scales from step to step."""
+    state = [walk.semantics.activation(value) if isinstance(value, Weight) else value for value in carried]
+    for _ in range(3):
+        holds = walk.region(condition, [*state, *more])
+        walk.semantics.pin(
+            [leaf for leaf in pytree.tree_leaves(holds) if isinstance(leaf, Tensor)], "a condition compares values"
+        )
+        state = list(_joined(walk, state, list(walk.region(body, [*state, *more]))))
+    return tuple(state)
+
+
+@region("scan")
+def scan(walk: Any, body: Graph, state: Sequence[Any], sequences: Sequence[Any], more: Sequence[Any] = (),
+         **kwargs: Any) -> Any:  # fmt: skip
+    """A loop over the first dimension that carries a state along and stacks what it emits."""
+    semantics = walk.semantics
+    length = sequences[0].shape[0]
+    looked_at = semantics.steps(length)
+    carried: list[Any] = [semantics.activation(value) for value in state]
+    emitted: list[list[Tensor]] = []
+    for step in range(looked_at):
+        parts = [semantics.activation(sequence).select(0, step) for sequence in sequences]
+        results = list(walk.region(body, [*carried, *parts, *more]))
+        carried = [semantics.activation(value) for value in results[: len(carried)]]
+        emitted.append([semantics.activation(value) for value in results[len(carried) :]])
+    if looked_at < length:
+        # the steps not looked at repeat the last one that was
+        for sequence in sequences:
+            semantics.reduce(semantics.activation(sequence).narrow(0, looked_at - 1, length - looked_at + 1), [0])
+        carried = [semantics.reduce(torch.stack([value, value]), [0]) for value in carried]
+    columns = [torch.stack([*column, *[column[-1]] * (length - looked_at)]) for column in zip(*emitted, strict=True)]
+    return (*carried, *columns)
+
+
+@region("flex_attention")
+def flex_attention(walk: Any, query: Any, key: Any, value: Any, score: Any, mask: Any, scale: Any, options: Any,
+                   score_buffers: Sequence[Any] = (), mask_buffers: Sequence[Any] = ()) -> Any:  # fmt: skip
+    """Attention whose scores go through a function of the user's, which fixes whatever it reads besides."""
+    semantics = walk.semantics
+    extra = [leaf for leaf in pytree.tree_leaves((score_buffers, mask_buffers)) if isinstance(leaf, Tensor | Weight)]
+    semantics.pin([semantics.activation(leaf) for leaf in extra], "attention scores")
+    shown = semantics.place.result
+    semantics.place.result = shown[0] if isinstance(shown, list | tuple) else shown
+    out = attention(semantics, query, key, value, enable_gqa=query.shape[-3] != key.shape[-3])
+    if not isinstance(shown, list | tuple):
+        return out
+    return (out, *(torch.tensor(0).expand(tuple(other.shape)) for other in shown[1:]))
+
+
+__all__ = ["REGIONS", "region"]

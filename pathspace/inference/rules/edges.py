@@ -1,0 +1,82 @@
+"""What rules share: edges of masked parameters, products with constants, constants small enough to be an ``eps``."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pathspace.inference.semantics import Semantics
+from pathspace.inference.values import NEUTRAL, ROOT, Value, Weight, compress, constant, distinct
+
+# more relations between scales than this are not followed
+LARGEST = 2_000_000
+# constants up to this size, added to an activation, are taken for the eps of a normalisation
+EPS = 1e-4
+
+
+def edges(semantics: Semantics, weight: Weight, value: Value, dims: Sequence[int]) -> Tensor:
+    """``sum over dims of weight * value``: scalars that a mask removes have nothing to carry."""
+    if weight.kept is None:
+        return semantics.contract(weight, value, dims)
+    ids = torch.where(weight.kept, semantics.activation(value), NEUTRAL)
+    return semantics.contract(weight.unmasked(), ids, dims)
+
+
+def is_plain(value: Any) -> bool:
+    """Whether a tensor has a fixed scale everywhere."""
+    return isinstance(value, Tensor) and bool((distinct(value) == ROOT).all())
+
+
+def is_constant(value: Any) -> bool:
+    """Whether a tensor has a fixed scale wherever it is not exactly zero."""
+    if not isinstance(value, Tensor):
+        return False
+    ids = distinct(value)
+    return bool(((ids == ROOT) | (ids == NEUTRAL)).all())
+
+
+def times(semantics: Semantics, x: Tensor, y: Tensor, power: int = 1) -> Tensor:
+    """``x * y ** power`` elementwise; constants leave scales as they are, zeros leave nothing."""
+    shape = torch.broadcast_shapes(x.shape, y.shape)
+    if is_constant(y):
+        return x.expand(shape) if is_plain(y) else compress(torch.where(y == NEUTRAL, NEUTRAL, x).expand(shape))
+    if is_constant(x) and power == 1:
+        return times(semantics, y, x)
+    return powers(semantics, (1, x), (power, y))
+
+
+def powers(semantics: Semantics, *factors: tuple[int, Tensor]) -> Tensor:
+    """A product of powers, where it is small enough to be followed."""
+    shape = torch.broadcast_shapes(*(entry.shape for _, entry in factors))
+    if all(is_plain(entry) for _, entry in factors):
+        return constant(shape)
+    if varying(*(entry for _, entry in factors)) > LARGEST:
+        factors = tuple((power, semantics.compact(entry)) for power, entry in factors)
+        if varying(*(entry for _, entry in factors)) > LARGEST:
+            semantics.pin([entry for _, entry in factors], "a product of more scales than can be followed")
+            return constant(shape)
+    return semantics.product(*factors)
+
+
+def varying(*ids: Tensor) -> int:
+    """Number of combinations of ids that meet when tensors are broadcast against each other."""
+    shape = torch.broadcast_shapes(*(entry.shape for entry in ids))
+    wide = [entry.expand(shape) for entry in ids]
+    return math.prod(n for dim, n in enumerate(shape) if any(entry.stride(dim) for entry in wide))
+
+
+def negligible(semantics: Semantics, value: Any, *operands: Any) -> bool:
+    """Whether a number is the ``eps`` of a normalisation written out by hand, and may be ignored; notes it if so."""
+    small = isinstance(value, float) and 0 < abs(value) <= EPS
+    free = any(isinstance(x, Weight) or (isinstance(x, Tensor) and not is_constant(x)) for x in operands)
+    if small and free and not semantics.exact_norms:
+        semantics.negligible.append(semantics.place.node)
+        return True
+    return False
+
+
+__all__ = ["LARGEST", "edges", "is_constant", "is_plain", "negligible", "powers", "times", "varying"]

@@ -1,0 +1,197 @@
+"""Elements picked by position.
+
+Positions that the model knows beforehand (tables of relative positions, permutations) are followed exactly. Positions
+that come from data may be any, so everything that could be picked shares one scale.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pathspace.inference.registry import rule
+from pathspace.inference.rules.edges import edges
+from pathspace.inference.semantics import Semantics
+from pathspace.inference.values import Value, Weight, along, compress, constant, shape_of, value_of
+
+aten = torch.ops.aten
+Indices = Sequence[Tensor | None]
+
+
+def _known(indices: Indices) -> list[Tensor | None] | None:
+    """The real positions, if all are known."""
+    real = [None if index is None else value_of(index) for index in indices]
+    unknown = any(index is not None and value is None for index, value in zip(indices, real, strict=True))
+    return None if unknown else [None if value is None else value.contiguous() for value in real]
+
+
+def _dims(indices: Indices, known: bool) -> list[int]:
+    """Dimensions that positions refer to (a mask refers to several)."""
+    dims: list[int] = []
+    dim = 0
+    for index in indices:
+        masks = index is not None and index.dtype == torch.bool
+        width = index.dim() if masks and index is not None else 1
+        if masks and not known:
+            raise ValueError("a mask that depends on data")
+        dims += range(dim, dim + width) if index is not None else []
+        dim += width
+    return dims
+
+
+@rule("aten.index", "aten._unsafe_index")
+def index(semantics: Semantics, x: Value, indices: Indices) -> Value:
+    """``x[i, :, j]``."""
+    shape, real = shape_of(semantics.place.result), _known(indices)
+    if real is not None:
+        dims = _dims(real, True)
+        fewer = torch.Size(shape).numel() <= torch.Size(x.shape).numel()
+        if isinstance(x, Weight) and fewer:
+            return x.moved(
+                lambda t: aten.index(t, [r if r is None else r.to(t.device) for r in real]), semantics.offsets
+            )
+        ids = semantics.activation(x)
+        for dim in range(ids.dim()):
+            ids = ids.narrow(dim, 0, 1) if dim not in dims and ids.stride(dim) == 0 else ids
+        return compress(aten.index(ids, real)).expand(shape)
+    ids = semantics.reduce(x, _dims(indices, False), keepdim=True)
+    zeros = [None if i is None else torch.zeros([1] * i.dim(), dtype=torch.long) for i in indices]
+    return aten.index(ids, zeros).expand(shape)
+
+
+@rule("aten.index_select")
+def index_select(semantics: Semantics, x: Value, dim: int, index: Tensor) -> Value:
+    """Slices along one dimension."""
+    real = value_of(index)
+    if real is not None:
+        return semantics.moved(lambda ids: along(lambda t: t.index_select(dim, real.to(t.device)), ids, [dim]), x)
+    return semantics.reduce(x, [dim], keepdim=True).expand(shape_of(semantics.place.result))
+
+
+@rule("aten.gather", "aten.take_along_dim")
+def gather(semantics: Semantics, x: Value, dim: Any, index: Any, **kwargs: Any) -> Value:
+    """One element along a dimension for every position."""
+    if semantics.place.op.endswith("take_along_dim"):
+        dim, index = index, dim
+    ids, real = semantics.activation(x), value_of(index)
+    if real is not None:
+        return compress(aten.gather(ids, dim, real))
+    ids = semantics.reduce(ids, [dim], keepdim=True)
+    for other in range(ids.dim()):
+        if other != dim % ids.dim():
+            ids = ids.narrow(other, 0, index.shape[other])
+    return ids.expand(index.shape)
+
+
+@rule("aten.embedding")
+def embedding(semantics: Semantics, weight: Value, index: Value, *args: Any, **kwargs: Any) -> Tensor:
+    """Rows looked up by position: every row enters the same units, since data decides which is read."""
+    return _rows(semantics, weight).expand(*index.shape, weight.shape[-1])
+
+
+def _rows(semantics: Semantics, table: Value) -> Tensor:
+    if not isinstance(table, Weight):
+        return semantics.reduce(table, [0])
+    return edges(semantics, table, constant((1, 1)), [0])
+
+
+@rule("aten.embedding_bag", "aten._embedding_bag", "aten._embedding_bag_forward_only")
+def embedding_bag(semantics: Semantics, weight: Value, *args: Any, **kwargs: Any) -> Any:
+    """Sums, means or maxima of rows, with weights of their own perhaps."""
+    shown = semantics.place.result
+    out = _rows(semantics, weight).expand(shape_of(shown[0]))
+    factors = args[5] if len(args) > 5 else kwargs.get("per_sample_weights")
+    if factors is not None:
+        one = semantics.reduce(semantics.activation(factors), range(len(factors.shape)))
+        out = semantics.product((1, out), (1, one))
+    return (out, *(constant(shape_of(other)) for other in shown[1:]))
+
+
+# --- writing
+
+
+def _written(semantics: Semantics, x: Tensor, source: Tensor, sizes: Sequence[int], dim: int) -> Tensor:
+    """Any element along ``dim`` may be overwritten, within the first ``sizes`` of the other dimensions."""
+    region: Tensor = x
+    for other, size in enumerate(sizes):
+        if other != dim:
+            region, source = region.narrow(other, 0, size), source.narrow(other, 0, min(size, source.shape[other]))
+    mixed = semantics.join(region, source.expand(region.shape))
+    if region.shape == x.shape:
+        return mixed
+    out = x.contiguous().clone()
+    out[tuple(slice(0, n) for n in region.shape)] = mixed
+    return compress(out)
+
+
+@rule("aten.scatter", "aten.scatter_", "aten.scatter_add", "aten.scatter_add_", "aten.scatter_reduce")
+def scatter(semantics: Semantics, x: Value, dim: int, index: Tensor, source: Any, *args: Any, **kwargs: Any) -> Tensor:
+    """Elements written, or added, to positions along one dimension."""
+    how = kwargs.get("reduce", args[0] if args else None)
+    if how in ("prod", "multiply"):
+        raise ValueError("scattered products")
+    target, real = semantics.activation(x), value_of(index)
+    if index.numel() == 0:
+        return target
+    written = semantics.activation(source)
+    plain = "add" not in semantics.place.op and how is None
+    if real is not None and plain:
+        return compress(aten.scatter(target.contiguous(), dim, real, written.expand(index.shape) if not written.dim() else written))  # noqa: E501  # fmt: skip
+    if written.dim():
+        for other, size in enumerate(index.shape):
+            written = written.narrow(other, 0, size)
+        written = semantics.reduce(written, [dim], keepdim=True)
+    else:
+        written = written.expand([1] * target.dim())
+        index = index.expand(index.shape)
+    sizes = list(index.shape)
+    written = written.expand([1 if d == dim % target.dim() else n for d, n in enumerate(sizes)])
+    return _written(semantics, target, written, sizes, dim % target.dim())
+
+
+@rule("aten.index_add", "aten.index_add_", "aten.index_copy", "aten.index_copy_", "aten.index_reduce")
+def index_add(
+    semantics: Semantics, x: Value, dim: int, index: Tensor, source: Value, *args: Any, **kwargs: Any
+) -> Tensor:
+    """Slices added, or written, to positions along one dimension."""
+    if "prod" in args:
+        raise ValueError("products of slices")
+    return semantics.join(semantics.activation(x), semantics.reduce(source, [dim], keepdim=True))
+
+
+@rule("aten.index_fill", "aten.index_fill_")
+def index_fill(semantics: Semantics, x: Value, dim: int, index: Tensor, value: Any) -> Tensor:
+    """Slices filled with one value."""
+    return semantics.join(semantics.activation(x), semantics.activation(value))
+
+
+@rule("aten.index_put", "aten.index_put_", "aten._unsafe_index_put")
+def index_put(semantics: Semantics, x: Value, indices: Indices, values: Value, accumulate: bool = False) -> Tensor:
+    """``x[i, j] = values``, or ``+=``."""
+    target, written, real = semantics.activation(x), semantics.activation(values), _known(indices)
+    if real is not None and not accumulate:
+        return compress(aten.index_put(target.contiguous(), real, written))
+    leading = [i for i in indices if i is not None]
+    if any(i is None for i in indices[: len(leading)]):
+        raise ValueError("positions that do not come first")
+    if any(i.dtype == torch.bool for i in leading) and not (len(leading) == 1 and written.dim() == 0):
+        raise ValueError("a mask that depends on data")
+    rank = len(torch.broadcast_shapes(*(i.shape for i in leading)))
+    rest = target.shape[len(leading) :] if leading[0].dtype != torch.bool else target.shape[leading[0].dim() :]
+    wide = written.expand(*[1] * max(0, rank + len(rest) - written.dim()), *written.shape)
+    return semantics.join(target, semantics.reduce(wide, range(rank)).expand(rest) if written.dim() else written)
+
+
+@rule("aten.masked_scatter", "aten.masked_scatter_")
+def masked_scatter(semantics: Semantics, x: Value, mask: Value, source: Value) -> Tensor:
+    """Elements of a tensor, in order, where a mask holds."""
+    return semantics.join(semantics.activation(x), semantics.reduce(source, range(len(source.shape))))
+
+
+@rule("aten.masked_select", "aten.take")
+def masked_select(semantics: Semantics, x: Value, mask: Value) -> Tensor:
+    """Any elements."""
+    return semantics.reduce(x, range(len(x.shape))).expand(shape_of(semantics.place.result))

@@ -1,0 +1,178 @@
+"""Reductions over dimensions: what is summed, sorted or compared must share one scale."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from fractions import Fraction
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pathspace.inference.registry import rule
+from pathspace.inference.rules.edges import negligible, times
+from pathspace.inference.rules.pointwise import looked_at, raised
+from pathspace.inference.semantics import Semantics
+from pathspace.inference.values import Value, Weight, constant, distinct, shape_of
+
+# products over a dimension are followed factor by factor up to this many
+FACTORS = 64
+
+
+def _dims(dims: int | Sequence[int] | None, x: Value) -> list[int]:
+    if dims is None or (not isinstance(dims, int) and len(dims) == 0):
+        return list(range(len(x.shape)))
+    return [dims] if isinstance(dims, int) else list(dims)
+
+
+def _shared(semantics: Semantics, x: Value, dims: Any, shown: Any) -> Tensor:
+    """One scale along dimensions, spread over a result in which they may have another size, or be gone."""
+    wanted = {dim % max(len(x.shape), 1) for dim in _dims(dims, x)}
+    shape = shape_of(shown)
+    ids = semantics.reduce(x, wanted, keepdim=len(shape) == len(x.shape))
+    return ids.expand(shape)
+
+
+@rule("aten.mean", "aten.sum", "aten.amax", "aten.amin", "aten.nansum", "aten.nanmean", "aten.nanmedian")
+def reduction(
+    semantics: Semantics, x: Value, dims: Any = None, keepdim: bool = False, *args: Any, **kwargs: Any
+) -> Any:
+    """Sum, mean, maximum or minimum over dimensions."""
+    dims = kwargs.get("dim", dims)
+    return semantics.reduce(x, _dims(dims, x), kwargs.get("keepdim", keepdim))
+
+
+@rule("aten.max", "aten.min", "aten.median", "aten.mode", "aten.kthvalue", "aten.cummax", "aten.cummin", "aten.topk",
+      "aten.sort", "aten.msort", "aten.aminmax")  # fmt: skip
+def extreme(semantics: Semantics, x: Value, *args: Any, **kwargs: Any) -> Any:
+    """Order statistics along a dimension (or between two tensors), and positions, which carry no scale."""
+    shown, name = semantics.place.result, semantics.place.op.removeprefix("aten.")
+    if args and isinstance(args[0], Tensor | Weight):
+        return semantics.join(semantics.activation(x), semantics.activation(args[0]))
+    # topk and kthvalue take a count first; sort(stable=...) has only keywords
+    place = 1 if name in ("topk", "kthvalue") else 0
+    default: Any = -1 if name in ("topk", "kthvalue", "sort", "mode") else 0 if name == "msort" else None
+    dim = kwargs.get("dim", args[place] if len(args) > place and not isinstance(args[place], bool) else default)
+    if isinstance(shown, Tensor):
+        return _shared(semantics, x, dim, shown)
+    both = name == "aminmax"
+    return tuple(
+        _shared(semantics, x, dim, s) if i == 0 or both else constant(shape_of(s)) for i, s in enumerate(shown)
+    )
+
+
+@rule("aten.argmax", "aten.argmin", "aten.argsort", "aten.all", "aten.any", "aten.count_nonzero")
+def position(semantics: Semantics, x: Value, dim: Any = None, *args: Any, **kwargs: Any) -> Tensor:
+    """Positions and counts feel no scale, as long as what is compared has one."""
+    if semantics.place.op in ("aten.all", "aten.any", "aten.count_nonzero"):
+        return looked_at(semantics, x)
+    dim = kwargs.get("dim", -1 if dim is None and semantics.place.op == "aten.argsort" else dim)
+    semantics.observe(semantics.reduce(x, _dims(None if isinstance(dim, bool) else dim, x)))
+    return constant(shape_of(semantics.place.result))
+
+
+@rule("aten.cumsum", "aten.cumsum_", "aten.diff", "aten.trapezoid")
+def running(semantics: Semantics, x: Value, *args: Any, **kwargs: Any) -> Tensor:
+    """Running sums and differences along a dimension."""
+    place, default = (0, -1) if "cumsum" in semantics.place.op else (1, -1)
+    dim = kwargs.get("dim", args[place] if len(args) > place else default)
+    more = [v for v in (*args, *kwargs.values()) if isinstance(v, Tensor | Weight)]
+    ids = semantics.reduce(x, [dim], keepdim=True)
+    for value in more:
+        ids = semantics.join(ids, semantics.reduce(value, [dim], keepdim=True))
+    return ids.expand(shape_of(semantics.place.result))
+
+
+@rule("aten.prod", "aten.cumprod", "aten.cumprod_")
+def product(semantics: Semantics, x: Value, dim: Any = None, keepdim: bool = False, **kwargs: Any) -> Tensor:
+    """Scales of factors add up."""
+    ids = semantics.activation(x)
+    running = "cum" in semantics.place.op
+    if dim is None:
+        ids, dim = ids.reshape(-1), 0
+    count = ids.shape[dim]
+    if not bool((distinct(ids) == 0).all()) and count > FACTORS:
+        raise ValueError(f"a product of {count} factors")
+    total = ids.select(dim, 0)
+    steps = [total]
+    for i in range(1, count):
+        total = times(semantics, total, ids.select(dim, i))
+        steps.append(total)
+    if running:
+        return torch.stack(steps, dim)
+    return total.unsqueeze(dim) if keepdim else total
+
+
+# --- spread
+
+
+@rule("aten.linalg_vector_norm", "aten.norm", "aten.frobenius_norm", "aten.nuclear_norm", "aten.linalg_norm",
+      "aten.linalg_matrix_norm")  # fmt: skip
+def norm(semantics: Semantics, x: Value, *args: Any, **kwargs: Any) -> Tensor:
+    """Norms scale like what they measure."""
+    numbers = [arg for arg in args if arg is None or isinstance(arg, int | float | str)]
+    order = 2 if "fro" in semantics.place.op or "nuc" in semantics.place.op else (numbers or [2])[0]
+    shown = semantics.place.result
+    lists = [arg for arg in args if isinstance(arg, list | tuple)]
+    dims = kwargs.get("dim", lists[0] if lists else [-2, -1] if "matrix" in semantics.place.op else None)
+    if dims is None and "linalg_vector_norm" in semantics.place.op and len(args) > 1 and isinstance(args[1], int):
+        dims = args[1]
+    ids = semantics.reduce(x, _dims(dims, x), keepdim=len(shown.shape) == len(x.shape))
+    if order == 0:
+        semantics.observe(ids)
+        return constant(shape_of(shown))
+    return ids.reshape(shape_of(shown)) if ids.numel() == 1 else ids
+
+
+@rule("aten.var", "aten.std", "aten.var_mean", "aten.std_mean")
+def spread(semantics: Semantics, x: Value, dims: Any = None, *args: Any, **kwargs: Any) -> Any:
+    """Standard deviations scale like what they measure, variances like its square."""
+    name, shown = semantics.place.op, semantics.place.result
+    first = shown if isinstance(shown, Tensor) else shown[0]
+    dims = kwargs.get("dim", None if isinstance(dims, bool) else dims)
+    mean = semantics.reduce(x, _dims(dims, x), keepdim=len(first.shape) == len(x.shape) and len(x.shape) > 0)
+    wide = raised(semantics, mean, Fraction(2)) if "var" in name else mean
+    return wide if isinstance(shown, Tensor) else (wide, mean)
+
+
+@rule("aten.cdist", "aten._cdist_forward")
+def distances(semantics: Semantics, x: Value, y: Value, *args: Any, **kwargs: Any) -> Tensor:
+    """Distances between all pairs of rows."""
+    left, right = semantics.reduce(x, [-1], keepdim=True), semantics.reduce(y, [-1], keepdim=True)
+    return semantics.join(left, right.transpose(-1, -2)).expand(shape_of(semantics.place.result))
+
+
+@rule("aten.pairwise_distance")
+def pairwise_distance(
+    semantics: Semantics, x: Value, y: Value, p: float = 2.0, eps: float = 1e-6, *args: Any
+) -> Tensor:
+    """Distances between rows; ``eps`` is added to every difference."""
+    ids = semantics.join(semantics.activation(x), semantics.activation(y))
+    if not negligible(semantics, eps, ids):
+        semantics.pin([ids], "eps is added to differences")
+    return _shared(semantics, ids, [-1], semantics.place.result)
+
+
+@rule("aten.cosine_similarity")
+def cosine_similarity(semantics: Semantics, x: Value, y: Value, dim: int = 1, eps: float = 1e-8) -> Tensor:
+    """Angles feel the scale of neither side."""
+    for value in (x, y):
+        semantics.observe(semantics.reduce(value, [dim]))
+    return constant(shape_of(semantics.place.result))
+
+
+@rule(
+    *(f"aten.fft_{kind}{rank}" for kind in ("fft", "ifft", "rfft", "irfft", "hfft", "ihfft") for rank in ("", "2", "n"))
+)
+def fourier(semantics: Semantics, x: Value, size: Any = None, dims: Any = None, *args: Any, **kwargs: Any) -> Tensor:
+    """Fourier transforms mix everything along their dimensions."""
+    name = semantics.place.op
+    default = -1 if not name.endswith(("2", "n")) else (-2, -1) if name.endswith("2") else None
+    return _shared(semantics, x, kwargs.get("dim", default if dims is None else dims), semantics.place.result)
+
+
+@rule("aten.fft_fftshift", "aten.fft_ifftshift")
+def shift(semantics: Semantics, x: Value, dims: Any = None) -> Value:
+    """Half a turn around dimensions."""
+    wanted = _dims(dims, x)
+    return semantics.moved(lambda t: t.roll([t.shape[d] // 2 for d in wanted], wanted), x)

@@ -1,0 +1,63 @@
+"""Models that people use: answered, sound, as many units as counted by hand, every scalar accounted for."""
+
+from __future__ import annotations
+
+import pytest
+from zoo.entry import Entry, load
+from zoo.soundness import rescaled, scaling_dimension, spread, trace_double, unbalanced
+
+import pathspace as ps
+from pathspace.explain import account
+
+FAST = [entry for entry in load().values() if entry.fast]
+PAIRS = [pytest.param(entry, mode, id=f"{entry.name}-{mode}") for entry in FAST for mode in entry.modes]
+# relative; sums of gradients lose a few digits more than outputs do
+OUTPUTS, BALANCE = 1e-8, 1e-7
+LARGE = 1_000_000
+# the numerical count takes one derivative per scalar and more
+TOO_LARGE = ("pointnet", "nerf")
+SMALL = [
+    pytest.param(entry, mode, id=f"{entry.name}-{mode}")
+    for entry in FAST
+    if entry.family in ("assorted", "activation") and entry.name not in TOO_LARGE
+    for mode in entry.modes
+]
+# symmetries that the numerical count finds and the library does not give, with the reason
+UNTOLD = {
+    ("batchnorm_mlp", "eval"): (8, "(weight, running variance) -> (c weight, c^2 variance), which training undoes"),
+    ("act_threshold_moved", "train"): (8, "derivatives do not see that the jump at 0.1 stays where it is"),
+    ("act_threshold_moved", "eval"): (8, "derivatives do not see that the jump at 0.1 stays where it is"),
+    ("act_logit_scale", "train"): (8, "exp(log|x|) is homogeneous, each of the two is not"),
+    ("act_logit_scale", "eval"): (8, "exp(log|x|) is homogeneous, each of the two is not"),
+}
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(("entry", "mode"), PAIRS)
+def test_answers_are_sound_and_complete(entry: Entry, mode: str) -> None:
+    model, args, kwargs = entry.make(mode)
+    scalars = sum(parameter.numel() for parameter in model.parameters())
+    assert entry.weights in (None, scalars)
+    if scalars > LARGE:
+        graph = ps.trace(model, *args, kwargs=kwargs)
+    else:
+        graph, runner = trace_double(spread(model), args, kwargs)
+        assert rescaled(graph, runner) <= OUTPUTS
+        assert unbalanced(graph, runner) <= BALANCE
+    assert entry.units.get(mode, graph.num_units) == graph.num_units
+    explanation = account(graph)
+    assert sum(explanation.totals.values()) == scalars
+    assert {row.name for row in explanation.parameters} == {name for name, _ in model.named_parameters()}
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(("entry", "mode"), SMALL)
+def test_no_symmetry_is_missed_on_small_models(entry: Entry, mode: str) -> None:
+    model, args, kwargs = entry.make(mode)
+    graph, runner = trace_double(spread(model), args, kwargs)
+    expected = graph.num_units + UNTOLD.get((entry.name, mode), (0, ""))[0]
+    # every finite sample overcounts at worst, so the smaller of two counts is the better one
+    found = scaling_dimension(runner)[0]
+    if found != expected:
+        found = min(found, scaling_dimension(runner, sizes=(0.3, 0.5, 0.7))[0])
+    assert found == expected

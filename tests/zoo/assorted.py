@@ -1,0 +1,595 @@
+"""Everything else people train: graphs, points, fields, tables, tied and parametrised weights, odd gates."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.nn.utils import parametrizations
+
+from zoo.entry import zoo
+
+
+class Lambda(nn.Module):
+    """A function as a layer."""
+
+    def __init__(self, function: Any) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.function(x)
+
+
+def mlp(*widths: int, act: Any = nn.ReLU, bias: bool = True) -> nn.Sequential:
+    """Linear layers with an activation in between."""
+    layers: list[nn.Module] = []
+    for a, b in itertools.pairwise(widths):
+        layers += [nn.Linear(a, b, bias=bias), act()]
+    return nn.Sequential(*layers[:-1])
+
+
+# --- tables and graphs
+
+
+class ClickModel(nn.Module):
+    """DLRM: embedding bags, dense features, pairwise dot products, top MLP."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.bags = nn.ModuleList(nn.EmbeddingBag(9, 6, mode=mode) for mode in ("sum", "mean", "max"))
+        self.bottom, self.top = mlp(5, 8, 6), mlp(6 + 6, 8, 1)
+        self.register_buffer("rows", torch.tensor([1, 2, 2, 3, 3, 3]))
+        self.register_buffer("columns", torch.tensor([0, 0, 1, 0, 1, 2]))
+
+    def forward(self, dense: Tensor, sparse: Tensor) -> Tensor:
+        x = F.relu(self.bottom(dense))
+        features = torch.stack([x, *(bag(sparse[:, i]) for i, bag in enumerate(self.bags))], 1)
+        products = torch.bmm(features, features.transpose(1, 2))[:, self.rows, self.columns]
+        return torch.sigmoid(self.top(torch.cat([x, products], 1)))
+
+
+zoo("dlrm", "assorted", fast=True)(lambda: (ClickModel(), torch.randn(4, 5), torch.randint(0, 9, (4, 3, 2))))
+
+
+class GraphNetwork(nn.Module):
+    """Message passing: `"gcn"` (index_add), `"gin"` (scatter_add), `"gat"` (segment softmax), `"dense"`."""
+
+    def __init__(self, kind: str, dim: int = 6) -> None:
+        super().__init__()
+        self.kind, self.embed = kind, nn.Linear(4, dim)
+        self.w1, self.w2, self.head = nn.Linear(dim, dim), nn.Linear(dim, dim), nn.Linear(dim, 3)
+        self.eps, self.attend = nn.Parameter(torch.zeros(1)), nn.Linear(2 * dim, 1)
+
+    def forward(self, x: Tensor, edges: Tensor) -> Tensor:
+        x = F.relu(self.embed(x))
+        source, target = edges
+        for layer in (self.w1, self.w2):
+            if self.kind == "dense":
+                adjacency = torch.zeros(x.shape[0], x.shape[0], dtype=x.dtype).index_put(
+                    (target, source), x.new_ones(source.shape[0])
+                )
+                x = F.relu(layer(adjacency @ x))
+                continue
+            messages = x[source]
+            if self.kind == "gat":
+                score = F.leaky_relu(self.attend(torch.cat([messages, x.index_select(0, target)], -1)), 0.2).exp()
+                total = torch.zeros(x.shape[0], 1, dtype=x.dtype).index_add(0, target, score)
+                messages = messages * (score / total[target])
+            if self.kind == "gin":
+                index = target.unsqueeze(-1).expand_as(messages)
+                gathered = torch.zeros_like(x).scatter_add(0, index, messages)
+                x = F.relu(layer((1 + self.eps) * x + gathered))
+            else:
+                x = F.relu(layer(torch.zeros_like(x).index_add(0, target, messages)))
+        return self.head(x.sum(0))
+
+
+RING = torch.tensor([[0, 1, 2, 3, 4, 0, 2], [1, 2, 3, 4, 0, 2, 0]])
+for kind in ("gcn", "gin", "gat", "dense"):
+    zoo(f"graph_{kind}", "assorted", fast=kind == "gin")(
+        lambda kind=kind: (GraphNetwork(kind), torch.randn(5, 4), RING)  # type: ignore[misc]
+    )
+
+
+class PointNet(nn.Module):
+    """Shared MLP on points, an input transform predicted from the data, maximum over points."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.transform = nn.Sequential(nn.Conv1d(3, 8, 1), nn.BatchNorm1d(8), nn.ReLU())
+        self.matrix, self.body = nn.Linear(8, 9), nn.Sequential(nn.Conv1d(3, 12, 1), nn.ReLU(), nn.Conv1d(12, 16, 1))
+        self.head = mlp(16, 8, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        matrix = self.matrix(self.transform(x).max(2).values).view(-1, 3, 3) + torch.eye(3, dtype=x.dtype)
+        x = torch.bmm(x.transpose(2, 1), matrix).transpose(2, 1)
+        return F.log_softmax(self.head(F.relu(self.body(x)).amax(-1)), -1)
+
+
+zoo("pointnet", "assorted", fast=True)(lambda: (PointNet(), torch.randn(3, 3, 10)))
+
+
+class Field(nn.Module):
+    """NeRF: encoded positions, a skip by concatenation, density and colour."""
+
+    def __init__(self, dim: int = 12) -> None:
+        super().__init__()
+        self.first, self.second = mlp(15, dim, dim), mlp(dim + 15, dim, dim)
+        self.density, self.feature = nn.Linear(dim, 1), nn.Linear(dim, dim)
+        self.colour = mlp(dim + 3, 8, 3)
+
+    def forward(self, x: Tensor, direction: Tensor) -> Tensor:
+        code = torch.cat([x] + [f(2.0**i * x) for i in range(2) for f in (torch.sin, torch.cos)], -1)
+        y = F.relu(self.first(code))
+        y = F.relu(self.second(torch.cat([y, code], -1)))
+        colour = torch.sigmoid(self.colour(torch.cat([self.feature(y), direction], -1)))
+        return torch.cat([colour, F.relu(self.density(y))], -1)
+
+
+zoo("nerf", "assorted", fast=True)(lambda: (Field(), torch.randn(6, 3), torch.randn(6, 3)))
+zoo("siren", "assorted")(lambda: (mlp(2, 8, 8, 3, act=lambda: Lambda(torch.sin)), torch.randn(5, 2)))
+zoo("softplus_field", "assorted")(lambda: (mlp(3, 8, 8, 1, act=nn.Softplus), torch.randn(5, 3)))
+
+
+# --- encoders
+
+
+class Variational(nn.Module):
+    """A variational autoencoder: its noise is scaled by an exponential."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.encoder, self.mean, self.logvar = nn.Linear(6, 8), nn.Linear(8, 3), nn.Linear(8, 3)
+        self.decoder = mlp(3, 8, 6)
+
+    def forward(self, x: Tensor, noise: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        y = F.relu(self.encoder(x))
+        mean, logvar = self.mean(y), self.logvar(y)
+        return torch.sigmoid(self.decoder(mean + noise * torch.exp(0.5 * logvar))), mean, logvar
+
+
+zoo("variational", "assorted")(lambda: (Variational(), torch.randn(4, 6), torch.randn(4, 3)))
+
+
+class TiedAutoencoder(nn.Module):
+    """Two layers down, and up again with their transposes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Parameter(torch.randn(8, 6)), nn.Parameter(torch.randn(3, 8))
+
+    def forward(self, x: Tensor) -> Tensor:
+        code = F.relu(F.linear(F.relu(F.linear(x, self.a)), self.b))
+        return F.relu(code @ self.b) @ self.a
+
+
+zoo("tied_autoencoder", "assorted", fast=True)(lambda: (TiedAutoencoder(), torch.randn(4, 6)))
+
+
+class DualEncoder(nn.Module):
+    """CLIP: normalised embeddings of two towers, an exponentiated temperature, a matrix of similarities."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.left, self.right = mlp(5, 8, 6), mlp(4, 7, 6)
+        self.scale = nn.Parameter(torch.tensor(1.0))
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        a, b = self.left(x), F.normalize(self.right(y), dim=-1)
+        a = a / a.norm(dim=-1, keepdim=True)
+        return self.scale.exp() * a @ b.t()
+
+
+zoo("dual_encoder", "assorted", units=8 + 7 + 2, fast=True)(
+    lambda: (DualEncoder(), torch.randn(4, 5), torch.randn(4, 4))
+)
+
+
+class CosineHead(nn.Module):
+    """ArcFace-like: both the features and the rows of the last matrix are normalised."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.weight = mlp(5, 8, 6), nn.Parameter(torch.randn(4, 6))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.linear(F.normalize(self.body(x)), F.normalize(self.weight)) * 16
+
+
+zoo("cosine_head", "assorted", units=8 + 1 + 4, fast=True)(lambda: (CosineHead(), torch.randn(4, 5)))
+zoo("cosine_similarity", "assorted")(
+    lambda: (Pair(lambda a, b: F.cosine_similarity(a, b)), torch.randn(4, 5), torch.randn(4, 5))
+)
+zoo("distances", "assorted")(lambda: (Pair(torch.cdist), torch.randn(4, 5), torch.randn(3, 5)))
+
+
+class Pair(nn.Module):
+    """Two towers whose outputs meet in a function."""
+
+    def __init__(self, function: Any) -> None:
+        super().__init__()
+        self.left, self.right, self.function = mlp(5, 8, 6), mlp(5, 7, 6), function
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        return self.function(self.left(x), self.right(y))
+
+
+# --- weights computed from parameters
+
+
+def parametrised(kind: str) -> nn.Module:
+    wrap: Any = {
+        "weight_norm": parametrizations.weight_norm,
+        "spectral_norm": parametrizations.spectral_norm,
+        "orthogonal": parametrizations.orthogonal,
+    }[kind]
+    return nn.Sequential(wrap(nn.Linear(5, 8)), nn.ReLU(), wrap(nn.Linear(8, 6)), nn.ReLU(), nn.Linear(6, 3))
+
+
+# a normalised row has a free direction; the units it reads have one scale
+zoo("weight_norm_mlp", "assorted", units=8 + 1 + 6 + 6, fast=True)(
+    lambda: (parametrised("weight_norm"), torch.randn(4, 5))
+)
+# a matrix divided by its spectral norm is free as a whole
+zoo("spectral_norm_mlp", "assorted", modes=("eval",))(lambda: (parametrised("spectral_norm"), torch.randn(4, 5)))
+zoo("orthogonal_mlp", "assorted", modes=("eval",))(lambda: (parametrised("orthogonal"), torch.randn(4, 5)))
+
+
+def old_weight_norm() -> nn.Module:
+    import warnings
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return nn.Sequential(
+            nn.utils.weight_norm(nn.Conv1d(3, 6, 3, padding=1)), nn.ReLU(),
+            nn.utils.weight_norm(nn.ConvTranspose1d(6, 4, 4, 2, 1), dim=1), nn.ReLU(), nn.Conv1d(4, 2, 1),
+        )  # fmt: skip
+
+
+zoo("weight_norm_hooks", "assorted", units=6 + 1 + 4 + 4)(lambda: (old_weight_norm(), torch.randn(2, 3, 8)))
+
+
+class LowRank(nn.Module):
+    """LoRA: a frozen matrix and a trained product of two thin ones."""
+
+    def __init__(self, i: int, o: int, rank: int = 2) -> None:
+        super().__init__()
+        self.base = nn.Linear(i, o)
+        self.base.weight.requires_grad_(False)
+        self.down, self.up = nn.Parameter(torch.randn(rank, i)), nn.Parameter(torch.randn(o, rank))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.base(x) + 2.0 * (x @ self.down.T @ self.up.T)
+
+
+zoo("lora", "assorted", units=2 + 8 + 2, fast=True)(
+    lambda: (nn.Sequential(LowRank(5, 8), nn.ReLU(), LowRank(8, 3)), torch.randn(4, 5))
+)
+
+
+class MergedLowRank(nn.Module):
+    """LoRA with the product merged into the matrix before use."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.w, self.a, self.b = (nn.Parameter(torch.randn(*s)) for s in ((8, 5), (2, 5), (8, 2)))
+        self.head = nn.Linear(8, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(F.relu(F.linear(x, self.w + self.b @ self.a)))
+
+
+zoo("lora_merged", "assorted", units=2 + 8)(lambda: (MergedLowRank(), torch.randn(4, 5)))
+
+
+class HyperNetwork(nn.Module):
+    """A small network writes the weights of another."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.writer, self.head = mlp(3, 6, 4 * 5), nn.Linear(4, 2)
+
+    def forward(self, x: Tensor, z: Tensor) -> Tensor:
+        weight = self.writer(z).view(-1, 4, 5)
+        return self.head(F.relu(torch.bmm(weight, x.unsqueeze(-1)).squeeze(-1)))
+
+
+zoo("hypernetwork", "assorted", units=6 + 4)(lambda: (HyperNetwork(), torch.randn(3, 5), torch.randn(3, 3)))
+
+
+class ModulatedConv(nn.Module):
+    """StyleGAN2: the kernel is scaled by a style and demodulated, per sample, in one grouped convolution."""
+
+    def __init__(self, i: int = 4, o: int = 6) -> None:
+        super().__init__()
+        self.weight, self.style = nn.Parameter(torch.randn(o, i, 3, 3)), nn.Linear(3, i)
+        self.constant, self.bias = nn.Parameter(torch.randn(1, i, 4, 4)), nn.Parameter(torch.randn(o))
+        self.rgb = nn.Conv2d(o, 3, 1)
+
+    def forward(self, z: Tensor) -> Tensor:
+        n, (o, i, k, _) = z.shape[0], self.weight.shape
+        weight = self.weight.unsqueeze(0) * self.style(z).view(n, 1, i, 1, 1)
+        weight = weight * torch.rsqrt(weight.pow(2).sum([2, 3, 4]) + 1e-8).view(n, o, 1, 1, 1)
+        x = self.constant.expand(n, -1, -1, -1).reshape(1, n * i, 4, 4)
+        x = F.conv2d(x, weight.view(n * o, i, k, k), padding=1, groups=n).view(n, o, 4, 4)
+        return self.rgb(F.leaky_relu(x + self.bias.view(1, -1, 1, 1), 0.2))
+
+
+zoo("stylegan_modulated", "assorted", fast=True)(lambda: (ModulatedConv(), torch.randn(2, 3)))
+
+
+# --- gates and products
+
+
+class Highway(nn.Module):
+    """`t h + (1 - t) x`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.h, self.t, self.last = nn.Linear(4, 6), nn.Linear(6, 6), nn.Linear(6, 6), nn.Linear(6, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = F.relu(self.first(x))
+        t = torch.sigmoid(self.t(x))
+        return self.last(t * F.relu(self.h(x)) + (1 - t) * x)
+
+
+zoo("highway", "assorted", units=6)(lambda: (Highway(), torch.randn(3, 4)))
+
+
+class Modulation(nn.Module):
+    """FiLM: features are scaled and shifted by functions of a condition."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.condition, self.last = nn.Linear(4, 6), nn.Linear(3, 12), nn.Linear(6, 2)
+
+    def forward(self, x: Tensor, c: Tensor) -> Tensor:
+        gamma, beta = self.condition(c).chunk(2, -1)
+        return self.last(F.relu((1 + gamma) * self.first(x) + beta))
+
+
+zoo("film", "assorted", units=6, fast=True)(lambda: (Modulation(), torch.randn(3, 4), torch.randn(3, 3)))
+
+
+class Bilinear(nn.Module):
+    """`nn.Bilinear` between two encodings."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b, self.meet, self.last = nn.Linear(4, 5), nn.Linear(3, 6), nn.Bilinear(5, 6, 4), nn.Linear(4, 2)
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        return self.last(F.relu(self.meet(F.relu(self.a(x)), F.relu(self.b(y)))))
+
+
+zoo("bilinear", "assorted", units=5 + 6 + 4, fast=True)(lambda: (Bilinear(), torch.randn(3, 4), torch.randn(3, 3)))
+
+
+ACTIVATIONS: dict[str, Any] = {
+    "maxout": lambda x: x.view(x.shape[0], -1, 2).amax(-1).repeat_interleave(2, 1),
+    "crelu": lambda x: torch.cat([F.relu(x), F.relu(-x)], -1)[:, ::2],
+    "glu": lambda x: F.glu(x).repeat(1, 2),
+    "threshold": lambda x: F.threshold(x, 0.0, 0.0),
+    "threshold_moved": lambda x: F.threshold(x, 0.1, 0.0),
+    "clamp_low": lambda x: x.clamp(min=0),
+    "clamp_both": lambda x: x.clamp(0, 1),
+    "where": lambda x: torch.where(x > 0, x, 0.1 * x),
+    "masked": lambda x: x * (x > 0),
+    "masked_float": lambda x: x * (x > 0).to(x.dtype),
+    "abs": torch.abs,
+    "square": torch.square,
+    "relu2": lambda x: F.relu(x) ** 2,
+    "sqrt": lambda x: (F.relu(x) + 0.0).sqrt(),
+    "hardtanh": F.hardtanh,
+    "relu6": F.relu6,
+    "elu": F.elu,
+    "rrelu": F.rrelu,
+    "prelu": None,
+    "sort": lambda x: x.sort(-1).values,
+    "topk": lambda x: x * 1.0 + x.topk(1, -1).values,
+    "median": lambda x: x + x.median(-1, keepdim=True).values,
+    "logsumexp": lambda x: x + x.logsumexp(-1, keepdim=True),
+    "cumsum": lambda x: x.cumsum(-1),
+    "cummax": lambda x: x.cummax(-1).values,
+    "prod": lambda x: x * x.prod(-1, keepdim=True),
+    "std": lambda x: x / x.std(-1, keepdim=True),
+    "var_mean": lambda x: (x - torch.var_mean(x, -1, keepdim=True)[1]) / torch.var_mean(x, -1, keepdim=True)[0].sqrt(),
+    "norm": lambda x: x / x.norm(dim=-1, keepdim=True),
+    "norm_p1": lambda x: F.normalize(x, p=1.0, dim=-1),
+    "softmax_gate": lambda x: x * x.softmax(-1),
+    "sign": lambda x: x.sign() * x,
+    "fft": lambda x: torch.fft.fft(x, dim=-1).real,
+    "unfold": lambda x: x.unfold(1, 3, 1).sum(-1).repeat(1, 2)[:, : x.shape[1]],
+    "roll_flip": lambda x: x.roll(1, -1) + x.flip(-1),
+    "gather": lambda x: x.gather(1, torch.tensor([[0, 1, 2, 3, 0, 1, 2, 3]]).expand(x.shape[0], -1)),
+    "einsum": lambda x: torch.einsum("bi,bi->b", x, x).unsqueeze(-1) + torch.einsum("...i->...i", x),
+    "outer": lambda x: torch.einsum("bi,bj->bij", x, x).sum(-1),
+    "triu": lambda x: (x.unsqueeze(-1) * x.unsqueeze(-2)).tril().sum(-1),
+    "logit_scale": lambda x: torch.exp(torch.log(x.abs())),
+    "dropout": lambda x: F.dropout(F.alpha_dropout(x, 0.0), 0.5, True),
+    "lerp": lambda x: torch.lerp(x, x.flip(-1), 0.3),
+    "hypot": lambda x: torch.hypot(x, x.flip(-1)),
+    "atan2": lambda x: x * torch.atan2(x, x.flip(-1)),
+    "softshrink": lambda x: F.softshrink(x, 0.1),
+    "round": torch.round,
+    "view_dtype": lambda x: x.float().to(torch.bfloat16).to(x.dtype) if x.dtype == torch.float32 else x,
+}
+"""Functions between two layers of eight features."""
+
+
+class Activated(nn.Module):
+    """Two layers with a function in between."""
+
+    def __init__(self, function: Any) -> None:
+        super().__init__()
+        self.first, self.second, self.function = nn.Linear(5, 8), nn.Linear(8, 3), function or nn.PReLU(8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.second(self.function(self.first(x)))
+
+
+ACTIVATION_UNITS = {
+    "maxout": 4, "crelu": 4, "glu": 4, "threshold": 8, "threshold_moved": 0, "clamp_low": 8, "clamp_both": 0,
+    "where": 8, "masked": 8, "masked_float": 8, "abs": 8, "square": 8,
+    "relu2": 8, "hardtanh": 0, "relu6": 0, "elu": 0, "prelu": 8,
+    "sort": 1, "median": 1, "topk": 1, "logsumexp": 0, "cumsum": 1, "cummax": 1, "prod": 8, "std": 1, "var_mean": 1,
+    "norm": 1, "norm_p1": 1, "softmax_gate": 0, "sign": 8, "rrelu": 8, "unfold": 1, "roll_flip": 5, "gather": 4,
+    "einsum": 0, "outer": 1, "triu": 1, "lerp": 4, "hypot": 4, "softshrink": 0, "round": 0, "dropout": 8,
+}  # fmt: skip
+
+for name, function in ACTIVATIONS.items():
+    zoo(f"act_{name}", "activation", units=ACTIVATION_UNITS.get(name, {}), fast=True)(
+        lambda function=function: (Activated(function), torch.randn(6, 5))  # type: ignore[misc]
+    )
+
+
+class Involution(nn.Module):
+    """A kernel per position, written by the image itself, applied to unfolded patches."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.kernel, self.last = nn.Conv2d(3, 6, 1), nn.Conv2d(6, 2 * 9, 1), nn.Conv2d(6, 2, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = F.relu(self.first(x))
+        b, c, h, w = x.shape
+        kernel = self.kernel(x).view(b, 2, 1, 9, h, w)
+        patches = F.unfold(x, 3, padding=1).view(b, 2, c // 2, 9, h, w)
+        return self.last((kernel * patches).sum(3).view(b, c, h, w))
+
+
+zoo("involution", "assorted", fast=True)(lambda: (Involution(), torch.randn(2, 3, 5, 5)))
+
+
+class UnfoldFold(nn.Module):
+    """Patches taken apart, a linear map on them, and put together again."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.map, self.last = nn.Conv2d(2, 3, 3, padding=1), nn.Linear(12, 12), nn.Conv2d(3, 2, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = F.relu(self.first(x))
+        patches = F.relu(self.map(F.unfold(x, 2, stride=2).transpose(1, 2))).transpose(1, 2)
+        return self.last(F.fold(patches, x.shape[-2:], 2, stride=2))
+
+
+zoo("unfold_fold", "assorted", fast=True)(lambda: (UnfoldFold(), torch.randn(2, 2, 6, 6)))
+
+
+class FourierOperator(nn.Module):
+    """FNO: complex weights on the lowest frequencies."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lift, self.local, self.last = nn.Linear(2, 4), nn.Conv1d(4, 4, 1), nn.Linear(4, 1)
+        self.spectral = nn.Parameter(torch.randn(4, 4, 3, 2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.lift(x).transpose(1, 2)
+        low = torch.fft.rfft(x)[..., :3]
+        mixed = torch.einsum("bix,iox->box", low, torch.view_as_complex(self.spectral))
+        y = torch.fft.irfft(mixed, n=x.shape[-1])
+        return self.last(F.relu(y + self.local(x)).transpose(1, 2))
+
+
+zoo("fourier_operator", "assorted")(lambda: (FourierOperator(), torch.randn(2, 8, 2)))
+
+
+class Capsules(nn.Module):
+    """Squashed capsules with two rounds of routing."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.weight = nn.Conv2d(1, 8, 3), nn.Parameter(torch.randn(3, 18, 4, 4) * 0.3)
+
+    @staticmethod
+    def squash(x: Tensor) -> Tensor:
+        size = (x**2).sum(-1, keepdim=True)
+        return size / (1 + size) * x / size.sqrt()
+
+    def forward(self, x: Tensor) -> Tensor:
+        u = self.squash(F.relu(self.conv(x)).view(x.shape[0], -1, 4))
+        votes = torch.einsum("bid,kide->bkie", u, self.weight)
+        logits = torch.zeros(votes.shape[:3], dtype=x.dtype)
+        for _ in range(2):
+            y = self.squash((logits.softmax(1).unsqueeze(-1) * votes).sum(2))
+            logits = logits + (votes * y.unsqueeze(2)).sum(-1)
+        return y.norm(dim=-1)
+
+
+zoo("capsules", "assorted")(lambda: (Capsules(), torch.randn(2, 1, 5, 5)))
+
+
+class Interaction(nn.Module):
+    """Deep & cross: `x0 (w . x) + b + x`, next to a deep tower."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tables = nn.ModuleList(nn.Embedding(7, 3) for _ in range(2))
+        self.w, self.b = nn.ParameterList(torch.randn(8) for _ in range(2)), nn.ParameterList(torch.randn(8) for _ in range(2))  # noqa: E501  # fmt: skip
+        self.deep, self.head = mlp(8, 6, 4), nn.Linear(12, 1)
+
+    def forward(self, dense: Tensor, sparse: Tensor) -> Tensor:
+        x0 = torch.cat([dense, *(table(sparse[:, i]) for i, table in enumerate(self.tables))], -1)
+        x = x0
+        for w, b in zip(self.w, self.b, strict=True):
+            x = x0 * (x @ w).unsqueeze(-1) + b + x
+        return self.head(torch.cat([x, F.relu(self.deep(x0))], -1))
+
+
+zoo("deep_and_cross", "assorted")(lambda: (Interaction(), torch.randn(4, 2), torch.randint(0, 7, (4, 2))))
+
+
+class Masked(nn.Module):
+    """MADE: weights times a constant mask; a masked mean of a padded batch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(4, 8), nn.Linear(8, 4)
+        self.register_buffer("m1", torch.ones(8, 4).tril())
+        self.register_buffer("m2", torch.ones(4, 8).tril(-1))
+
+    def forward(self, x: Tensor, keep: Tensor) -> Tensor:
+        h = F.relu(F.linear(x, self.first.weight * self.m1, self.first.bias))
+        h = (h * keep.unsqueeze(-1)).sum(1) / keep.sum(1, keepdim=True)
+        return F.linear(h, self.m2 * self.second.weight, self.second.bias)
+
+
+zoo("masked_weights", "assorted", units=3)(
+    lambda: (Masked(), torch.randn(2, 3, 4), torch.tensor([[1.0, 1.0, 0.0], [1.0, 1.0, 1.0]]))
+)
+
+
+class LocallyConnected(nn.Module):
+    """A different kernel at every position."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight, self.bias = nn.Parameter(torch.randn(16, 4, 18)), nn.Parameter(torch.randn(4, 16))
+        self.last = nn.Conv2d(4, 2, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        patches = F.unfold(x, 3).transpose(1, 2)
+        y = torch.einsum("npk,pok->nop", patches, self.weight) + self.bias
+        return self.last(F.relu(y).view(-1, 4, 4, 4))
+
+
+zoo("locally_connected", "assorted")(lambda: (LocallyConnected(), torch.randn(2, 2, 6, 6)))
+zoo("conv3d", "assorted", units=4 + 6)(
+    lambda: (
+        nn.Sequential(nn.Conv3d(2, 4, 3, padding=1), nn.ReLU(), nn.MaxPool3d(2), nn.ConvTranspose3d(4, 6, 2, 2), nn.ReLU(), nn.Conv3d(6, 1, 1)),  # noqa: E501
+        torch.randn(1, 2, 4, 4, 4),
+    )
+)  # fmt: skip
+zoo("batchnorm_mlp", "assorted", fast=True)(
+    lambda: (nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 3)), torch.randn(6, 4))
+)
+zoo("local_response_norm", "assorted")(
+    lambda: (nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.LocalResponseNorm(3), nn.Conv2d(8, 2, 1)), torch.randn(2, 3, 6, 6))  # noqa: E501
+)  # fmt: skip

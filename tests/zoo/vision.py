@@ -1,0 +1,610 @@
+"""Convolutional classifiers: compact replicas with the parameter shapes of the originals."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from zoo.entry import zoo
+
+Act = Callable[[], nn.Module]
+
+
+def image(batch: int = 2, size: int = 64, channels: int = 3) -> Tensor:
+    """A random batch of images."""
+    return torch.randn(batch, channels, size, size)
+
+
+def conv_bn(
+    i: int, o: int, k: int = 1, s: int = 1, groups: int = 1, act: Act | None = nn.ReLU, norm: Any = nn.BatchNorm2d
+) -> nn.Sequential:
+    """Convolution, normalisation and activation."""
+    layers: list[nn.Module] = [nn.Conv2d(i, o, k, s, k // 2, groups=groups, bias=False), norm(o)]
+    return nn.Sequential(*layers, *([act()] if act else []))
+
+
+class Residual(nn.Module):
+    """`act(shortcut(x) + body(x))`."""
+
+    def __init__(self, body: nn.Module, shortcut: nn.Module | None = None, act: nn.Module | None = None) -> None:
+        super().__init__()
+        self.body, self.shortcut, self.act = body, shortcut or nn.Identity(), act or nn.Identity()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.act(self.shortcut(x) + self.body(x))
+
+
+class SqueezeExcite(nn.Module):
+    """Channels weighted by a gate computed from their means."""
+
+    def __init__(self, channels: int, inner: int, act: Act = nn.ReLU, gate: Act = nn.Sigmoid) -> None:
+        super().__init__()
+        self.down, self.up = nn.Conv2d(channels, inner, 1), nn.Conv2d(inner, channels, 1)
+        self.act, self.gate = act(), gate()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * self.gate(self.up(self.act(self.down(F.adaptive_avg_pool2d(x, 1)))))
+
+
+class StochasticDepth(nn.Module):
+    """Drop a residual branch for some samples of the batch."""
+
+    def __init__(self, p: float) -> None:
+        super().__init__()
+        self.p = p
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not self.training or not self.p:
+            return x
+        keep = torch.empty([x.shape[0]] + [1] * (x.ndim - 1), dtype=x.dtype).bernoulli_(1 - self.p)
+        return x * keep.div_(1 - self.p)
+
+
+def head(channels: int, classes: int = 1000) -> list[nn.Module]:
+    """Global pooling and a linear classifier."""
+    return [nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(channels, classes)]
+
+
+# --- plain stacks
+
+
+@zoo("vgg11", "vision", weights=132_863_336, units=10_944, modes=("train",))
+def vgg11() -> tuple[Any, ...]:
+    layers: list[nn.Module] = []
+    i = 3
+    for o in (64, 0, 128, 0, 256, 256, 0, 512, 512, 0, 512, 512, 0):
+        layers += [nn.Conv2d(i, o, 3, padding=1), nn.ReLU(True)] if o else [nn.MaxPool2d(2)]
+        i = o or i
+    classifier = [nn.Linear(512 * 49, 4096), nn.ReLU(True), nn.Dropout(), nn.Linear(4096, 4096), nn.ReLU(True)]
+    tail = [nn.AdaptiveAvgPool2d(7), nn.Flatten(), *classifier, nn.Dropout(), nn.Linear(4096, 1000)]
+    return nn.Sequential(*layers, *tail), image(1, 224)
+
+
+@zoo("alexnet", "vision", weights=61_100_840, units=64 + 192 + 384 + 256 + 256 + 2 * 4096, modes=("eval",))
+def alexnet() -> tuple[Any, ...]:
+    act, pool = partial(nn.ReLU, True), partial(nn.MaxPool2d, 3, 2)
+    features = [nn.Conv2d(3, 64, 11, 4, 2), act(), pool(), nn.Conv2d(64, 192, 5, padding=2), act(), pool()]
+    features += [nn.Conv2d(192, 384, 3, padding=1), act(), nn.Conv2d(384, 256, 3, padding=1), act()]
+    features += [nn.Conv2d(256, 256, 3, padding=1), act(), pool(), nn.AdaptiveAvgPool2d(6), nn.Flatten()]
+    classifier = [nn.Dropout(), nn.Linear(9216, 4096), act(), nn.Dropout(), nn.Linear(4096, 4096), act()]
+    return nn.Sequential(*features, *classifier, nn.Linear(4096, 1000)), image(1, 224)
+
+
+class Fire(nn.Module):
+    """SqueezeNet's squeeze and two expansions, concatenated."""
+
+    def __init__(self, i: int, squeeze: int, expand: int) -> None:
+        super().__init__()
+        self.squeeze = nn.Conv2d(i, squeeze, 1)
+        self.one, self.three = nn.Conv2d(squeeze, expand, 1), nn.Conv2d(squeeze, expand, 3, padding=1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = F.relu(self.squeeze(x))
+        return torch.cat([F.relu(self.one(x)), F.relu(self.three(x))], 1)
+
+
+FIRES = [(64, 16, 64), (128, 16, 64), 0, (128, 32, 128), (256, 32, 128), 0]
+FIRES += [(256, 48, 192), (384, 48, 192), (384, 64, 256), (512, 64, 256)]
+
+
+@zoo("squeezenet1_1", "vision", weights=1_235_496, fast=True,
+     units=64 + sum(f[1] + 2 * f[2] for f in FIRES if f))  # fmt: skip
+def squeezenet() -> tuple[Any, ...]:
+    pool = partial(nn.MaxPool2d, 3, 2, ceil_mode=True)
+    body = [Fire(*fire) if fire else pool() for fire in FIRES]
+    last = [nn.Dropout(), nn.Conv2d(512, 1000, 1), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten()]
+    return nn.Sequential(nn.Conv2d(3, 64, 3, 2), nn.ReLU(), pool(), *body, *last), image()
+
+
+# --- residual networks
+
+
+def resnet(block: str, depths: Sequence[int], width: int = 64, groups: int = 1, classes: int = 1000) -> nn.Sequential:
+    """ResNet, ResNeXt and Wide ResNet of torchvision."""
+    layers = [conv_bn(3, 64, 7, 2), nn.MaxPool2d(3, 2, 1)]
+    channels = 64
+    for stage, depth in enumerate(depths):
+        planes = 64 * 2**stage
+        for i in range(depth):
+            s = 2 if stage and not i else 1
+            if block == "basic":
+                out = planes
+                body = nn.Sequential(conv_bn(channels, out, 3, s), conv_bn(out, out, 3, act=None))
+            else:
+                inner, out = planes * width // 64 * groups, 4 * planes
+                body = nn.Sequential(
+                    conv_bn(channels, inner), conv_bn(inner, inner, 3, s, groups), conv_bn(inner, out, act=None)
+                )
+            shortcut = conv_bn(channels, out, 1, s, act=None) if s > 1 or channels != out else None
+            layers.append(Residual(body, shortcut, nn.ReLU()))
+            channels = out
+    return nn.Sequential(*layers, *head(channels, classes))
+
+
+zoo("resnet18", "vision", weights=11_689_512, units=7_680, fast=True)(lambda: (resnet("basic", (2, 2, 2, 2)), image()))
+zoo("resnet34", "vision", weights=21_797_672)(lambda: (resnet("basic", (3, 4, 6, 3)), image()))
+zoo("resnet50", "vision", weights=25_557_032)(lambda: (resnet("bottleneck", (3, 4, 6, 3)), image()))
+zoo("resnet152", "vision", weights=60_192_808, modes=("train",))(lambda: (resnet("bottleneck", (3, 8, 36, 3)), image()))
+zoo("wide_resnet50_2", "vision", weights=68_883_240, modes=("train",))(
+    lambda: (resnet("bottleneck", (3, 4, 6, 3), 128), image())
+)
+zoo("resnext50_32x4d", "vision", weights=25_028_904)(lambda: (resnet("bottleneck", (3, 4, 6, 3), 4, 32), image()))
+
+
+class StandardizedConv(nn.Conv2d):
+    """A convolution with a standardised kernel (`how`: by hand, by `batch_norm` on the weight, with a gain)."""
+
+    how = "hand"
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.gain = nn.Parameter(torch.ones(self.out_channels, 1, 1, 1)) if self.how == "gain" else None
+
+    def forward(self, x: Tensor) -> Tensor:
+        weight = self.weight
+        if self.how == "hand":
+            mean = weight.mean((1, 2, 3), keepdim=True)
+            std = weight.var((1, 2, 3), keepdim=True, unbiased=False)
+            weight = (weight - mean) / torch.sqrt(std + 1e-10)
+        else:
+            scale = None if self.gain is None else (self.gain * weight[0].numel() ** -0.5).view(-1)
+            flat = weight.reshape(1, self.out_channels, -1)
+            weight = F.batch_norm(flat, None, None, weight=scale, training=True, momentum=0.0, eps=1e-10)
+            weight = weight.reshape_as(self.weight)
+        return F.conv2d(x, weight, self.bias, self.stride, self.padding, self.dilation, self.groups)
+
+
+class BatchedConv(StandardizedConv):
+    how = "batch_norm"
+
+
+class GainConv(StandardizedConv):
+    how = "gain"
+
+
+class PreActivation(nn.Module):
+    """Residual block of ResNet-V2 / BiT: group norm, ReLU, standardised convolutions."""
+
+    def __init__(self, i: int, o: int, s: int, conv: Any) -> None:
+        super().__init__()
+        inner = o // 4
+        self.n1, self.n2, self.n3 = nn.GroupNorm(8, i), nn.GroupNorm(8, inner), nn.GroupNorm(8, inner)
+        self.c1, self.c2 = conv(i, inner, 1, bias=False), conv(inner, inner, 3, s, 1, bias=False)
+        self.c3 = conv(inner, o, 1, bias=False)
+        self.shortcut = conv(i, o, 1, s, bias=False) if i != o or s > 1 else None
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = F.relu(self.n1(x))
+        shortcut = self.shortcut(y) if self.shortcut is not None else x
+        y = self.c1(y)
+        return shortcut + self.c3(F.relu(self.n3(self.c2(F.relu(self.n2(y))))))
+
+
+def bit(conv: Any, widths: Sequence[int] = (256, 512, 1024), depth: int = 2) -> nn.Sequential:
+    layers: list[nn.Module] = [conv(3, 64, 7, 2, 3, bias=False), nn.MaxPool2d(3, 2, 1)]
+    i = 64
+    for stage, o in enumerate(widths):
+        for n in range(depth):
+            layers.append(PreActivation(i, o, 2 if stage and not n else 1, conv))
+            i = o
+    return nn.Sequential(*layers, nn.GroupNorm(8, i), nn.ReLU(), *head(i))
+
+
+zoo("resnetv2_bit", "vision")(lambda: (bit(StandardizedConv), image()))
+zoo("resnetv2_bit_batchnorm_weight", "vision")(lambda: (bit(BatchedConv), image()))
+
+
+class NormFreeBlock(nn.Module):
+    """NFNet: scaled activations, standardised convolutions with gains, squeeze-excite, a skip gain."""
+
+    def __init__(self, i: int, o: int, s: int, act: Act, alpha: float = 0.2, beta: float = 1.0) -> None:
+        super().__init__()
+        inner = o // 2
+        self.act, self.alpha, self.beta = act(), alpha, beta
+        self.c1, self.c2 = GainConv(i, inner, 1), GainConv(inner, inner, 3, s, 1, groups=inner // 32)
+        self.c3, self.se = GainConv(inner, o, 1), SqueezeExcite(o, o // 4)
+        self.shortcut = GainConv(i, o, 1) if i != o else None
+        self.pool, self.skip_gain = nn.AvgPool2d(2) if s > 1 else nn.Identity(), nn.Parameter(torch.zeros(()))
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.act(x) * 1.7 * self.beta
+        shortcut = self.shortcut(self.pool(y)) if self.shortcut is not None else x
+        y = self.c3(self.act(self.c2(self.act(self.c1(y)) * 1.7)) * 1.7)
+        return 2 * self.se(y) * self.skip_gain * self.alpha + shortcut
+
+
+def nfnet(act: Act) -> nn.Sequential:
+    stem = [GainConv(3, 16, 3, 2, 1), act(), GainConv(16, 64, 3, 2, 1)]
+    blocks = [NormFreeBlock(64, 128, 1, act), NormFreeBlock(128, 128, 1, act), NormFreeBlock(128, 256, 2, act)]
+    return nn.Sequential(*stem, *blocks, GainConv(256, 512, 1), act(), *head(512))
+
+
+zoo("nfnet_relu", "vision", fast=True)(lambda: (nfnet(nn.ReLU), image()))
+zoo("nfnet_gelu", "vision")(lambda: (nfnet(nn.GELU), image()))
+
+
+# --- regularly designed and searched networks
+
+
+def regnet(widths: Sequence[int], depths: Sequence[int], group: int, se: bool) -> nn.Sequential:
+    layers: list[nn.Module] = [conv_bn(3, 32, 3, 2)]
+    i = 32
+    for o, depth in zip(widths, depths, strict=True):
+        for n in range(depth):
+            s = 1 if n else 2
+            excite = [SqueezeExcite(o, round(0.25 * i))] if se else []
+            body = nn.Sequential(conv_bn(i, o), conv_bn(o, o, 3, s, o // group), *excite, conv_bn(o, o, act=None))
+            shortcut = conv_bn(i, o, 1, s, act=None) if i != o or s > 1 else None
+            layers.append(Residual(body, shortcut, nn.ReLU()))
+            i = o
+    return nn.Sequential(*layers, *head(i))
+
+
+zoo("regnet_y_400mf", "vision", weights=4_344_144)(
+    lambda: (regnet((48, 104, 208, 440), (1, 3, 6, 6), 8, True), image())
+)
+zoo("regnet_x_400mf", "vision", weights=5_495_976)(
+    lambda: (regnet((32, 64, 160, 400), (1, 2, 7, 12), 16, False), image())
+)
+
+
+def inverted(
+    i: int, inner: int, o: int, k: int, s: int, act: Act, excite: nn.Module | None = None, drop: float = 0.0
+) -> nn.Module:
+    """Inverted residual: expand, depthwise, squeeze-excite, project without activation."""
+    expand = [conv_bn(i, inner, act=act)] if inner != i else []
+    middle = [conv_bn(inner, inner, k, s, inner, act), *([excite] if excite else [])]
+    body = nn.Sequential(*expand, *middle, conv_bn(inner, o, act=None))
+    if s > 1 or i != o:
+        return body
+    return Residual(nn.Sequential(*body, StochasticDepth(drop)) if drop else body)
+
+
+@zoo("mobilenet_v2", "vision", weights=3_504_872, fast=True)
+def mobilenet_v2() -> tuple[Any, ...]:
+    layers, i = [conv_bn(3, 32, 3, 2, act=nn.ReLU6)], 32
+    for t, c, n, s in (1, 16, 1, 1), (6, 24, 2, 2), (6, 32, 3, 2), (6, 64, 4, 2), (6, 96, 3, 1), (6, 160, 3, 2), (6, 320, 1, 1):  # fmt: skip  # noqa: E501
+        for k in range(n):
+            layers.append(inverted(i, i * t, c, 3, 1 if k else s, nn.ReLU6))
+            i = c
+    return nn.Sequential(*layers, conv_bn(i, 1280, act=nn.ReLU6), *head(1280)), image()
+
+
+V3_LARGE = [
+    (3, 16, 16, False, "R", 1), (3, 64, 24, False, "R", 2), (3, 72, 24, False, "R", 1), (5, 72, 40, True, "R", 2),
+    (5, 120, 40, True, "R", 1), (5, 120, 40, True, "R", 1), (3, 240, 80, False, "H", 2), (3, 200, 80, False, "H", 1),
+    (3, 184, 80, False, "H", 1), (3, 184, 80, False, "H", 1), (3, 480, 112, True, "H", 1),
+    (3, 672, 112, True, "H", 1), (5, 672, 160, True, "H", 2), (5, 960, 160, True, "H", 1),
+    (5, 960, 160, True, "H", 1),
+]  # fmt: skip
+
+
+@zoo("mobilenet_v3_large", "vision", weights=5_483_032)
+def mobilenet_v3() -> tuple[Any, ...]:
+    norm = partial(nn.BatchNorm2d, eps=0.001)
+    layers, i = [conv_bn(3, 16, 3, 2, act=nn.Hardswish, norm=norm)], 16
+    for k, inner, o, se, act, s in V3_LARGE:
+        squeeze = max(8, int(inner / 4 + 4) // 8 * 8)
+        squeeze += 8 if squeeze < 0.9 * inner / 4 else 0
+        excite = SqueezeExcite(inner, squeeze, gate=nn.Hardsigmoid) if se else None
+        layers.append(inverted(i, inner, o, k, s, nn.ReLU if act == "R" else nn.Hardswish, excite))
+        i = o
+    tail = [nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(960, 1280), nn.Hardswish(), nn.Dropout(0.2)]
+    return nn.Sequential(*layers, conv_bn(i, 960, act=nn.Hardswish), *tail, nn.Linear(1280, 1000)), image()
+
+
+@zoo("efficientnet_b0", "vision", weights=5_288_548)
+def efficientnet_b0() -> tuple[Any, ...]:
+    layers, i, drop = [conv_bn(3, 32, 3, 2, act=nn.SiLU)], 32, 0.0
+    for t, c, n, s, k in (1, 16, 1, 1, 3), (6, 24, 2, 2, 3), (6, 40, 2, 2, 5), (6, 80, 3, 2, 3), (6, 112, 3, 1, 5), (6, 192, 4, 2, 5), (6, 320, 1, 1, 3):  # fmt: skip  # noqa: E501
+        for repeat in range(n):
+            excite = SqueezeExcite(i * t, max(1, i // 4), nn.SiLU)
+            layers.append(inverted(i, i * t, c, k, 1 if repeat else s, nn.SiLU, excite, drop))
+            i, drop = c, drop + 0.0125
+    return nn.Sequential(*layers, conv_bn(i, 1280, act=nn.SiLU), *head(1280)), image()
+
+
+class Shuffle(nn.Module):
+    """ShuffleNet-V2's unit: split or duplicate, two branches, concatenate, shuffle channels."""
+
+    def __init__(self, i: int, o: int, s: int) -> None:
+        super().__init__()
+        half = o // 2
+        first = i if s > 1 else half
+        self.s = s
+        self.left = nn.Sequential(conv_bn(i, i, 3, s, i, None), conv_bn(i, half)) if s > 1 else None
+        self.right = nn.Sequential(conv_bn(first, half), conv_bn(half, half, 3, s, half, None), conv_bn(half, half))
+
+    def forward(self, x: Tensor) -> Tensor:
+        left, right = (self.left(x), x) if self.left is not None else x.chunk(2, dim=1)
+        x = torch.cat((left, self.right(right)), 1)
+        b, c, h, w = x.shape
+        return x.view(b, 2, c // 2, h, w).transpose(1, 2).contiguous().view(b, -1, h, w)
+
+
+@zoo("shufflenet_v2_x1_0", "vision", weights=2_278_604, fast=True)
+def shufflenet_v2() -> tuple[Any, ...]:
+    layers, i = [conv_bn(3, 24, 3, 2), nn.MaxPool2d(3, 2, 1)], 24
+    for o, n in (116, 4), (232, 8), (464, 4):
+        layers += [Shuffle(i if not k else o, o, 1 if k else 2) for k in range(n)]
+        i = o
+    return nn.Sequential(*layers, conv_bn(i, 1024), *head(1024)), image()
+
+
+@zoo("mnasnet1_0", "vision", weights=4_383_312)
+def mnasnet() -> tuple[Any, ...]:
+    layers = [conv_bn(3, 32, 3, 2), conv_bn(32, 32, 3, 1, 32), conv_bn(32, 16, act=None)]
+    i = 16
+    for o, k, s, t, n in (24, 3, 2, 3, 3), (40, 5, 2, 3, 3), (80, 5, 2, 6, 3), (96, 3, 1, 6, 2), (192, 5, 2, 6, 4), (320, 3, 1, 6, 1):  # fmt: skip  # noqa: E501
+        for repeat in range(n):
+            layers.append(inverted(i, i * t, o, k, 1 if repeat else s, nn.ReLU))
+            i = o
+    return nn.Sequential(*layers, conv_bn(320, 1280), *head(1280)), image()
+
+
+# --- concatenating networks
+
+
+class DenseLayer(nn.Module):
+    """Norm, ReLU, 1x1, norm, ReLU, 3x3, appended to what came before."""
+
+    def __init__(self, i: int, growth: int = 32) -> None:
+        super().__init__()
+        self.norm1, self.norm2 = nn.BatchNorm2d(i), nn.BatchNorm2d(4 * growth)
+        self.conv1 = nn.Conv2d(i, 4 * growth, 1, bias=False)
+        self.conv2 = nn.Conv2d(4 * growth, growth, 3, padding=1, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.conv2(F.relu(self.norm2(self.conv1(F.relu(self.norm1(x))))))
+        return torch.cat([x, y], 1)
+
+
+@zoo("densenet121", "vision", weights=7_978_856)
+def densenet() -> tuple[Any, ...]:
+    layers: list[nn.Module] = [conv_bn(3, 64, 7, 2), nn.MaxPool2d(3, 2, 1)]
+    i = 64
+    for stage, depth in enumerate((6, 12, 24, 16)):
+        for _ in range(depth):
+            layers.append(DenseLayer(i))
+            i += 32
+        if stage < 3:
+            layers += [nn.BatchNorm2d(i), nn.ReLU(), nn.Conv2d(i, i // 2, 1, bias=False), nn.AvgPool2d(2)]
+            i //= 2
+    return nn.Sequential(*layers, nn.BatchNorm2d(i), nn.ReLU(), *head(i)), image()
+
+
+class Branches(nn.Module):
+    """Branches side by side, concatenated."""
+
+    def __init__(self, *branches: nn.Module) -> None:
+        super().__init__()
+        self.branches = nn.ModuleList(branches)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.cat([branch(x) for branch in self.branches], 1)
+
+
+def inception(i: int, a: int, b: int, c: int, d: int, e: int, f: int) -> Branches:
+    pool = nn.MaxPool2d(3, 1, 1, ceil_mode=True)
+    two, three = [conv_bn(i, b), conv_bn(b, c, 3)], [conv_bn(i, d), conv_bn(d, e, 3)]
+    return Branches(conv_bn(i, a), nn.Sequential(*two), nn.Sequential(*three), nn.Sequential(pool, conv_bn(i, f)))
+
+
+@zoo("googlenet", "vision", weights=6_624_904)
+def googlenet() -> tuple[Any, ...]:
+    pool = partial(nn.MaxPool2d, 3, 2, ceil_mode=True)
+    layers: list[nn.Module] = [conv_bn(3, 64, 7, 2), pool(), conv_bn(64, 64), conv_bn(64, 192, 3), pool()]
+    layers += [inception(192, 64, 96, 128, 16, 32, 32), inception(256, 128, 128, 192, 32, 96, 64), pool()]
+    layers += [inception(480, 192, 96, 208, 16, 48, 64), inception(512, 160, 112, 224, 24, 64, 64)]
+    layers += [inception(512, 128, 128, 256, 24, 64, 64), inception(512, 112, 144, 288, 32, 64, 64)]
+    layers += [inception(528, 256, 160, 320, 32, 128, 128), nn.MaxPool2d(2, 2, ceil_mode=True)]
+    layers += [inception(832, 256, 160, 320, 32, 128, 128), inception(832, 384, 192, 384, 48, 128, 128)]
+    tail = [nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Dropout(0.2), nn.Linear(1024, 1000)]
+    return nn.Sequential(*layers, *tail), image()
+
+
+class CrossStage(nn.Module):
+    """YOLO's cross stage partial block: chunk, residual bottlenecks, concatenate everything; SiLU or LeakyReLU."""
+
+    def __init__(self, i: int, o: int, n: int, act: Act) -> None:
+        super().__init__()
+        half = o // 2
+        self.first, self.last = conv_bn(i, o, act=act), conv_bn((2 + n) * half, o, act=act)
+        bottleneck = [nn.Sequential(conv_bn(half, half, 3, act=act), conv_bn(half, half, 3, act=act)) for _ in range(n)]
+        self.inner = nn.ModuleList(Residual(body) for body in bottleneck)
+
+    def forward(self, x: Tensor) -> Tensor:
+        parts = list(self.first(x).chunk(2, 1))
+        for inner in self.inner:
+            parts.append(inner(parts[-1]))
+        return self.last(torch.cat(parts, 1))
+
+
+class Yolo(nn.Module):
+    """A small detector: stem, cross stages, spatial pyramid pooling, upsampling and concatenation, two heads."""
+
+    def __init__(self, act: Act) -> None:
+        super().__init__()
+        self.stem = nn.Sequential(conv_bn(3, 16, 3, 2, act=act), conv_bn(16, 32, 3, 2, act=act))
+        self.c1, self.down = CrossStage(32, 32, 1, act), conv_bn(32, 64, 3, 2, act=act)
+        self.c2, self.reduce = CrossStage(64, 64, 2, act), conv_bn(64, 32, act=act)
+        self.spread, self.up = conv_bn(128, 64, act=act), CrossStage(96, 32, 1, act)
+        self.heads = nn.ModuleList([nn.Conv2d(32, 3 * 15, 1), nn.Conv2d(64, 3 * 15, 1)])
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        fine = self.c1(self.stem(x))
+        coarse = self.reduce(self.c2(self.down(fine)))
+        pooled = [coarse]
+        for _ in range(3):
+            pooled.append(F.max_pool2d(pooled[-1], 5, 1, 2))
+        coarse = self.spread(torch.cat(pooled, 1))
+        fine = self.up(torch.cat([F.interpolate(coarse, scale_factor=2, mode="nearest"), fine], 1))
+        boxes = [head(y).view(y.shape[0], 3, 15, *y.shape[2:]) for head, y in zip(self.heads, (fine, coarse), strict=True)]  # noqa: E501  # fmt: skip
+        return boxes[0].permute(0, 1, 3, 4, 2), boxes[1].permute(0, 1, 3, 4, 2).sigmoid()
+
+
+zoo("yolo_silu", "vision")(lambda: (Yolo(nn.SiLU), image()))
+zoo("yolo_leaky", "vision", fast=True)(lambda: (Yolo(partial(nn.LeakyReLU, 0.1)), image()))
+
+
+# --- dense prediction and generation
+
+
+class UNet(nn.Module):
+    """Contracting and expanding path with skips; upsampling learned or interpolated."""
+
+    def __init__(self, widths: Sequence[int], up: str, norm: Any = nn.BatchNorm2d) -> None:
+        super().__init__()
+        self.up = up
+        pairs = list(zip((3, *widths), widths, strict=False))
+        self.down = nn.ModuleList(self.twice(i, o, norm) for i, o in pairs)
+        back = list(zip(widths[:0:-1], widths[-2::-1], strict=True))
+        kernel = {"transpose": 2, "transpose_odd": 3}.get(up)
+        self.grow = nn.ModuleList(
+            nn.ConvTranspose2d(i, o, kernel, 2, kernel // 2 if kernel == 3 else 0, 1 if kernel == 3 else 0)
+            if kernel
+            else nn.Conv2d(i, o, 1)
+            for i, o in back
+        )
+        self.merge = nn.ModuleList(self.twice(2 * o, o, norm) for _, o in back)
+        self.last = nn.Conv2d(widths[0], 4, 1)
+
+    @staticmethod
+    def twice(i: int, o: int, norm: Any) -> nn.Sequential:
+        return nn.Sequential(conv_bn(i, o, 3, norm=norm), conv_bn(o, o, 3, norm=norm))
+
+    def forward(self, x: Tensor) -> Tensor:
+        skips: list[Tensor] = []
+        for n, block in enumerate(self.down):
+            x = block(F.max_pool2d(x, 2) if n else x)
+            skips.append(x)
+        for grow, merge, skip in zip(self.grow, self.merge, skips[-2::-1], strict=True):
+            if not self.up.startswith("transpose"):
+                align = None if self.up == "nearest" else True
+                x = F.interpolate(x, scale_factor=2, mode=self.up, align_corners=align)
+            x = merge(torch.cat([skip, grow(x)], 1))
+        return self.last(x)
+
+
+for mode in ("transpose", "transpose_odd", "bilinear", "nearest", "bicubic"):
+    zoo(f"unet_{mode}", "vision", fast=mode == "transpose_odd")(
+        lambda mode=mode: (UNet((16, 32, 64), mode), image(size=32))  # type: ignore[misc]
+    )
+zoo("unet_instance_norm", "vision")(
+    lambda: (UNet((8, 16, 32), "transpose", partial(nn.InstanceNorm2d, affine=True)), image(size=32))
+)
+
+
+@zoo("dcgan_generator", "vision")
+def dcgan() -> tuple[Any, ...]:
+    widths = (512, 256, 128, 64)
+    layers: list[nn.Module] = [nn.ConvTranspose2d(100, 512, 4, 1, 0, bias=False), nn.BatchNorm2d(512), nn.ReLU()]
+    for i, o in itertools.pairwise(widths):
+        layers += [nn.ConvTranspose2d(i, o, 4, 2, 1, bias=False), nn.BatchNorm2d(o), nn.ReLU()]
+    return nn.Sequential(*layers, nn.ConvTranspose2d(64, 3, 4, 2, 1, bias=False), nn.Tanh()), torch.randn(2, 100, 1, 1)
+
+
+@zoo("cyclegan_generator", "vision")
+def cyclegan() -> tuple[Any, ...]:
+    norm, act = partial(nn.InstanceNorm2d), nn.ReLU
+    layers: list[nn.Module] = [nn.ReflectionPad2d(3), nn.Conv2d(3, 32, 7), norm(32), act()]
+    for i in (32, 64):
+        layers += [nn.Conv2d(i, 2 * i, 3, 2, 1), norm(2 * i), act()]
+    for _ in range(2):
+        pads = [nn.ReflectionPad2d(1), nn.Conv2d(128, 128, 3), norm(128), act(), nn.ReflectionPad2d(1)]
+        layers.append(Residual(nn.Sequential(*pads, nn.Conv2d(128, 128, 3), norm(128))))
+    for i in (128, 64):
+        layers += [nn.ConvTranspose2d(i, i // 2, 3, 2, 1, 1), norm(i // 2), act()]
+    return nn.Sequential(*layers, nn.ReflectionPad2d(3), nn.Conv2d(32, 3, 7), nn.Tanh()), image(size=32)
+
+
+class DeepLab(nn.Module):
+    """Atrous spatial pyramid pooling on a dilated trunk."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.trunk = nn.Sequential(conv_bn(3, 32, 3, 2), conv_bn(32, 64, 3, 2))
+        dilated = [nn.Conv2d(64, 32, 3, padding=r, dilation=r, bias=False) for r in (1, 2, 4)]
+        self.rates = nn.ModuleList(nn.Sequential(conv, nn.BatchNorm2d(32), nn.ReLU()) for conv in dilated)
+        self.pool, self.project = nn.Conv2d(64, 32, 1), conv_bn(128, 32)
+        self.last = nn.Conv2d(32, 5, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.trunk(x)
+        pooled = F.relu(self.pool(F.adaptive_avg_pool2d(y, 1)))
+        pooled = F.interpolate(pooled, size=y.shape[-2:], mode="bilinear", align_corners=False)
+        y = self.project(torch.cat([*(rate(y) for rate in self.rates), pooled], 1))
+        return F.interpolate(self.last(y), size=x.shape[-2:], mode="bilinear", align_corners=False)
+
+
+zoo("deeplab", "vision")(lambda: (DeepLab(), image()))
+
+
+class FeaturePyramid(nn.Module):
+    """Lateral connections, nearest upsampling, one output per level."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stages = nn.ModuleList(conv_bn(i, o, 3, 2) for i, o in ((3, 16), (16, 32), (32, 64)))
+        self.lateral = nn.ModuleList(nn.Conv2d(i, 24, 1) for i in (16, 32, 64))
+        self.smooth = nn.ModuleList(nn.Conv2d(24, 24, 3, padding=1) for _ in range(3))
+
+    def forward(self, x: Tensor) -> dict[str, Tensor]:
+        features = []
+        for stage in self.stages:
+            x = stage(x)
+            features.append(x)
+        top = self.lateral[-1](features[-1])
+        results = [self.smooth[-1](top)]
+        for i in (1, 0):
+            lateral = self.lateral[i](features[i])
+            top = lateral + F.interpolate(top, size=lateral.shape[-2:], mode="nearest")
+            results.append(self.smooth[i](top))
+        return {str(i): result for i, result in enumerate(results)}
+
+
+zoo("feature_pyramid", "vision", fast=True)(lambda: (FeaturePyramid(), image()))
+
+
+class SubPixel(nn.Module):
+    """Super-resolution by pixel shuffle, with a global bicubic skip."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Conv2d(3, 32, 3, padding=1), nn.Conv2d(32, 12, 3, padding=1)
+        body = [nn.Sequential(nn.Conv2d(32, 32, 3, padding=1), nn.PReLU(), nn.Conv2d(32, 32, 3, padding=1)) for _ in range(2)]  # noqa: E501  # fmt: skip
+        self.body = nn.Sequential(*(Residual(block) for block in body))
+
+    def forward(self, x: Tensor) -> Tensor:
+        start = self.first(x)
+        grown = F.pixel_shuffle(self.last(start + self.body(start)), 2)
+        return grown + F.interpolate(x, scale_factor=2, mode="bicubic")
+
+
+zoo("sub_pixel", "vision")(lambda: (SubPixel(), image(size=16)))
