@@ -4,21 +4,31 @@ The reduction graph of a model: :func:`trace`, :class:`ReductionGraph`, :class:`
 Basis paths: :class:`Skeleton`, :class:`BasisPaths`, :class:`Path`.
 Theorems: :func:`verify`, :class:`Certificate`; :func:`explain`, :class:`Explanation`.
 Masks as files: :func:`save_masks`, :func:`load_masks`, :class:`Masks`.
-The gauge: :func:`rescale`.
+The gauge: :func:`rescale`, :func:`canonicalise`, :func:`balance`.
+Proofs as documents: :func:`proof`, judged by :func:`check`. Claims on trial: :func:`claim`, :class:`Claim`.
+Path norms: :func:`path_norm`, :func:`path_statistics`. Symbols: :func:`symbolic`, :class:`SymbolicSpace`. Pictures:
+:func:`draw`.
 Rules for operations of your own: :func:`rule`.
 Errors: :class:`PathspaceError` and its kinds.
 """
 
 from pathspace.basis import BasisPaths, Path
+from pathspace.canonical import balance, canonicalise
 from pathspace.certificate import Certificate
+from pathspace.checker import check
+from pathspace.claims import Claim, claim
+from pathspace.draw import draw
 from pathspace.errors import CaptureError, InputError, InputTypeError, PathspaceError, UnsupportedError
 from pathspace.explain import Explanation, explain
 from pathspace.inference.registry import rule
 from pathspace.inference.semantics import Pin
 from pathspace.masks import Masks, load_masks, save_masks
+from pathspace.norms import path_norm, path_statistics
+from pathspace.proof import proof
 from pathspace.reduction import ReductionGraph, WeightBlock, trace
 from pathspace.rescale import rescale
 from pathspace.skeleton import Skeleton
+from pathspace.symbolic import SymbolicSpace, symbolic
 from pathspace.verify import verify
 
 __version__ = "0.1.0"
@@ -27,6 +37,7 @@ __all__ = [
     "BasisPaths",
     "CaptureError",
     "Certificate",
+    "Claim",
     "Explanation",
     "InputError",
     "InputTypeError",
@@ -36,13 +47,23 @@ __all__ = [
     "Pin",
     "ReductionGraph",
     "Skeleton",
+    "SymbolicSpace",
     "UnsupportedError",
     "WeightBlock",
+    "balance",
+    "canonicalise",
+    "check",
+    "claim",
+    "draw",
     "explain",
     "load_masks",
+    "path_norm",
+    "path_statistics",
+    "proof",
     "rescale",
     "rule",
     "save_masks",
+    "symbolic",
     "trace",
     "verify",
 ]

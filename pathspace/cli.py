@@ -1,4 +1,4 @@
-"""The command line: ``pathspace verify``, ``pathspace masks``, and what other packages add.
+"""The command line: ``pathspace verify``, ``check``, ``masks``, ``draw``, and what other packages add.
 
 Torch and the analysis are imported inside the commands, so that ``pathspace --help`` answers at once.
 """
@@ -225,9 +225,17 @@ def root(
 
     [bold]pathspace verify net.py:Net --input 2x3x32x32[/]
     [bold]pathspace masks net.py:Net --input 2x3x32x32 -o masks.safetensors[/]
+    [bold]pathspace draw net.py:Net --input 2x3x32x32 -o graph.svg[/]
 
     pathspace COMMAND --help explains one command.
     """
+
+
+class ClaimName(StrEnum):
+    """Statements from the literature that can be tried on a model."""
+
+    printed_skeleton = "printed-skeleton"
+    hierarchical = "hierarchical"
 
 
 @app.command()
@@ -239,12 +247,26 @@ def verify(
     rule: RuleOption = Rule.modulo,
     norm_eps: NormEpsOption = NormEps.ignore,
     train: TrainOption = None,
+    claim: Annotated[
+        ClaimName | None,
+        typer.Option("--claim", help="Try this claim from the literature instead.", show_default=False),
+    ] = None,
+    proof: Annotated[
+        str | None,
+        typer.Option(
+            "--proof",
+            metavar="FILE",
+            help="Also write the proof of Theorem 3 for 'pathspace check'.",
+            show_default=False,
+        ),
+    ] = None,
 ) -> None:
     """Verify Theorems 1-3 and the rescaling invariance of a model, and print a certificate.
 
     [bold]pathspace verify net.py:Net --input 2x3x32x32[/]
     [bold]pathspace verify mypackage.models:build --json certificate.json[/]
     [bold]pathspace verify language.py:model --input 2x16:int64 --json - | jq .dimension[/]
+    [bold]pathspace verify net.py:Net --input 8x3 --claim printed-skeleton[/]
 
     A model is verified in the mode it comes in unless --train or --eval is given.
 
@@ -253,30 +275,146 @@ def verify(
     from pathspace.files import ensure_writable, replacing
 
     to_stdout = json == "-"
-    if json is not None and not to_stdout:
-        ensure_writable(json)
+    for file in (None if to_stdout else json, proof):
+        if file is not None:
+            ensure_writable(file)
     with _working("Loading", target) as status:
         loaded = _load(target, inputs, seed, train)
         status("Tracing and verifying")
+        from pathspace import proof as write_proof
+        from pathspace import trace
         from pathspace import verify as verify_model
 
-        certificate = verify_model(
-            loaded.model,
-            *loaded.args,
-            kwargs=loaded.kwargs,
-            norm_eps=norm_eps.value,
-            seed=seed,
-            rule=rule.value,
-        )
-        text = certificate.to_json()
-    if json is not None and not to_stdout:
-        with replacing(json) as temporary:
-            temporary.write_text(text + "\n", encoding="utf-8")
+        skeleton = None
+        if claim is not None or proof is not None:
+            graph = trace(loaded.model, *loaded.args, kwargs=loaded.kwargs, norm_eps=norm_eps.value)
+            skeleton = graph.skeleton(rule=rule.value, seed=seed)
+        result: Any
+        if claim is not None and skeleton is not None:
+            from pathspace.claims import claim as try_claim
+
+            result = try_claim(claim.value, skeleton)
+            holds = result.verdict is not False
+        else:
+            result = verify_model(
+                loaded.model,
+                *loaded.args,
+                kwargs=loaded.kwargs,
+                norm_eps=norm_eps.value,
+                seed=seed,
+                rule=rule.value,
+            )
+            holds = result.holds
+        text = result.to_json()
+        document = "" if proof is None or skeleton is None else _dump(write_proof(skeleton, target))
+    for file, content in ((None if to_stdout else json, text), (proof, document)):
+        if file is not None:
+            with replacing(file) as temporary:
+                temporary.write_text(content + "\n", encoding="utf-8")
     if to_stdout:
         print(text)
     else:
-        Console().print(certificate)
-    raise typer.Exit(0 if certificate.holds else FAILED)
+        Console().print(result)
+    raise typer.Exit(0 if holds else FAILED)
+
+
+def _dump(document: dict[str, Any]) -> str:
+    from json import dumps
+
+    return dumps(document)
+
+
+@app.command()
+def check(
+    file: Annotated[str, typer.Argument(metavar="FILE", help="A proof written by 'pathspace verify --proof'.")],
+    target: Annotated[
+        str | None,
+        typer.Argument(metavar="TARGET", help="Also compare with this model, by running it.", show_default=False),
+    ] = None,
+    inputs: InputOption = None,
+    seed: SeedOption = 0,
+    train: TrainOption = None,
+) -> None:
+    """Judge a proof by an independent checker, which shares no code with the library that wrote it.
+
+    [bold]pathspace check proof.json[/]
+    [bold]pathspace check proof.json net.py:Net --input 8x3[/]
+
+    Exit codes: 0 accepted, 1 rejected, 2 bad input.
+    """
+    from pathlib import Path
+
+    from pathspace.checker import check as judge
+    from pathspace.errors import InputError
+
+    if not Path(file).is_file():
+        raise InputError(f"There is no file {file!r}; write one with 'pathspace verify TARGET --proof {file}'.")
+    with _working("Judging", file):
+        loaded = None if target is None else _load(target, inputs, seed, train)
+        if loaded is None:
+            judgement = judge(Path(file))
+        else:
+            tensors = dict(loaded.model.named_parameters(remove_duplicate=False))
+            judgement = judge(Path(file), tensors, loaded.model, loaded.args, loaded.kwargs)
+    console = Console()
+    if judgement.accepted:
+        console.print(
+            f"[green]Accepted[/]: {judgement.weights:,} weights, {judgement.units:,} units, dimension "
+            f"{judgement.dimension:,}; compared with {judgement.compared}.",
+            highlight=False,
+            soft_wrap=True,
+        )
+    else:
+        console.print(f"[red]Rejected[/]: {escape(judgement.reason)}.", highlight=False, soft_wrap=True)
+    raise typer.Exit(0 if judgement.accepted else FAILED)
+
+
+class Level(StrEnum):
+    """How closely a graph is drawn."""
+
+    auto = "auto"
+    block = "block"
+    scalar = "scalar"
+
+
+@app.command()
+def draw(
+    target: TargetArgument,
+    output: Annotated[
+        str,
+        typer.Option("--output", "-o", metavar="FILE", help="The .svg, .png or .pdf to write.", show_default=False),
+    ],
+    inputs: InputOption = None,
+    level: Annotated[
+        Level, typer.Option("--level", help="Tensors and groups of units, or single weights (auto: up to 150).")
+    ] = Level.auto,
+    path: Annotated[
+        int | None,
+        typer.Option("--path", help="Number of the basis path to highlight.", show_default="the longest"),
+    ] = None,
+    seed: SeedOption = 0,
+    rule: RuleOption = Rule.modulo,
+    norm_eps: NormEpsOption = NormEps.ignore,
+    train: TrainOption = None,
+) -> None:
+    """Draw the reduction graph of a model with its skeleton in red.
+
+    [bold]pathspace draw net.py:Net --input 8x3 -o graph.svg[/]
+
+    Exit codes: 0 written, 2 bad input; an existing file stays whole unless the new one is complete.
+    """
+    from pathspace.files import ensure_writable
+
+    ensure_writable(output)
+    with _working("Loading", target) as status:
+        loaded = _load(target, inputs, seed, train)
+        status("Tracing and drawing")
+        from pathspace import draw as draw_graph
+        from pathspace import trace
+
+        graph = trace(loaded.model, *loaded.args, kwargs=loaded.kwargs, norm_eps=norm_eps.value)
+        draw_graph(graph.skeleton(rule=rule.value, seed=seed), output, level.value, path)
+    Console().print(f"Wrote {output}", soft_wrap=True, markup=False, highlight=False)
 
 
 @app.command()

@@ -35,7 +35,9 @@ def modular_rank(matrix: np.ndarray | sparray) -> int:
         raise UnsupportedError(
             "Exact ranks need python-flint; install it with: pip install 'pathspace[exact]'."
         ) from error
-    dense = np.asarray(matrix.todense() if isinstance(matrix, sparray) else matrix).astype(object) % PRIME
+    dense = np.asarray(matrix.todense() if isinstance(matrix, sparray) else matrix)
     if 0 in dense.shape:
         return 0
-    return int(flint.nmod_mat(dense.shape[0], dense.shape[1], [int(x) for x in dense.ravel()], PRIME).rank())
+    # numbers beyond 64 bits stay Python's own
+    small = dense.astype(np.int64 if np.can_cast(dense.dtype, np.int64) else object) % PRIME
+    return int(flint.nmod_mat(dense.shape[0], dense.shape[1], small.ravel().tolist(), PRIME).rank())

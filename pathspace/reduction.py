@@ -255,6 +255,12 @@ class ReductionGraph:
         for walk in unrolled.walks():
             yield Path.from_edges(self, unrolled.edges(walk))
 
+    def path_norm(self, p: float = 1, log: bool = False, batch_dim: int | None = 0) -> float:
+        """``(sum over paths |v|^p)^(1/p)``, or its logarithm; see :func:`pathspace.path_norm`."""
+        from pathspace.norms import path_norm
+
+        return path_norm(self, p, log, batch_dim)
+
     def to_networkx(self) -> nx.MultiDiGraph:
         """The scalar graph: nodes ``0..H`` (0 the root), one edge per weight with its name, flat index and value.
 

@@ -2,33 +2,72 @@
 
 from __future__ import annotations
 
-from typing import TypeVar
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
+from torch.optim import Optimizer
 
-from pathspace.errors import InputError
+from pathspace.errors import InputError, InputTypeError, UnsupportedError
 from pathspace.reduction import ReductionGraph
 
 M = TypeVar("M", bound=nn.Module)
 
+# Buffers of optimizers by the power of the gradient they hold: dL/dw is divided by the factor of w.
+POWERS: Mapping[str, int] = {
+    "momentum_buffer": 1,
+    "exp_avg": 1,
+    "exp_inf": 1,
+    "grad_avg": 1,
+    "prev": 1,
+    "exp_avg_sq": 2,
+    "max_exp_avg_sq": 2,
+    "square_avg": 2,
+    "sum": 2,
+    "kappa": 2,
+}
+# Buffers that have no scale: a gradient over its own size, gradients by path values.
+EXCEPTIONS: Mapping[tuple[str, str], int] = {
+    ("RMSprop", "momentum_buffer"): 0,
+    ("GAdam", "exp_avg"): 0,
+    ("GAdam", "exp_avg_sq"): 0,
+}
+
 
 @torch.no_grad()
-def rescale(model: M, graph: ReductionGraph, phi: Tensor) -> M:
+def rescale(
+    model: M,
+    graph: ReductionGraph,
+    phi: Tensor,
+    optimizer: Optimizer | None = None,
+    keep_trajectory: bool = False,
+) -> M:
     """Apply a gauge transformation to ``model`` in place: ``w_e <- w_e exp(phi(head e) - phi(tail e))``.
 
-    Running statistics of normalisation layers are rescaled along, so the function is kept in eval mode, too.
+    Running statistics of normalisation layers are rescaled along, so the function is kept in eval mode, too. A factor
+    ``f`` on a weight divides its gradient by ``f``; the optimizer's buffers are transported alike, first moments
+    divided by ``f`` and second moments by ``f^2``, as if they had been gathered in the rescaled network.
+
+    From there a rescaling-invariant optimizer goes the way it would have gone. Plain SGD does not: its step is made
+    of gradients, and changes weights that are ``f`` times larger by ``1/f`` times the amount. ``keep_trajectory``
+    makes it do so, by measuring each weight in its new unit of length: every gradient is multiplied by ``f^2`` for the
+    duration of the step.
 
     Args:
         model: the traced model, or a copy with the same parameter names.
         graph: its reduction graph.
         phi: log-scales of the units, shape ``(num_units,)``.
+        optimizer: an optimizer of ``model``'s parameters, whose buffers are transported in place.
+        keep_trajectory: let ``optimizer``, a ``torch.optim.SGD``, train the same functions as without the rescaling.
 
     Returns:
         The model.
 
     Raises:
         InputError: wrong shape of ``phi``, or a parameter is missing.
+        InputTypeError: ``keep_trajectory`` with another optimizer than ``torch.optim.SGD``.
+        UnsupportedError: the optimizer holds a buffer of which it is not known how it scales; nothing was changed.
 
     Example:
         >>> import torch, pathspace as ps
@@ -44,10 +83,69 @@ def rescale(model: M, graph: ReductionGraph, phi: Tensor) -> M:
         raise InputError(
             f"rescale found phi of shape {tuple(phi.shape)}, expected ({graph.num_units},): one log-scale per unit."
         )
-    for name, (head, tail) in graph.gauge_factors(phi.double()).items():
+    factors = graph.gauge_factors(phi.double())
+    for name in factors:
         if name not in tensors:
             raise InputError(
                 f"rescale found no parameter {name!r} in {type(model).__name__}; pass the traced model or a copy of it."
             )
+    moves = _transport(optimizer, {tensors[name]: pair for name, pair in factors.items()}, keep_trajectory)
+    for name, (head, tail) in factors.items():
         tensors[name].mul_(head.to(tensors[name])).div_(tail.to(tensors[name]))
+    for move in moves:
+        move()
     return model
+
+
+def _transport(
+    optimizer: Optimizer | None, factors: Mapping[Tensor, tuple[Tensor, Tensor]], keep_trajectory: bool
+) -> list[Callable[[], None]]:
+    """What has to be done to an optimizer's buffers, looked up before anything is changed."""
+    if optimizer is None:
+        if keep_trajectory:
+            raise InputError("rescale found keep_trajectory=True without an optimizer; pass optimizer= as well.")
+        return []
+    if keep_trajectory and type(optimizer) is not torch.optim.SGD:
+        raise InputTypeError(
+            f"rescale found keep_trajectory=True with {type(optimizer).__name__}, expected torch.optim.SGD, the only "
+            "one whose step is linear in gradients; leave keep_trajectory out."
+        )
+    kind = type(optimizer).__name__
+    moves: list[Callable[[], None]] = []
+    for parameter, (head, tail) in factors.items():
+        for key, buffer in optimizer.state.get(parameter, {}).items():
+            if not isinstance(buffer, Tensor) or (buffer.dim() == 0 and parameter.dim() > 0) or key == "step":
+                continue
+            power = EXCEPTIONS.get((kind, key), POWERS.get(key))
+            if power is None or buffer.shape != parameter.shape:
+                raise UnsupportedError(
+                    f"rescale found a buffer {key!r} of {kind} and does not know how it scales with the weights; "
+                    f"known are {', '.join(POWERS)}: rescale before training, or drop the optimizer's state."
+                )
+            moves.append(_move(buffer, head, tail, -1 if keep_trajectory else power))
+    if keep_trajectory:
+        moves.append(lambda: _measure(optimizer, factors))
+    return moves
+
+
+def _move(buffer: Tensor, head: Tensor, tail: Tensor, power: int) -> Callable[[], None]:
+    def move() -> None:
+        buffer.mul_((tail.to(buffer) / head.to(buffer)) ** power)
+
+    return move
+
+
+def _measure(optimizer: Optimizer, factors: Mapping[Tensor, tuple[Tensor, Tensor]]) -> None:
+    """Multiply gradients by ``f^2`` while ``optimizer`` steps; several rescalings multiply up."""
+
+    def scaled(power: int) -> Callable[..., None]:
+        @torch.no_grad()
+        def hook(*_: Any) -> None:
+            for parameter, (head, tail) in factors.items():
+                if parameter.grad is not None:
+                    parameter.grad.mul_((head.to(parameter) / tail.to(parameter)) ** (2 * power))
+
+        return hook
+
+    optimizer.register_step_pre_hook(scaled(1))
+    optimizer.register_step_post_hook(scaled(-1))

@@ -17,6 +17,7 @@ from pathspace.exact import modular_rank
 from pathspace.invariance import LARGE, difference, precision, run, switched, without_eps
 from pathspace.reduction import ReductionGraph
 from pathspace.skeleton import Skeleton, Tree
+from pathspace.symbolic import MOST_WEIGHTS, symbolic
 from pathspace.unroll import UnrolledNetwork, unroll
 
 MATRIX_WEIGHTS = 2_500
@@ -113,6 +114,10 @@ def theorem1(
         "exhaustive": exhaustive and total == len(walks),
         "largest_coefficient": largest,
     }
+    if graph.num_weights <= MOST_WEIGHTS and not len(wrong):
+        # the path that takes the most basis paths, as an equation of values
+        row = int(np.argmax(np.count_nonzero(coefficients, axis=1)))
+        evidence["example"] = symbolic(basis.skeleton).equation(vectors[row])
     return evidence, vectors
 
 

@@ -569,6 +569,6 @@ def test_the_guide_shows_what_the_commands_print(folder: Path) -> None:
     fresh = BLOCK.sub(executed, guide)
     if os.environ.get("PATHSPACE_WRITE_GUIDE"):
         GUIDE.write_text(fresh)
-    assert len(BLOCK.findall(guide)) == 6
+    assert len(BLOCK.findall(guide)) == 7
     assert comparable(GUIDE.read_text()) == comparable(fresh)
     assert json.loads((folder / "sequence.json").read_text())["dimension"] == 42

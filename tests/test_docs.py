@@ -12,7 +12,10 @@ import torch
 
 ROOT = Path(__file__).parent.parent
 # the pages of the command line and of training have tests of their own
-PAGES = [ROOT / "README.md", *(ROOT / "docs" / f"{name}.md" for name in ("index", "reduction-graph", "g-sgd"))]
+PAGES = [
+    ROOT / "README.md",
+    *(ROOT / "docs" / f"{name}.md" for name in ("index", "reduction-graph", "g-sgd", "claims")),
+]
 BLOCK = re.compile(r"```python\n(.*?)```(?:\n\n```text\n(.*?)```)?", re.DOTALL)
 
 

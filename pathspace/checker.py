@@ -1,0 +1,366 @@
+"""An independent judge of proof documents: it imports nothing from this library and believes nothing it can compute.
+
+The argument it checks, in time linear in the ids the document lists:
+
+* *Upper bound.* The logarithm of weight ``e`` moves by ``phi(head e) - phi(tail e)`` under a gauge transformation: an
+  integer row per edge. Ordered as the tree ``T_in`` says, the rows of its edges are triangular with ``+-1`` on the
+  diagonal, so the ``H`` generators are independent; every closed walk is orthogonal to all of them, hence
+  ``rank <= m - H``.
+* *Lower bound.* Every edge in neither tree occurs in exactly one basis path, once. The edges in both trees are a
+  forest, which joins units into chains; each chain away from the root is entered by exactly one edge of ``T_in`` that
+  is not in ``T_out``. Without the columns of ``T_out`` the basis is therefore triangular, and its ``m - H`` paths are
+  independent.
+* *The model.* Given its tensors, shapes are compared and tree weights must not vanish. Given the model and a batch,
+  every scalar weight of a copy is rescaled by random combinations of all generators, by powers of two, which floating
+  point carries out without rounding; the outputs must stay what they were.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+FIELDS = {
+    "format": str,
+    "version": int,
+    "model": str,
+    "statement": str,
+    "weights": int,
+    "units": int,
+    "dimension": int,
+    "tensors": list,
+    "products": list,
+    "statistics": list,
+    "trees": dict,
+    "shared_edges": int,
+    "chains": int,
+    "basis_paths": int,
+    "digest": str,
+}
+
+
+class Rejected(Exception):
+    """The document does not prove what it states; the message says why."""
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """What the checker found.
+
+    Attributes:
+        accepted: whether the document proves its statement (and fits the model, where one was given).
+        reason: why not; empty when accepted.
+        weights: ``m`` as counted by the checker.
+        units: ``H``.
+        dimension: the proven dimension ``m - H``; ``None`` when rejected.
+        compared: what the document was compared with: ``"nothing"``, ``"tensors"`` or ``"outputs"``.
+        seconds: time taken.
+    """
+
+    accepted: bool
+    reason: str
+    weights: int
+    units: int
+    dimension: int | None
+    compared: str
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Tensor:
+    """Ends of the edges of one weight tensor, read from the document."""
+
+    name: str
+    shape: tuple[int, ...]
+    tail: np.ndarray
+    head: np.ndarray
+    unused: np.ndarray | None
+    edges: int
+
+    def at(self, ids: np.ndarray, flat: np.ndarray) -> np.ndarray:
+        """Entries of a broadcast table at flat positions of the tensor."""
+        index = np.unravel_index(flat, self.shape) if self.shape else ()
+        return np.asarray(ids[tuple(i if n > 1 else i * 0 for i, n in zip(index, ids.shape, strict=True))])
+
+
+def check(
+    document: Mapping[str, Any] | str | Path,
+    tensors: Mapping[str, Any] | None = None,
+    model: Any = None,
+    args: Sequence[Any] = (),
+    kwargs: Mapping[str, Any] | None = None,
+    tolerance: float = 1e-6,
+) -> Judgement:
+    """Accept or reject a proof document.
+
+    Args:
+        document: the document, or the path of its file.
+        tensors: name -> array or tensor; shapes must be those stated, and tree weights must not be zero. They are
+            looked at one by one.
+        model: a ``torch.nn.Module`` to rescale, on a copy.
+        args: example inputs of the model.
+        kwargs: example inputs by keyword.
+        tolerance: largest relative change of the outputs that is put down to rounding.
+
+    Returns:
+        The judgement; a malformed document is rejected, never raised about.
+
+    Example:
+        >>> check({"format": "pathspace-proof"}).reason
+        "the document lacks 'version'"
+    """
+    start = time.perf_counter()
+    weights = units = 0
+    compared = "nothing"
+    try:
+        loaded = _load(document)
+        blocks = list(_tensors(loaded))
+        weights, units = sum(block.edges for block in blocks), loaded["units"]
+        _judge(loaded, blocks, weights, units)
+        if tensors is not None:
+            compared = "tensors"
+            _compare(loaded, blocks, tensors)
+        if model is not None:
+            compared = "outputs"
+            _rescale(loaded, blocks, model, args, kwargs or {}, tolerance)
+    except Rejected as rejection:
+        return Judgement(False, str(rejection), weights, units, None, compared, time.perf_counter() - start)
+    except (KeyError, IndexError, TypeError, ValueError, AttributeError, OverflowError) as error:
+        reason = f"the document is malformed: {type(error).__name__} ({error})"
+        return Judgement(False, reason, weights, units, None, compared, time.perf_counter() - start)
+    return Judgement(True, "", weights, units, weights - units, compared, time.perf_counter() - start)
+
+
+def _require(condition: Any, reason: str) -> None:
+    if not condition:
+        raise Rejected(reason)
+
+
+def _load(document: Mapping[str, Any] | str | Path) -> Mapping[str, Any]:
+    if isinstance(document, str | Path):
+        document = json.loads(Path(document).read_text(encoding="utf-8"))
+    _require(isinstance(document, Mapping), "the document is no JSON object")
+    assert isinstance(document, Mapping)
+    for field, kind in FIELDS.items():
+        _require(field in document, f"the document lacks {field!r}")
+        _require(type(document[field]) is kind, f"{field!r} is no {kind.__name__}")
+    _require(set(document) == set(FIELDS), "the document has fields that do not belong there")
+    _require(document["format"] == "pathspace-proof" and document["version"] == 1, "the format is not known")
+    body = {key: value for key, value in document.items() if key != "digest"}
+    text = json.dumps(body, sort_keys=True, separators=(",", ":"))
+    _require(hashlib.sha256(text.encode()).hexdigest() == document["digest"], "the digest is another document's")
+    return document
+
+
+def _whole(values: Any, what: str) -> np.ndarray:
+    _require(isinstance(values, list), f"{what} is no list")
+    _require(all(type(value) is int for value in values), f"{what} holds something else than whole numbers")
+    return np.array(values, dtype=np.int64)
+
+
+def _table(entry: Any, shape: tuple[int, ...], what: str) -> np.ndarray:
+    own = tuple(_whole(entry["shape"], what).tolist())
+    fits = len(own) == len(shape) and all(n in (1, size) for n, size in zip(own, shape, strict=True))
+    _require(fits, f"{what} of shape {own} does not broadcast to {shape}")
+    values = _whole(entry["values"], what)
+    _require(len(values) == np.prod(own, dtype=np.int64), f"{what} has the wrong length")
+    return values.reshape(own)
+
+
+def _tensors(document: Mapping[str, Any]) -> Iterator[Tensor]:
+    """Read the tensors one by one; every id must name the root, a unit or a product of units."""
+    largest = document["units"] + len(document["products"])
+    names: set[str] = set()
+    for entry in document["tensors"]:
+        name, shape = entry["name"], tuple(_whole(entry["shape"], "a shape").tolist())
+        _require(isinstance(name, str) and name not in names, f"the tensor {name!r} is listed twice")
+        _require(min(shape, default=1) >= 1, f"the tensor {name!r} is empty")
+        names.add(name)
+        tail, head = (_table(entry[side], shape, f"the {side} of {name}") for side in ("tail", "head"))
+        _require(np.abs(tail).max() <= largest and np.abs(head).max() <= largest, f"{name} names an unknown unit")
+        unused, dead = None, 0
+        if entry["unused"] is not None:
+            table = _table(entry["unused"], shape, f"the unused scalars of {name}")
+            _require(np.isin(table, (0, 1)).all(), f"the unused scalars of {name} are not marked by 0 and 1")
+            unused = table.astype(bool)
+            dead = int(table.sum()) * int(np.prod(shape, dtype=np.int64)) // table.size
+        edges = int(np.prod(shape, dtype=np.int64)) - dead
+        _require(entry["edges"] == edges and type(entry["edges"]) is int, f"{name} has {edges} edges, not as stated")
+        yield Tensor(name, shape, tail, head, unused, edges)
+
+
+def _products(document: Mapping[str, Any]) -> list[dict[int, int]]:
+    result = []
+    for row in document["products"]:
+        product: dict[int, int] = {}
+        for unit, times in row:
+            _require(type(unit) is int and type(times) is int and times != 0, "a product is no list of powers")
+            _require(1 <= unit <= document["units"] and unit not in product, "a product names an unknown unit")
+            product[unit] = times
+        result.append(product)
+    return result
+
+
+def _judge(document: Mapping[str, Any], blocks: list[Tensor], weights: int, units: int) -> None:
+    """The two bounds."""
+    _require(units >= 0 and document["weights"] == weights, f"there are {weights} weights, not as stated")
+    _require(document["dimension"] == weights - units, f"the dimension is {weights - units}, not as stated")
+    products = _products(document)
+    _require(set(document["trees"]) == {"in", "out"}, "there are not two trees")
+    edges: list[dict[int, tuple[int, int]]] = []
+    ends: list[dict[int, tuple[int, int]]] = []
+    for side in ("in", "out"):
+        tree, at = _tree(document["trees"][side], blocks, products, units, side)
+        edges.append(tree)
+        ends.append(at)
+    shared = set(edges[0].values()) & set(edges[1].values())
+    _require(document["shared_edges"] == len(shared), f"the trees share {len(shared)} edges, not as stated")
+    if products:
+        _require(edges[0] == edges[1], "with products of scales one tree has to serve both ways")
+        chains = 0
+    else:
+        chains = _chains(edges[0], ends[0], shared, units)
+    _require(document["chains"] == chains, f"there are {chains} chains, not as stated")
+    count = chains + weights - (2 * units - len(shared))
+    _require(document["basis_paths"] == count, f"there are {count} basis paths, not as stated")
+    _require(count == weights - units, f"{count} basis paths are not as many as weights less units")
+
+
+def _tree(
+    entry: Any, blocks: list[Tensor], products: list[dict[int, int]], units: int, side: str
+) -> tuple[dict[int, tuple[int, int]], dict[int, tuple[int, int]]]:
+    """Walk a tree: every edge must join its unit, with coefficient +-1, to units reached before."""
+    order, tensor, index = (_whole(entry[key], f"tree {side}") for key in ("order", "tensor", "index"))
+    _require(len(order) == len(tensor) == len(index) == units, f"tree {side} has not one edge for every unit")
+    _require(np.array_equal(np.sort(order), np.arange(1, units + 1)), f"tree {side} does not reach every unit once")
+    _require(units == 0 or (tensor.min() >= 0 and tensor.max() < len(blocks)), f"tree {side} names unknown tensors")
+    tails, heads = np.zeros(units, np.int64), np.zeros(units, np.int64)
+    for number in np.unique(tensor):
+        block, here = blocks[int(number)], np.flatnonzero(tensor == number)
+        flat = index[here]
+        inside = flat.min() >= 0 and flat.max() < np.prod(block.shape, dtype=np.int64)
+        _require(inside, f"tree {side} leaves the tensor {block.name}")
+        if block.unused is not None:
+            _require(not block.at(block.unused, flat).any(), f"tree {side} uses an unused scalar of {block.name}")
+        tails[here], heads[here] = block.at(block.tail, flat), block.at(block.head, flat)
+    reached: set[int] = set()
+    for unit, tail, head in zip(order.tolist(), tails.tolist(), heads.tolist(), strict=True):
+        row: dict[int, int] = {}
+        for end, sign in ((head, 1), (tail, -1)):
+            sign = -sign if end < 0 else sign
+            factors = products[abs(end) - units - 1] if abs(end) > units else {abs(end): 1}
+            for factor, times in factors.items():
+                row[factor] = row.get(factor, 0) + sign * times
+        _require(abs(row.pop(unit, 0)) == 1, f"an edge of tree {side} does not move the scale of unit {unit} once")
+        row.pop(0, None)
+        late = [other for other, times in row.items() if times and other not in reached]
+        _require(not late, f"an edge of tree {side} joins unit {unit} to a unit not reached before")
+        reached.add(unit)
+    chosen = zip(tensor.tolist(), index.tolist(), strict=True)
+    numbers = order.tolist()
+    ends = zip(np.abs(tails).tolist(), np.abs(heads).tolist(), strict=True)
+    return dict(zip(numbers, chosen, strict=True)), dict(zip(numbers, ends, strict=True))
+
+
+def _chains(
+    tree: dict[int, tuple[int, int]], ends: dict[int, tuple[int, int]], shared: set[tuple[int, int]], units: int
+) -> int:
+    """Count the chains, and see that each is entered by exactly one edge of ``T_in`` outside ``T_out``."""
+    leader = list(range(units + 1))
+
+    def find(unit: int) -> int:
+        while leader[unit] != unit:
+            leader[unit] = leader[leader[unit]]
+            unit = leader[unit]
+        return unit
+
+    for unit, edge in tree.items():
+        if edge in shared:
+            one, other = find(ends[unit][0]), find(ends[unit][1])
+            _require(one != other, "the edges in both trees close a circle")
+            leader[max(one, other)] = min(one, other)
+    entered = [find(unit) for unit, edge in tree.items() if edge not in shared]
+    chains = {find(unit) for unit in range(1, units + 1)} - {find(0)}
+    _require(sorted(entered) == sorted(chains), "a chain is not entered by exactly one edge")
+    return len(chains)
+
+
+def _compare(document: Mapping[str, Any], blocks: list[Tensor], tensors: Mapping[str, Any]) -> None:
+    """Stream over a model's tensors: shapes, and tree weights that do not vanish."""
+    for number, block in enumerate(blocks):
+        _require(block.name in tensors, f"the model has no tensor {block.name}")
+        value = tensors[block.name]
+        _require(tuple(value.shape) == block.shape, f"{block.name} has another shape in the model")
+        flat = value.detach().reshape(-1) if hasattr(value, "detach") else np.asarray(value).reshape(-1)
+        for side in ("in", "out"):
+            tree = document["trees"][side]
+            places = [i for t, i in zip(tree["tensor"], tree["index"], strict=True) if t == number]
+            _require(not places or bool((flat[places] != 0).all()), f"a tree weight of {block.name} is zero")
+
+
+def _rescale(
+    document: Mapping[str, Any],
+    blocks: list[Tensor],
+    model: Any,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    tolerance: float,
+) -> None:
+    """Random combinations of all generators, by powers of two, leave a copy of the model with the same outputs."""
+    import copy
+
+    import torch
+
+    def leaves(value: Any) -> Iterator[Any]:
+        if isinstance(value, torch.Tensor):
+            yield value
+        elif isinstance(value, Mapping):
+            yield from leaves(list(value.values()))
+        elif isinstance(value, tuple | list):
+            for entry in value:
+                yield from leaves(entry)
+
+    def run() -> Any:
+        with torch.no_grad(), torch.random.fork_rng(devices=[]):
+            torch.manual_seed(0)
+            found = [leaf.double().reshape(-1) for leaf in leaves(bench(*args, **kwargs)) if leaf.is_floating_point()]
+        return torch.cat(found)
+
+    bench = copy.deepcopy(model)
+    for module in bench.modules():
+        # the symmetry of a normalisation is exact without its epsilon, which torch wants to be positive
+        if isinstance(getattr(module, "eps", None), float):
+            module.eps = 1e-30
+    named = {**dict(bench.named_parameters(remove_duplicate=False)), **dict(bench.named_buffers())}
+    sides = []
+    for block in blocks:
+        _require(block.name in named, f"the model has no parameter {block.name}")
+        _require(tuple(named[block.name].shape) == block.shape, f"{block.name} has another shape in the model")
+        sides += [(block.name, block.head, 1), (block.name, block.tail, -1)]
+    for entry in document["statistics"]:
+        ids = _whole(entry["units"], "the units of a statistic")
+        sides += [(entry[key], ids, power) for key, power in (("mean", 1), ("var", 2)) if entry[key] is not None]
+    products, units = _products(document), document["units"]
+    generator = np.random.default_rng(0)
+    before = run()
+    # two units may draw equal scales by chance, but hardly three times
+    for _ in range(3):
+        phi = np.concatenate([np.zeros(1, np.int64), generator.integers(-8, 9, units)])
+        derived = [sum(times * phi[unit] for unit, times in factors.items()) for factors in products]
+        phi = np.concatenate([phi, np.array(derived, np.int64)])
+        for direction in (1, -1):
+            for name, ids, power in sides:
+                factor = np.exp2(direction * power * np.sign(ids) * phi[np.abs(ids)])
+                named[name].data.mul_(torch.from_numpy(factor).to(named[name]))
+            if direction == 1:
+                after = run()
+        gap = float((after - before).abs().max()) if len(before) else 0.0
+        size = float(before.abs().max()) if len(before) else 1.0
+        _require(gap <= tolerance * size, f"the model's outputs change by {gap / size if size else gap:.1e}")

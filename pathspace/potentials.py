@@ -1,0 +1,40 @@
+"""Logarithms of prefix and suffix values along the trees: finite where the products themselves leave the floats."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from pathspace.errors import InputError
+from pathspace.skeleton import Skeleton
+
+
+def log_prefixes(skeleton: Skeleton) -> np.ndarray:
+    """``log |pre_v|`` for the root, every unit and every derived id, float64."""
+    return _log_along(skeleton, entering=True)
+
+
+def log_suffixes(skeleton: Skeleton) -> np.ndarray:
+    """``log |suf_v|`` for the root, every unit and every derived id, float64."""
+    return _log_along(skeleton, entering=False)
+
+
+def _log_along(skeleton: Skeleton, entering: bool) -> np.ndarray:
+    graph = skeleton.graph
+    tree = skeleton.tree_in if entering else skeleton.tree_out
+    weights = tree.gather(graph)
+    if bool((weights == 0).any()):
+        unit = int((weights == 0).nonzero()[0])
+        name = graph.blocks[int(tree.block[unit])].name
+        raise InputError(
+            f"The skeleton weight of unit {unit}, entry {int(tree.index[unit])} of {name!r}, is zero, expected "
+            "skeleton weights other than zero; choose the skeleton with rule='magnitude'."
+        )
+    size, expand = weights.abs().log().numpy(), graph.expand
+    result = np.zeros(graph.num_units + 1)
+    for units in tree.rounds:
+        own, both = tree.own[units], tree.own[units] * tree.other[units]
+        step = np.where(tree.forward[units], own, -own)
+        result[units] = step * size[units] + both * (expand[tree.parent[units]] @ result) + tree.rest[units] @ result
+    every: np.ndarray = expand @ result
+    # where products of scales make one tree serve both ways, the suffix is the prefix walked back
+    return -every if graph.forms.shape[0] and not entering else every

@@ -1,0 +1,188 @@
+"""The independent checker: accepts what holds, rejects every corruption, and knows nothing of the library."""
+
+from __future__ import annotations
+
+import ast
+import copy
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from cases import CASES, mlp
+from oracles.exact import exact_rank
+from torch import Tensor, nn
+
+import pathspace as ps
+from pathspace import checker
+from pathspace.checker import check
+from pathspace.proof import digest, proof
+
+SEVERAL = ("mlp_2x3x5x2", "residual_mlp", "conv_groups", "rnn_op_2_layers", "gated_product", "tied_transposed")
+
+
+def document_of(model: nn.Module, args: tuple[Tensor, ...], rule: str = "modulo") -> dict[str, Any]:
+    return json.loads(json.dumps(proof(ps.trace(model, *args).skeleton(rule, 1), type(model).__name__)))
+
+
+def places(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
+    """Paths to every entry of a nested document."""
+    found = [path] if path else []
+    entries = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    for key, entry in entries:
+        found += places(entry, (*path, key))
+    return found
+
+
+def corrupt(document: dict[str, Any], generator: random.Random) -> tuple[dict[str, Any], tuple[Any, ...]]:
+    """One random change: another number or text, an entry lost, doubled, or swapped with its neighbour."""
+    while True:
+        broken = copy.deepcopy(document)
+        place = generator.choice(places(broken))
+        holder: Any = broken
+        for key in place[:-1]:
+            holder = holder[key]
+        key, value = place[-1], holder[place[-1]]
+        kind = generator.choice(("change", "lose", "double", "swap"))
+        if kind == "lose":
+            del holder[key]
+        elif kind == "change":
+            if isinstance(value, int):
+                holder[key] = value + generator.choice((-2, -1, 1, 2, 1000))
+            elif isinstance(value, str):
+                holder[key] = value + "x"
+            elif value is None:
+                holder[key] = 0
+            else:
+                holder[key] = []
+        elif isinstance(holder, list) and kind == "double":
+            holder.insert(key, copy.deepcopy(value))
+        elif isinstance(holder, list) and kind == "swap" and len(holder) > 1:
+            other = (key + 1) % len(holder)
+            holder[key], holder[other] = holder[other], holder[key]
+        if broken != document:
+            return broken, place
+
+
+def test_the_checker_shares_no_code_with_the_library() -> None:
+    tree = ast.parse(Path(checker.__file__).read_text())
+    names = {alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names}
+    names |= {node.module or "." for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
+    assert names
+    assert not any(name.startswith(("pathspace", "training", "diagnostics", ".")) for name in names)
+
+
+@pytest.mark.parametrize("name", sorted(CASES)[::3])
+def test_proofs_are_accepted_and_fit_the_model(name: str) -> None:
+    model, args = CASES[name]()
+    graph = ps.trace(model, *args)
+    for rule in ("modulo", "random"):
+        document = proof(graph.skeleton(rule), name)
+        judgement = check(document, dict(model.named_parameters(remove_duplicate=False)), model, args)
+        assert judgement.accepted, judgement.reason
+        assert (judgement.weights, judgement.units) == (graph.num_weights, graph.num_units)
+        assert judgement.dimension == graph.dimension
+        assert judgement.compared == "outputs"
+
+
+def test_a_thousand_random_corruptions_are_rejected() -> None:
+    generator = random.Random(0)
+    documents = [document_of(*CASES[name]()) for name in SEVERAL]
+    assert all(check(document).accepted for document in documents)
+    for i in range(1000):
+        broken, place = corrupt(documents[i % len(documents)], generator)
+        assert not check(broken).accepted, place
+
+
+def rank_by_brute_force(document: dict[str, Any]) -> int:
+    """Dimension of the closed walks of the graph a document states: kernel of its incidence, by exact elimination."""
+    units, rows = document["units"], []
+    for tensor in document["tensors"]:
+        tail, head = (np.array(tensor[s]["values"]).reshape(tensor[s]["shape"]) for s in ("tail", "head"))
+        dead = tensor["unused"]
+        unused = np.zeros(1) if dead is None else np.array(dead["values"]).reshape(dead["shape"])
+        sides = [np.broadcast_to(a, tensor["shape"]).reshape(-1) for a in (tail, head, unused)]
+        for t, h, u in zip(*sides, strict=True):
+            row = np.zeros(units, np.int64)
+            for end, sign in ((h, 1), (t, -1)):
+                sign *= np.sign(end)
+                factors = document["products"][abs(end) - units - 1] if abs(end) > units else [[abs(end), 1]]
+                for unit, times in factors:
+                    if unit:
+                        row[unit - 1] += sign * times
+            if not u:
+                rows.append(row)
+    return len(rows) - exact_rank(np.array(rows))
+
+
+def test_a_forger_who_mends_the_digest_proves_nothing_false() -> None:
+    """With the digest recomputed, what is still accepted is true of the graph that the document now states."""
+    generator = random.Random(1)
+    documents = [document_of(*CASES[name]()) for name in SEVERAL]
+    accepted = 0
+    for i in range(1000):
+        broken, place = corrupt(documents[i % len(documents)], generator)
+        if "digest" not in broken:
+            continue
+        broken["digest"] = digest(broken)
+        judgement = check(broken)
+        if judgement.accepted:
+            accepted += 1
+            assert rank_by_brute_force(broken) == judgement.dimension == broken["dimension"], place
+    assert 0 < accepted < 400
+
+
+def test_a_forged_edge_is_noticed_on_the_model() -> None:
+    """Every id moved to another unit states a graph that the model does not have."""
+    torch.manual_seed(0)
+    model, x = mlp(3, 4, 4, 2), torch.randn(64, 3)
+    document = document_of(model, (x,))
+    assert check(document, model=model, args=(x,)).accepted
+    for number, side in ((0, "head"), (1, "head"), (2, "tail"), (2, "head"), (3, "head"), (4, "tail")):
+        values = document["tensors"][number][side]["values"]
+        for i, unit in enumerate(values):
+            broken = copy.deepcopy(document)
+            broken["tensors"][number][side]["values"][i] = unit % 8 + 1
+            broken["digest"] = digest(broken)
+            assert not check(broken, model=model, args=(x,)).accepted, (number, side, i)
+
+
+def test_a_model_that_does_not_fit_is_rejected() -> None:
+    model, x = mlp(3, 4, 2), torch.randn(2, 3)
+    document = document_of(model, (x,))
+    parameters = dict(model.named_parameters())
+    assert check(document, parameters).compared == "tensors"
+    assert "shape" in check(document, parameters | {"0.weight": torch.ones(5, 3)}).reason
+    assert "no tensor" in check(document, {"0.weight": torch.ones(4, 3)}).reason
+    assert "zero" in check(document, parameters | {"0.weight": torch.zeros(4, 3)}).reason
+    assert not check(document, model=mlp(3, 4, 2, act=nn.GELU), args=(x,)).accepted
+
+
+def test_normalisation_statistics_follow_their_channels() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(2, 3, 3), nn.BatchNorm2d(3), nn.ReLU(), nn.Flatten(), nn.Linear(12, 2))
+    x = torch.randn(8, 2, 4, 4)
+    model(x)
+    document = document_of(model.eval(), (x,))
+    assert [len(entry["units"]) for entry in document["statistics"]] == [3]
+    assert check(document, model=model, args=(x,)).accepted
+    document["statistics"] = []
+    document["digest"] = digest(document)
+    assert check(document).accepted
+    assert not check(document, model=model, args=(x,)).accepted
+
+
+def test_a_proof_travels_as_a_file(tmp_path: Path) -> None:
+    model, args = CASES["residual_cnn"]()
+    file = tmp_path / "proof.json"
+    file.write_text(json.dumps(document_of(model, args)))
+    assert check(file).accepted
+    file.write_text(file.read_text()[:-1] + ', "more": 1}')
+    assert "do not belong" in check(file).reason
+    file.write_text("[]")
+    assert "no JSON object" in check(file).reason
+    file.write_text("{")
+    assert "malformed" in check(file).reason

@@ -1,0 +1,190 @@
+"""Claims on trial: counts without enumeration against enumeration, verdicts against exact ranks."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from cases import CASES, mlp
+from oracles.exact import exact_rank
+from oracles.networks import LoopRNN, OpRNN, RandomConv
+from torch import nn
+from typer.testing import CliRunner
+
+import pathspace as ps
+from pathspace.claims import claim, count_selected, hierarchical, printed_skeleton, smallest_counterexample
+from pathspace.cli import app
+from pathspace.layered import Layered, by_size
+
+
+def selected(skeleton: ps.Skeleton) -> np.ndarray:
+    """The printed rule by enumeration: all unrolled paths, kept if at most one passage is off the skeleton."""
+    graph = skeleton.graph
+    mask = np.concatenate([skeleton.masks[block.name].reshape(-1).numpy() for block in graph.blocks])
+    rows = np.array([path.counting_vector for path in graph.paths()]).reshape(-1, graph.num_weights)
+    return rows[rows @ ~mask <= 1]
+
+
+@pytest.mark.parametrize("widths", [(3, 4, 2), (2, 3, 5, 2), (3, 3, 3, 3), (2, 1, 2, 1), (1, 2, 1, 2), (2, 4, 1, 3, 2)])
+@pytest.mark.parametrize("rule", ["modulo", "random"])
+@pytest.mark.parametrize("bias", [False, True])
+def test_the_count_is_exact_on_multilayer_networks(widths: tuple[int, ...], rule: str, bias: bool) -> None:
+    graph = ps.trace(mlp(*widths, bias=bias), torch.randn(1, widths[0]))
+    for seed in range(1 if rule == "modulo" else 5):
+        skeleton = graph.skeleton(rule, seed)
+        rows = selected(skeleton)
+        found = printed_skeleton(skeleton)
+        assert found.paths == len(rows)
+        assert found.rank == exact_rank(rows) == graph.dimension
+        assert found.verdict is (len(rows) == graph.dimension)
+
+
+@pytest.mark.parametrize("hidden", [[3], [2, 2], [1, 2], [2, 1], [2, 3, 2]])
+@pytest.mark.parametrize("rule", ["modulo", "random"])
+def test_the_count_is_exact_on_recurrent_networks(hidden: list[int], rule: str) -> None:
+    model = LoopRNN(2, hidden, 2, last=False, bias=False, out_bias=False)
+    graph = ps.trace(model, torch.randn(1, 3, 2))
+    skeleton = graph.skeleton(rule, 1)
+    rows = selected(skeleton)
+    found = printed_skeleton(skeleton)
+    assert (found.paths, found.rank) == (len(rows), exact_rank(rows))
+    assert found.rank == graph.dimension
+
+
+def test_the_count_is_exact_on_convolutions() -> None:
+    seen = 0
+    for seed in range(12):
+        kinds = [(0, 2, 3, 0), (1, 2, 1, 1)] if seed % 2 else [(0, 2, 1, 1), (0, 3, 3, 0)]
+        model = RandomConv(2, 2, kinds, flat=False, seed=seed)
+        skeleton = ps.trace(model, *model.example()).skeleton("random", seed)
+        found = count_selected(skeleton)
+        if not isinstance(found, str):
+            assert found[1] == len(np.unique(selected(skeleton), axis=0))
+            seen += 1
+    assert seen > 6
+
+
+def test_the_printed_rule_is_refuted_on_the_smallest_stack() -> None:
+    found = claim("printed-skeleton", ps.trace(mlp(2, 1, 2, 1, bias=False), torch.randn(1, 2)).skeleton())
+    assert (found.verdict, found.paths, found.rank, found.dimension) == (False, 4, 3, 3)
+    assert found.counterexample is not None
+    assert found.counterexample["weights"] == 6
+    assert sorted(found.counterexample["widths"]) == [1, 1, 2, 2]
+    assert len(found.counterexample["paths"]) == 4
+    assert json.loads(found.to_json())["counterexample"]["rank"] == 3
+
+
+def test_it_is_upheld_for_every_selection_with_one_hidden_layer() -> None:
+    for recurrent, widths in itertools.product((False, True), itertools.product((1, 2, 3), (1, 2, 3), (1, 2, 3))):
+        net = Layered(widths, recurrent)
+        for skeleton in itertools.islice(net.selections(), 300):
+            walks = net.selected(skeleton)
+            assert len(walks) == net.count(skeleton) == net.num_weights - net.num_units
+            assert exact_rank(net.vectors(walks)) == len(walks)
+
+
+def test_equal_widths_with_modulo_masks_are_upheld_and_unequal_refuted() -> None:
+    for recurrent, hidden in itertools.product((False, True), itertools.product((1, 2, 3), repeat=3)):
+        net = Layered((2, *hidden, 2), recurrent)
+        walks = net.selected(net.modulo())
+        assert len(walks) == net.count(net.modulo())
+        assert exact_rank(net.vectors(walks)) == net.num_weights - net.num_units
+        basis = len(walks) == net.num_weights - net.num_units
+        assert basis if len(set(hidden)) == 1 else (not basis or not recurrent)
+
+
+def test_the_smallest_counterexamples_are_the_smallest() -> None:
+    for rule in ("modulo", "random"):
+        plain, loops = (smallest_counterexample(recurrent, rule) for recurrent in (False, True))
+        assert plain is not None and plain["weights"] == 6
+        assert loops is not None and loops["weights"] == 10
+    assert (
+        smallest_counterexample(False, "random")["failing_selections"]
+        == (smallest_counterexample(False, "random")["selections"])
+    )
+    assert smallest_counterexample(False, "modulo", most_weights=5) is None
+    for net in by_size(False, 5):
+        for skeleton in net.selections():
+            assert net.count(skeleton) == net.num_weights - net.num_units
+
+
+def test_by_size_lists_every_network_once() -> None:
+    listed = [net.widths for net in by_size(False, 6)]
+    everything = [w for n in range(3, 8) for w in itertools.product(range(1, 7), repeat=n)]
+    small = [w for w in everything if Layered(w).num_weights <= 6]
+    assert sorted(listed) == sorted(small)
+    sizes = [Layered(w).num_weights for w in listed]
+    assert sizes == sorted(sizes)
+
+
+def test_wide_networks_are_counted_without_enumeration() -> None:
+    graph = ps.trace(mlp(50, 60, 60, 60, 60, 10, bias=False), torch.randn(1, 50))
+    equal, drawn = printed_skeleton(graph.skeleton()), printed_skeleton(graph.skeleton("random"))
+    assert equal.verdict is True
+    assert drawn.verdict is False
+    assert drawn.paths is not None and drawn.paths > graph.dimension
+    stack = OpRNN(5, 40, 4, num_layers=3, bias=False, out_bias=False)
+    assert printed_skeleton(ps.trace(stack, torch.randn(3, 1, 5)).skeleton()).verdict is True
+
+
+@pytest.mark.parametrize(
+    ("name", "words"), [("batchnorm_conv", "backwards"), ("gated_product", "products"), ("residual_mlp", "circle")]
+)
+def test_networks_that_the_rule_says_nothing_about(name: str, words: str) -> None:
+    model, args = CASES[name]()
+    found = printed_skeleton(ps.trace(model, *args).skeleton())
+    assert found.verdict is None
+    assert words in found.evidence
+
+
+def test_hierarchical_sets_on_equal_and_unequal_widths() -> None:
+    def on(*widths: int) -> ps.Skeleton:
+        return ps.trace(mlp(*widths, bias=False), torch.randn(1, widths[0])).skeleton()
+
+    assert hierarchical(on(3, 3, 3, 3)).verdict is True
+    narrow = hierarchical(on(3, 5, 1, 3, 2))
+    assert narrow.verdict is False
+    assert "1 x 3 edges" in narrow.evidence
+    unequal = hierarchical(on(2, 2, 3, 2))
+    assert unequal.verdict is False
+    assert unequal.paths is not None and unequal.dimension is not None and unequal.paths > unequal.dimension
+    assert hierarchical(ps.trace(nn.Linear(3, 2), torch.randn(1, 3)).skeleton()).verdict is None
+    model, args = CASES["conv_gap"]()
+    assert hierarchical(ps.trace(model, *args).skeleton()).verdict is None
+
+
+def test_unknown_claims_are_refused() -> None:
+    model, args = CASES["mlp_3x4x2"]()
+    with pytest.raises(ps.InputError, match="printed-skeleton"):
+        claim("everything", ps.trace(model, *args).skeleton())
+
+
+def test_the_command_line_tries_claims_and_judges_proofs(tmp_path: Path) -> None:
+    (tmp_path / "stack.py").write_text(
+        "import torch\nfrom torch import nn\n\n\ndef net():\n    layers = [nn.Linear(2, 1, bias=False), nn.ReLU(), "
+        "nn.Linear(1, 2, bias=False), nn.ReLU(), nn.Linear(2, 1)]\n"
+        "    return nn.Sequential(*layers), torch.ones(4, 2)\n"
+    )
+    target, proof, picture = f"{tmp_path / 'stack.py'}:net", tmp_path / "proof.json", tmp_path / "graph.svg"
+    runner = CliRunner()
+
+    def run(*words: object) -> tuple[int, str]:
+        result = runner.invoke(app, [str(word) for word in words])
+        return result.exit_code, result.output
+
+    code, text = run("verify", target, "--claim", "printed-skeleton", "--json", "-")
+    assert (code, json.loads(text)["verdict"]) == (1, False)
+    assert run("verify", target, "--proof", proof)[0] == 0
+    assert run("check", proof)[0] == 0
+    assert "compared with outputs" in run("check", proof, target)[1]
+    proof.write_text(proof.read_text().replace('"units": 3', '"units": 2', 1))
+    code, text = run("check", proof)
+    assert code == 1 and "Rejected" in text
+    assert run("check", tmp_path / "nothing.json")[0] == 2
+    assert run("draw", target, "-o", picture, "--path", 1)[0] == 0
+    assert picture.read_text().startswith("<?xml")
+    assert run("draw", target, "-o", tmp_path / "graph.gif")[0] == 2

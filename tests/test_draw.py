@@ -1,0 +1,88 @@
+"""Pictures: what is in them, and that they are written whole."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+import torch
+from cases import CASES, mlp
+from torch import nn
+
+import pathspace as ps
+from pathspace.draw import BLUE, RED, _blocks, _places, _scalars
+
+
+def skeleton_of(name: str) -> ps.Skeleton:
+    model, args = CASES[name]()
+    return ps.trace(model, *args).skeleton()
+
+
+@pytest.mark.parametrize("name", sorted(CASES)[::4])
+@pytest.mark.parametrize("level", ["block", "auto"])
+def test_every_model_can_be_drawn(name: str, level: str) -> None:
+    figure = ps.draw(skeleton_of(name), level=level)
+    assert figure.axes[0].get_title(loc="left").split(",")[0].endswith("weights")
+
+
+@pytest.mark.parametrize("suffix", [".svg", ".png", ".pdf"])
+def test_pictures_are_files(suffix: str, tmp_path: Path) -> None:
+    file = tmp_path / f"graph{suffix}"
+    ps.draw(skeleton_of("mlp_2x3x5x2"), file)
+    head = file.read_bytes()
+    assert head.startswith({".svg": b"<?xml", ".png": b"\x89PNG", ".pdf": b"%PDF"}[suffix])
+    if suffix == ".svg":
+        assert ElementTree.fromstring(head).tag.endswith("svg")
+        assert RED.encode() in head and BLUE.encode() in head
+    assert [entry.name for entry in tmp_path.iterdir()] == [file.name]
+
+
+def test_every_weight_is_an_arrow_and_the_skeleton_is_red() -> None:
+    skeleton = skeleton_of("mlp_2x3x5x2")
+    path = skeleton.basis()[4]
+    graph = _scalars(skeleton, path)
+    assert len(graph.edges) == 41
+    assert sum(data["red"] for *_, data in graph.edges(data=True)) == sum(int(m.sum()) for m in skeleton.masks.values())
+    assert sum(data["blue"] for *_, data in graph.edges(data=True)) == len(path.numbers)
+    places = _places(graph)
+    assert len({tuple(place) for place in places.values()}) == len(places)
+    assert all(places[u][0] < places[v][0] for u, v in graph.edges() if u != v)
+
+
+def test_blocks_are_groups_of_units_and_tensors() -> None:
+    graph = _blocks(skeleton_of("mlp_2x3x5x2"))
+    units = sorted(data["units"] for _, data in graph.nodes(data=True) if "units" in data)
+    assert units == [3, 5]
+    texts = [data["text"] for *_, data in graph.edges(data=True)]
+    assert sorted(texts) == ["0.weight\n3x2", "2.weight\n5x3", "4.weight\n2x5"]
+    assert sum(data.get("vectors", 0) for _, data in graph.nodes(data=True)) == 3
+
+
+def test_dashes_lead_past_a_normalisation() -> None:
+    model = nn.Sequential(nn.Conv2d(2, 3, 3, bias=False), nn.BatchNorm2d(3), nn.ReLU(), nn.Flatten(), nn.Linear(12, 2))
+    graph = _blocks(ps.trace(model, torch.randn(2, 2, 4, 4)).skeleton())
+    assert sum(bool(data.get("normalised")) for *_, data in graph.edges(data=True)) == 1
+    assert len({x for x, _ in _places(graph).values()}) == 4
+
+
+def test_a_loop_over_time_and_a_path_of_choice() -> None:
+    skeleton = skeleton_of("rnn_op_2_layers")
+    longest = ps.draw(skeleton).axes[0].get_title(loc="left")
+    assert "weight_hh_l0" in longest
+    chosen = ps.draw(skeleton, path=0).axes[0].get_title(loc="left")
+    assert "weight_hh" not in chosen
+    assert ps.draw(skeleton, path=skeleton.basis()[0]).axes[0].get_title(loc="left") == chosen
+
+
+def test_wrong_requests_are_refused(tmp_path: Path) -> None:
+    skeleton = skeleton_of("mlp_3x4x2")
+    with pytest.raises(ps.InputError, match="level"):
+        ps.draw(skeleton, level="atom")
+    with pytest.raises(ps.InputError, match=r"\.svg"):
+        ps.draw(skeleton, tmp_path / "graph.gif")
+    with pytest.raises(ps.InputError, match="22 basis paths"):
+        ps.draw(skeleton, path=22)
+    with pytest.raises(ps.UnsupportedError, match="level='block'"):
+        ps.draw(ps.trace(mlp(40, 40, 2), torch.randn(1, 40)).skeleton(), level="scalar")
+    assert not list(tmp_path.iterdir())

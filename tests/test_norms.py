@@ -1,0 +1,172 @@
+"""Path norms against enumeration, against a forward pass written by hand, and beyond the range of floats."""
+
+from __future__ import annotations
+
+import copy
+import math
+
+import numpy as np
+import pytest
+import torch
+from cases import CASES, mlp
+from oracles.alignment import aligned
+from oracles.networks import LoopRNN, OpRNN
+from oracles.pathsets import enumerate_paths
+from torch import Tensor, nn
+
+import pathspace as ps
+from pathspace.norms import path_norm, path_statistics
+
+
+def by_enumeration(model: nn.Module, args: tuple[Tensor, ...], p: float) -> float:
+    graph = ps.trace(model, *args)
+    paths = aligned(graph, enumerate_paths(model, *args))
+    logs = graph.weights().abs().log().numpy()
+    return float(np.exp(p * (paths @ logs)).sum()) ** (1 / p)
+
+
+@pytest.mark.parametrize("p", [1, 2, 0.5])
+@pytest.mark.parametrize("widths", [(3, 4, 2), (2, 3, 5, 2), (2, 4, 1, 3, 2)])
+def test_norms_of_multilayer_networks_are_sums_over_enumerated_paths(widths: tuple[int, ...], p: float) -> None:
+    torch.manual_seed(0)
+    model, x = mlp(*widths), torch.randn(1, widths[0])
+    assert path_norm(ps.trace(model, x), p) == pytest.approx(by_enumeration(model, (x,), p), rel=1e-12)
+
+
+@pytest.mark.parametrize("p", [1, 2])
+@pytest.mark.parametrize("last", [True, False])
+def test_norms_of_recurrent_networks(last: bool, p: float) -> None:
+    """The recurrent operation and the Python loop agree."""
+    torch.manual_seed(0)
+    op = OpRNN(2, 3, 2, last, num_layers=2, batch_first=True, bias=False)
+    loop = LoopRNN(2, [3, 3], 2, last, bias=False)
+    for i in range(2):
+        loop.w_x[i].weight = getattr(op.rnn, f"weight_ih_l{i}")
+        loop.w_h[i].weight = getattr(op.rnn, f"weight_hh_l{i}")
+    loop.head = op.head
+    x = torch.randn(1, 4, 2)
+    one, two = (path_norm(ps.trace(model, x), p) for model in (op, loop))
+    assert one == pytest.approx(two, rel=1e-12)
+
+
+def test_norms_of_one_recurrent_layer_are_sums_over_enumerated_paths() -> None:
+    """Read at the last step, every unrolled path passes other weights, in other numbers."""
+    torch.manual_seed(0)
+    model, x = OpRNN(2, 1, 2, batch_first=True, bias=False), torch.randn(1, 5, 2)
+    for p in (1, 2):
+        assert path_norm(ps.trace(model, x), p) == pytest.approx(by_enumeration(model, (x,), p), rel=1e-12)
+
+
+class Reference(nn.Module):
+    """The all-positive network of a convolutional one, written by hand: sums for maxima, affine batch norms."""
+
+    def __init__(self, model: nn.Sequential) -> None:
+        super().__init__()
+        self.layers = copy.deepcopy(model).double()
+        for module in self.layers.modules():
+            for parameter in module.parameters(recurse=False):
+                if not isinstance(module, nn.BatchNorm2d):
+                    parameter.data.abs_()
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            if isinstance(layer, nn.MaxPool2d):
+                x = nn.functional.avg_pool2d(x, layer.kernel_size, layer.stride, layer.padding) * layer.kernel_size**2
+            elif isinstance(layer, nn.BatchNorm2d):
+                gain = layer.weight / (layer.running_var + layer.eps).sqrt()
+                shift = (layer.bias - gain * layer.running_mean).abs()
+                x = x * gain.abs()[:, None, None] + shift[:, None, None]
+            elif not isinstance(layer, nn.ReLU):
+                x = layer(x)
+        return x
+
+
+def test_norms_of_convolutional_networks_are_forward_passes() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(
+        nn.Conv2d(3, 4, 3, padding=1), nn.BatchNorm2d(4), nn.ReLU(), nn.MaxPool2d(3, 2, 1), nn.Conv2d(4, 5, 2),
+        nn.ReLU(), nn.AvgPool2d(2), nn.Conv2d(5, 6, 1), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(),
+        nn.Linear(6, 2),
+    )  # fmt: skip
+    model(torch.randn(16, 3, 12, 12))
+    nn.init.normal_(model[1].weight)
+    x = torch.randn(1, 3, 12, 12)
+    graph = ps.trace(model.eval(), x)
+    with torch.no_grad():
+        expected = float(Reference(model)(torch.ones_like(x).double()).sum())
+    assert path_norm(graph) == pytest.approx(expected, rel=1e-12)
+    twice = ps.trace(model, torch.randn(2, 3, 12, 12))
+    assert path_norm(twice) == pytest.approx(expected, rel=1e-12)
+    with pytest.raises(ps.UnsupportedError, match="eval"):
+        path_norm(ps.trace(model.train(), torch.randn(2, 3, 12, 12)))
+
+
+@pytest.mark.parametrize("name", ["residual_mlp", "dense_mlp", "gated_product", "split_branches", "slices_and_flip"])
+def test_norms_of_branching_networks(name: str) -> None:
+    """Enumerated path by path; and a rescaled network has the same norm."""
+    model, args = CASES[name]()
+    model = model.double()
+    args = tuple(arg.double()[:1] for arg in args)
+    graph = ps.trace(model, *args)
+    for p in (1, 2):
+        assert path_norm(graph, p) == pytest.approx(by_enumeration(model, args, p), rel=1e-10)
+    before = path_norm(graph)
+    ps.rescale(model, graph, torch.randn(graph.num_units).double())
+    assert path_norm(graph) == pytest.approx(before, rel=1e-10)
+
+
+@pytest.mark.parametrize("size", [1e4, 1e-4])
+def test_norms_stay_finite_where_floats_do_not(size: float) -> None:
+    depth, width = 120, 3
+    model = mlp(*[width] * (depth + 1), bias=False)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.fill_(size)
+    graph = ps.trace(model, torch.randn(1, width))
+    exact = (depth + 1) * math.log(width) + depth * math.log(size)
+    assert path_norm(graph, log=True) == pytest.approx(exact, rel=1e-6)
+    if size > 1:
+        with pytest.raises(ps.InputError, match="log=True"):
+            path_norm(graph)
+    else:
+        assert path_norm(graph) == 0.0
+    statistics = path_statistics(graph.skeleton())
+    assert statistics.median == pytest.approx(depth * math.log(size), rel=1e-6)
+    assert math.isfinite(statistics.log_norm)
+
+
+def test_a_network_of_zeros() -> None:
+    model = mlp(2, 3, 2, bias=False)
+    for parameter in model.parameters():
+        nn.init.zeros_(parameter)
+    graph = ps.trace(model, torch.randn(1, 2))
+    assert path_norm(graph) == 0
+    assert path_norm(graph, log=True) == -math.inf
+    with pytest.raises(ps.InputError, match="zero"):
+        path_statistics(graph.skeleton())
+
+
+@pytest.mark.parametrize("name", ["mlp_2x3x5x2", "residual_cnn", "rnn_op", "gated_product", "tied_transposed"])
+def test_statistics_are_those_of_the_values(name: str) -> None:
+    model, args = CASES[name]()
+    skeleton = ps.trace(model, *args).skeleton("magnitude")
+    values = skeleton.basis().values().abs()
+    found = path_statistics(skeleton, p=2)
+    logs = values[values > 0].log()
+    assert found.count == len(values)
+    assert found.zeros == int((values == 0).sum())
+    assert found.log_norm == pytest.approx(float(values.square().sum().log()) / 2, rel=1e-9)
+    assert found.mean == pytest.approx(float(logs.mean()), rel=1e-9)
+    assert found.largest == pytest.approx(float(logs.max()), rel=1e-9, abs=1e-9)
+    assert found.smallest == pytest.approx(float(logs.min()), rel=1e-9)
+    assert found.to_dict()["p"] == 2
+
+
+def test_what_has_no_path_norm_is_refused() -> None:
+    model, args = CASES["mlp_gelu"]()
+    with pytest.raises(ps.UnsupportedError, match="gelu"):
+        path_norm(ps.trace(model, *args))
+    model, args = CASES["mlp_3x4x2"]()
+    for function in (path_norm, lambda graph, p: path_statistics(graph.skeleton(), p)):
+        with pytest.raises(ps.InputError, match="positive"):
+            function(ps.trace(model, *args), 0)
