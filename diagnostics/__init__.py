@@ -1,8 +1,53 @@
 """diagnostics: how does this network behave?
 
+Markov chain: :class:`MarkovChain`, the residual additions of a model as a learnable chain; :class:`ChainRecord`.
 Conservation: :func:`conserved`, the quantities that gradient flow keeps constant, one per unit.
+Signal: :func:`signal` and :func:`gradients` by layer, :func:`jacobian` and its spectrum (:func:`trace_k`,
+:func:`top_singular`, :func:`spectrum`), order and chaos (:func:`growth_exponent`, :func:`sweep`,
+:func:`critical_point`), :func:`residual_control`.
+Parameters: :func:`degeneracy`, growing a model (:func:`predict_growth`, :func:`rank_growths`, :func:`widen`,
+:func:`deepen`), :func:`cost` and :func:`compare_costs`, :func:`suggest_decay`.
+Results: :class:`Table` and :class:`Estimate`; :func:`compare` for two runs or checkpoints.
 """
 
+from diagnostics.chain import MarkovChain
 from diagnostics.conservation import conserved
+from diagnostics.control import residual_control
+from diagnostics.cost import compare_costs, cost, depth_or_width
+from diagnostics.criticality import critical_point, growth_exponent, sweep
+from diagnostics.degeneracy import degeneracy
+from diagnostics.efficiency import ChainRecord
+from diagnostics.gradients import gradients
+from diagnostics.growth import deepen, predict_growth, rank_growths, widen
+from diagnostics.noise import suggest_decay
+from diagnostics.signal import signal
+from diagnostics.spectra import jacobian, spectrum, top_singular, trace_k
+from diagnostics.tables import Estimate, Table, compare
 
-__all__ = ["conserved"]
+__all__ = [
+    "ChainRecord",
+    "Estimate",
+    "MarkovChain",
+    "Table",
+    "compare",
+    "compare_costs",
+    "conserved",
+    "cost",
+    "critical_point",
+    "deepen",
+    "degeneracy",
+    "depth_or_width",
+    "gradients",
+    "growth_exponent",
+    "jacobian",
+    "predict_growth",
+    "rank_growths",
+    "residual_control",
+    "signal",
+    "spectrum",
+    "suggest_decay",
+    "sweep",
+    "top_singular",
+    "trace_k",
+    "widen",
+]

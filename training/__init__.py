@@ -2,8 +2,10 @@
 
 Optimizers on path values: :class:`GSGD` and :class:`GAdam`, with :func:`init_skeleton` to start from;
 :class:`PathSGD`; and, from the evolution notes, :class:`EMASGD`, :class:`RescaleSGD`, :class:`SignProp`.
+Markov chain: :func:`penalize`, the penal connection.
 """
 
 from training.optim import EMASGD, GSGD, GAdam, PathNorm, PathSGD, RescaleSGD, SignProp, init_skeleton
+from training.penal import penalize
 
-__all__ = ["EMASGD", "GSGD", "GAdam", "PathNorm", "PathSGD", "RescaleSGD", "SignProp", "init_skeleton"]
+__all__ = ["EMASGD", "GSGD", "GAdam", "PathNorm", "PathSGD", "RescaleSGD", "SignProp", "init_skeleton", "penalize"]

@@ -1,0 +1,220 @@
+"""Attention weights as the transition matrices of Markov chains over tokens.
+
+Row t of a matrix P is a distribution: the token t asks, and ``sum_t' P[t, t'] x_t'`` is its answer. Under a causal
+mask the first token is absorbing, and under a block mask every block has a stationary distribution of its own: there
+the stationary distribution says nothing about the model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import networkx as nx
+import numpy as np
+import scipy.linalg
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.overrides import TorchFunctionMode
+
+from pathspace.errors import InputError, UnsupportedError
+
+_TOLERANCE = 1e-12
+
+
+@dataclass(frozen=True)
+class AttentionChain:
+    """One transition matrix read as a Markov chain.
+
+    Attributes:
+        matrix: row-stochastic, float64, shape (T, T).
+        stationary: a stationary distribution, shape (T,); the one of the only closed class, or the mean over closed
+            classes where there are several.
+        closed_classes: the closed communicating classes; more than one means the stationary distribution is not unique.
+        gap: spectral gap ``1 - |lambda_2|``.
+        dobrushin: ``max over rows of the total variation distance``: one step contracts every difference of
+            distributions at least by this factor.
+        caveat: why the stationary distribution is uninformative, or "".
+    """
+
+    matrix: np.ndarray
+    stationary: np.ndarray
+    closed_classes: tuple[tuple[int, ...], ...]
+    gap: float
+    dobrushin: float
+    caveat: str
+
+    def mixing_time(self, distance: float = 0.25, limit: int = 10_000) -> int | None:
+        """Steps until every start is within a total variation distance of the stationary distribution, or None."""
+        power = np.eye(len(self.matrix))
+        for step in range(1, limit + 1):
+            power = power @ self.matrix
+            if 0.5 * np.abs(power - self.stationary).sum(1).max() <= distance:
+                return step
+            if self.gap <= _TOLERANCE:
+                return None
+        return None
+
+
+def analyse(matrix: Tensor | np.ndarray) -> AttentionChain:
+    """Read one row-stochastic matrix as a Markov chain.
+
+    Args:
+        matrix: shape (T, T), rows summing to one.
+
+    Returns:
+        Stationary distribution, spectral gap, Dobrushin coefficient and caveats.
+
+    Raises:
+        InputError: not a square matrix with non-negative rows that sum to one.
+
+    Example:
+        >>> chain = analyse(np.array([[0.9, 0.1], [0.5, 0.5]]))
+        >>> chain.stationary.round(4).tolist(), round(chain.gap, 4), round(chain.dobrushin, 4)
+        ([0.8333, 0.1667], 0.6, 0.4)
+        >>> analyse(np.array([[1.0, 0.0], [0.3, 0.7]])).caveat
+        'causal: token 0 is absorbing, so the stationary distribution is a point mass on it'
+
+    Reference:
+        Evolution of neural networks notes, section 4.1.3.
+    """
+    p = np.asarray(matrix.detach().cpu() if isinstance(matrix, Tensor) else matrix, dtype=np.float64)
+    if p.ndim != 2 or p.shape[0] != p.shape[1]:
+        raise InputError(f"The matrix has shape {p.shape}, expected (T, T); self-attention has one token set.")
+    if (p < 0).any() or np.abs(p.sum(1) - 1).max() > 1e-3:
+        raise InputError("The rows of the matrix are no distributions; pass attention weights after the softmax.")
+    p = p / p.sum(1, keepdims=True)
+    graph = nx.from_numpy_array(np.where(p > _TOLERANCE, p, 0), create_using=nx.DiGraph)
+    closed = tuple(tuple(sorted(c)) for c in nx.attracting_components(graph))
+    parts = []
+    for members in closed:
+        inner = p[np.ix_(members, members)]
+        inner = inner / inner.sum(1, keepdims=True)
+        size = len(members)
+        system = np.vstack([inner.T - np.eye(size), np.ones(size)])
+        solution = np.zeros(len(p))
+        solution[list(members)] = scipy.linalg.lstsq(system, np.append(np.zeros(size), 1.0))[0]
+        parts.append(solution)
+    moduli = np.sort(np.abs(scipy.linalg.eigvals(p)))[::-1]
+    gap = 1 - float(moduli[1]) if len(p) > 1 else 1.0
+    distances = 0.5 * np.abs(p[:, None, :] - p[None, :, :]).sum(-1)
+    return AttentionChain(p, np.mean(parts, 0), closed, max(gap, 0.0), float(distances.max()), _caveat(p, closed))
+
+
+def _caveat(p: np.ndarray, closed: Sequence[Sequence[int]]) -> str:
+    if len(p) > 1 and np.allclose(np.triu(p, 1), 0, atol=_TOLERANCE):
+        return "causal: token 0 is absorbing, so the stationary distribution is a point mass on it"
+    if len(closed) > 1:
+        return f"block mask: {len(closed)} closed classes, the stationary distribution is not unique and the gap is 0"
+    if len(closed) == 1 and len(closed[0]) == 1 and len(p) > 1:
+        return f"token {closed[0][0]} is absorbing, so the stationary distribution is a point mass on it"
+    return ""
+
+
+def rollout(matrices: Sequence[Tensor], residual: bool = True) -> Tensor:
+    """Where the tokens of the last layer look in the first: ``prod (I/2 + P_l/2)``, later layers on the left.
+
+    Args:
+        matrices: one (T, T) matrix per layer, the first layer first; averaging heads before is a convention.
+        residual: mix in the residual stream as I/2; without it the product forgets its rows quickly.
+
+    Returns:
+        A row-stochastic matrix (T, T).
+
+    Example:
+        >>> p = torch.tensor([[0.5, 0.5], [0.25, 0.75]])
+        >>> rollout([p, p], residual=False)
+        tensor([[0.3750, 0.6250],
+                [0.3125, 0.6875]])
+    """
+    if not matrices:
+        raise InputError("There is no matrix to roll out; pass one (T, T) matrix per layer.")
+    total = torch.eye(matrices[0].shape[-1], dtype=matrices[0].dtype)
+    for p in matrices:
+        total = ((torch.eye(len(p), dtype=p.dtype) + p) / 2 if residual else p) @ total
+    return total
+
+
+class _Catch(TorchFunctionMode):
+    """Compute the weights of every attention that runs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: list[Tensor] = []
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func is F.scaled_dot_product_attention:
+            self.found.append(_weights(*args, **kwargs))
+        elif func is F.multi_head_attention_forward:
+            wanted = {**kwargs, "need_weights": True, "average_attn_weights": False}
+            output, attended = func(*args, **wanted)
+            assert isinstance(attended, Tensor)  # asked for above
+            weights: Tensor = attended
+            self.found.append(weights if weights.ndim == 4 else weights.unsqueeze(0))
+            if not kwargs.get("need_weights", True):
+                return output, None
+            averaged = kwargs.get("average_attn_weights", True)
+            return output, weights.mean(-3) if averaged else weights
+        result = func(*args, **kwargs)
+        if getattr(func, "__name__", "") == "softmax" and isinstance(result, Tensor) and result.ndim == 4:
+            self.found.append(result)
+        return result
+
+
+def _weights(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> Tensor:
+    if enable_gqa:
+        key = key.repeat_interleave(query.shape[-3] // key.shape[-3], -3)
+    scores = query @ key.transpose(-2, -1) * (query.shape[-1] ** -0.5 if scale is None else scale)
+    if is_causal:
+        mask = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).tril()
+        scores = scores.masked_fill(~mask, -torch.inf)
+    if attn_mask is not None:
+        scores = scores.masked_fill(~attn_mask, -torch.inf) if attn_mask.dtype == torch.bool else scores + attn_mask
+    return scores.softmax(-1)
+
+
+def attention_matrices(model: nn.Module, *inputs: Any, kwargs: Mapping[str, Any] | None = None) -> list[Tensor]:
+    """The attention weights of every attention layer of a running model.
+
+    Args:
+        model: any model built on ``scaled_dot_product_attention``, ``nn.MultiheadAttention`` or a softmax over
+            four-dimensional scores.
+        *inputs: positional inputs.
+        kwargs: keyword inputs.
+
+    Returns:
+        One tensor (B, heads, T, T') per attention, in the order of execution, float64.
+
+    Raises:
+        UnsupportedError: no attention ran.
+
+    Example:
+        >>> layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True).eval()
+        >>> [p.shape for p in attention_matrices(layer, torch.randn(3, 5, 8))]
+        [torch.Size([3, 2, 5, 5])]
+    """
+    catch = _Catch()
+    run: Callable[..., Any] = model
+    with torch.no_grad(), catch:
+        run(*inputs, **dict(kwargs or {}))
+    if not catch.found:
+        raise UnsupportedError(
+            f"No attention ran in {type(model).__name__}; its weights are found in scaled_dot_product_attention, "
+            "nn.MultiheadAttention and softmax over four-dimensional scores."
+        )
+    return [weights.double() for weights in catch.found]
+
+
+__all__ = ["AttentionChain", "analyse", "attention_matrices", "rollout"]

@@ -1,0 +1,189 @@
+"""The command ``pathspace diagnose``: a model's Markov chain on a batch, as a table, pictures and JSON."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from pathspace.cli import InputOption, JsonOption, SeedOption, TargetArgument, TrainOption
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from diagnostics.chain import MarkovChain
+    from diagnostics.efficiency import ChainRecord
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command of this package to the command line.
+
+    Args:
+        app: the application of ``pathspace``, which finds this function by its entry point.
+
+    Example:
+        >>> app = typer.Typer()
+        >>> register(app)
+        >>> [command.callback.__name__ for command in app.registered_commands]
+        ['diagnose']
+    """
+    app.command()(diagnose)
+
+
+def diagnose(
+    target: TargetArgument,
+    inputs: InputOption = None,
+    json: JsonOption = None,
+    plots: Annotated[
+        str | None,
+        typer.Option(
+            "--plots", metavar="FOLDER", help="Also save cosines.png and walk.png in this folder.", show_default=False
+        ),
+    ] = None,
+    seed: SeedOption = 0,
+    train: TrainOption = None,
+) -> None:
+    """Find the residual additions of a model, and measure on a batch how far each one points down a loss.
+
+    The loss is the negative log-likelihood of random classes where the outputs are scores, (B, classes) or
+    (B, tokens, classes), and the mean square otherwise: what it says is about the chain, not about a task.
+
+    [bold]pathspace diagnose net.py:Net --input 8x3x32x32 --plots figures[/]
+
+    Exit codes: 0 done, also where no chain was found; 2 bad input.
+    """
+    from rich.console import Console
+
+    from pathspace.cli import _load, _working
+    from pathspace.files import ensure_writable
+
+    if json not in (None, "-"):
+        ensure_writable(str(json))
+    if plots is not None:
+        for name in ("cosines.png", "walk.png"):
+            ensure_writable(f"{plots}/{name}")
+    with _working("Loading", target) as status:
+        loaded = _load(target, inputs, seed, train)
+        status("Tracing and observing")
+        from diagnostics.chain import MarkovChain
+
+        chain = MarkovChain.trace(loaded.model, *loaded.args, kwargs=loaded.kwargs)
+        batch: Any = loaded.kwargs if loaded.kwargs and not loaded.args else loaded.args
+        record = chain.observe(_loss(seed), batch, None) if len(chain) else None
+        if plots is not None and record is not None:
+            _draw(chain, record, batch, plots)
+    result = _result(chain, record)
+    _deliver(result, json)
+    if json != "-":
+        console = Console()
+        console.print(chain.sentence(), soft_wrap=True, highlight=False)
+        if record is not None:
+            console.print(_table(chain, record))
+            console.print(
+                f"efficiency {record.mean_efficiency:+.4f}; every cosine positive for {record.convex_share:.0%} of "
+                f"{record.samples} samples; {len(chain.dismissed)} other additions and joins",
+                soft_wrap=True,
+                highlight=False,
+            )
+        for reason, count in _reasons(chain).items():
+            console.print(f"  {count} x {reason}", soft_wrap=True, highlight=False, markup=False)
+
+
+def _loss(seed: int) -> Any:
+    """A loss that needs no targets: random classes for scores, the mean square otherwise."""
+    import torch
+    from torch.nn import functional as F
+
+    def first(outputs: Any) -> Tensor:
+        if isinstance(outputs, torch.Tensor):
+            return outputs
+        values = outputs.values() if hasattr(outputs, "values") else outputs
+        return next(value for value in map(first, values) if value.is_floating_point())
+
+    def loss(outputs: Any, _: Any) -> Tensor:
+        scores = first(outputs).float() if first(outputs).dtype != torch.float64 else first(outputs)
+        if scores.ndim in (2, 3) and scores.shape[-1] > 1:
+            generator = torch.Generator().manual_seed(seed)
+            classes = torch.randint(0, scores.shape[-1], scores.shape[:-1], generator=generator).to(scores.device)
+            return F.cross_entropy(scores.flatten(0, -2), classes.flatten())
+        return scores.square().mean()
+
+    return loss
+
+
+def _reasons(chain: MarkovChain) -> dict[str, int]:
+    from collections import Counter
+
+    counts = Counter(f"{item.operation}: {item.reason}" for item in chain.dismissed)
+    return dict(counts.most_common())
+
+
+def _result(chain: MarkovChain, record: ChainRecord | None) -> dict[str, Any]:
+    nodes = [
+        {"name": n.name, "module": n.module, "kind": n.kind, "shape": list(n.shape), "source": n.source}
+        for n in chain.nodes
+    ]
+    if record is not None:
+        measured = record.to_dict()
+        nodes = [{**node, **values} for node, values in zip(nodes, measured.pop("nodes"), strict=True)]
+    else:
+        measured = {}
+    dismissed = [{"operation": d.operation, "module": d.module, "reason": d.reason} for d in chain.dismissed]
+    return {"sentence": chain.sentence(), "length": len(chain), **measured, "nodes": nodes, "dismissed": dismissed}
+
+
+def _deliver(result: dict[str, Any], path: str | None) -> None:
+    from json import dumps
+
+    from pathspace.files import replacing
+
+    if path is None:
+        return
+    clean = _finite(result)
+    if path == "-":
+        print(dumps(clean, indent=2, allow_nan=False))
+        return
+    with replacing(path) as temporary:
+        temporary.write_text(dumps(clean, indent=2, allow_nan=False) + "\n", encoding="utf-8")
+
+
+def _finite(value: Any) -> Any:
+    """JSON knows no NaN."""
+    if isinstance(value, dict):
+        return {key: _finite(each) for key, each in value.items()}
+    if isinstance(value, list):
+        return [_finite(each) for each in value]
+    return None if isinstance(value, float) and value != value else value
+
+
+def _table(chain: MarkovChain, record: ChainRecord) -> Any:
+    from rich import box
+    from rich.markup import escape
+    from rich.table import Table
+
+    longest = max(len(node.name) for node in chain.nodes)
+    table = Table(box=box.SIMPLE, padding=(0, 1, 0, 0), pad_edge=False)
+    table.add_column("node", overflow="fold", min_width=min(longest, 30))
+    table.add_column("kind")
+    for heading in ("cosine", "5 %", "95 %", "|z|/|x|", "gauge"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    for node, row in zip(chain.nodes, record.to_dict()["nodes"], strict=True):
+        values = (row["cosine_mean"], row["cosine_q05"], row["cosine_q95"])
+        cells = [f"{value:+.3f}" for value in values]
+        table.add_row(
+            escape(node.name), node.kind, *cells, f"{row['direction_over_stream']:.3g}", f"{row['gauge']:+.2e}"
+        )
+    return table
+
+
+def _draw(chain: MarkovChain, record: ChainRecord, batch: Any, folder: str) -> None:
+    from diagnostics.lemmas import walk
+    from diagnostics.plots import cosines_by_depth, walk_picture
+    from pathspace.files import replacing
+
+    for name, figure in (("cosines", cosines_by_depth(record)), ("walk", walk_picture(*walk(chain, batch)))):
+        with replacing(f"{folder}/{name}.png") as temporary:
+            figure.savefig(temporary, dpi=150)
+
+
+__all__ = ["register"]

@@ -1,0 +1,229 @@
+"""Residual control: how far a stack of residual blocks is from the identity, and what keeps it there."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from scipy.sparse.linalg import LinearOperator
+from torch import nn
+
+from diagnostics.layers import Call, Names, Types, observe, select
+from diagnostics.signal import ELEMENTWISE
+from diagnostics.spectra import Jacobian, top_singular
+from diagnostics.tables import Table
+from pathspace.errors import InputError, PathspaceError
+
+_MATRICES = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
+
+
+@dataclass(frozen=True)
+class BlockControl:
+    """One residual block ``z' = z + r(z)``.
+
+    Attributes:
+        block: its name.
+        step: ``||dz'/dz||``, spectral norm.
+        branch: ``||dr/dz||``.
+        weights: product of the spectral norms of linear and convolutional layers inside.
+        norms: product of those of the normalisation layers.
+        activations: product of those of the activations.
+        others: product of those of the other layers called (pooling, dropout, scales).
+        product: of the four; a bound of ``branch`` where the branch is one chain of these layers.
+        slack: ``log(product / branch)``: how much the bound gives away.
+    """
+
+    block: str
+    step: float
+    branch: float
+    weights: float
+    norms: float
+    activations: float
+    others: float
+    product: float
+    slack: float | None
+
+
+@dataclass(frozen=True)
+class ResidualControl:
+    """A stack of m residual blocks, seen from its first input to its last output.
+
+    Attributes:
+        blocks: block by block.
+        span: ``||dz_{l+m}/dz_l||``.
+        bound: product of the blocks' ``||dz'/dz||``, an upper bound of ``span``, loose by about ``log 2`` per random
+            layer.
+        first_order: ``||sum_l dr_l/dz||``.
+        remainder: ``||dz_{l+m}/dz_l - I - sum_l dr_l/dz||``.
+        remainder_bound: ``prod (1 + e_l) - 1 - sum e_l``, ``e_l = ||dr_l/dz||``.
+        total: ``sum e_l``; the expansion means something only where it is small.
+        verdict: in a sentence.
+    """
+
+    blocks: Table[BlockControl]
+    span: float
+    bound: float
+    first_order: float
+    remainder: float
+    remainder_bound: float
+    total: float
+    verdict: str
+
+
+class _Sum(LinearOperator):
+    """Linear combination of operators of one shape, and of the identity."""
+
+    def __init__(self, parts: Sequence[tuple[float, LinearOperator]], identity: float) -> None:
+        self.parts, self.identity = parts, identity
+        super().__init__(np.dtype(np.float64), parts[0][1].shape)
+
+    def _matvec(self, x: np.ndarray) -> np.ndarray:
+        x = x.reshape(-1)
+        return self.identity * x + sum(factor * part.matvec(x) for factor, part in self.parts)
+
+    def _rmatvec(self, x: np.ndarray) -> np.ndarray:
+        x = x.reshape(-1)
+        return self.identity * x + sum(factor * part.rmatvec(x) for factor, part in self.parts)
+
+
+def norm(operator: LinearOperator) -> float:
+    """Spectral norm of an operator."""
+    return top_singular(operator, 1, tolerance=1e-6)[0].value
+
+
+def residual_control(
+    model: nn.Module,
+    *inputs: Any,
+    kwargs: Mapping[str, Any] | None = None,
+    names: Names = None,
+    types: Types = None,
+    inside: bool = True,
+) -> ResidualControl:
+    """Measure ``||dz_{l+m}/dz_l||`` over residual blocks, the remainder of its first-order expansion, and its causes.
+
+    ``dz_{l+m}/dz_l = I + sum dr_l/dz + remainder``, and ``||remainder|| <= prod(1 + e_l) - 1 - sum e_l``: for equal
+    e the
+    condition is ``m e << 1``, not ``e << 1``. All norms are spectral norms from products with Jacobians that are
+    never formed.
+
+    Args:
+        model: any module, in the mode it is in.
+        *inputs: one batch; the norm of a batch is the largest of its samples'.
+        kwargs: keyword inputs.
+        names: patterns of the names of the blocks.
+        types: classes, or names of classes, of the blocks.
+        inside: also measure the layers inside each block.
+
+    Returns:
+        The stack and its blocks.
+
+    Raises:
+        InputError: no filter given, or a block changes the shape of its input.
+
+    Example:
+        >>> _ = __import__("torch").manual_seed(0)
+        >>> import torch
+        >>> class Block(nn.Module):
+        ...     def __init__(self):
+        ...         super().__init__()
+        ...         self.inner = nn.Linear(4, 4)
+        ...     def forward(self, z):
+        ...         return z + 0.01 * self.inner(z)
+        >>> found = residual_control(nn.Sequential(Block(), Block()), torch.randn(1, 4), types=Block)
+        >>> found.remainder <= found.remainder_bound < 1e-3
+        True
+
+    Reference:
+        Evolution of neural network, sections 3.6 and 3.7. The printed derivative of a normalised branch lacks the
+        factor
+        ``(I - 11'/n - zz'/n) / std``; the norms here are those of the layers as they are.
+    """
+    if names is None and types is None:
+        raise InputError("residual_control needs to know the blocks; name them by names='blocks.*' or types='Block'.")
+    blocks = select(model, names, types)
+    parts = {
+        f"{name}.{inner}": module
+        for name, block in blocks.items()
+        for inner, module in block.named_modules()
+        if inside and inner and not any(True for _ in module.children())
+    }
+    run = observe(model, inputs, kwargs, {**blocks, **parts})
+    calls = [call for call in run.calls if call.name in blocks]
+    if not calls:
+        raise InputError("residual_control: the model called none of the chosen blocks on these inputs.")
+    for call in calls:
+        if call.source is None or call.source.shape != call.output.shape:
+            found = "integers" if call.source is None else f"{tuple(call.source.shape)} -> {tuple(call.output.shape)}"
+            raise InputError(
+                f"residual_control found {found} at block {call.name!r}, expected equal shapes; leave it out by names=."
+            )
+    rows, jacobians = [], []
+    for call in calls:
+        assert call.source is not None
+        step = Jacobian(call.output, call.source)
+        jacobians.append(step)
+        branch = norm(_Sum([(1.0, step)], -1.0))
+        factors = _factors(
+            [one for one in run.calls if one.name.startswith(f"{call.name}.") and one.number == call.number]
+        )
+        product = math.prod(factors)
+        slack = math.log(product / branch) if inside and branch > 0 and product > 0 else None
+        rows.append(BlockControl(call.label, norm(step), branch, *factors, product, slack))
+    assert calls[0].source is not None
+    notes = []
+    try:
+        span_map = Jacobian(calls[-1].output, calls[0].source)
+        one_stack = len({call.output.shape for call in calls}) == 1
+    except PathspaceError as error:
+        raise InputError(f"residual_control: the last block does not depend on the first: {error}") from error
+    if not one_stack:
+        raise InputError("residual_control found blocks of different shapes, expected one stack; choose one by names=.")
+    errors = [row.branch for row in rows]
+    count = len(rows)
+    linear: list[tuple[float, LinearOperator]] = [(1.0, jacobian) for jacobian in jacobians]
+    span = norm(span_map)
+    first = norm(_Sum(linear, -float(count)))
+    # J - I - sum (J_l - I) = J - sum J_l + (m - 1) I
+    remainder = norm(_Sum([(1.0, span_map), *((-1.0, j) for j in jacobians)], float(count - 1)))
+    total = math.fsum(errors)
+    bound = math.prod(1 + e for e in errors) - 1 - total
+    small = "holds" if total < 0.5 else "does not hold"
+    verdict = (
+        f"||dz_(l+{count})/dz_l|| = {span:.3g}; the branches add up to {total:.3g}, so the first-order picture "
+        f"{small}: its remainder is {remainder:.2g} (at most {bound:.2g})."
+    )
+    if not inside:
+        notes.append("Layers inside the blocks were not measured.")
+    return ResidualControl(
+        Table("residual blocks", tuple(rows), tuple(notes)),
+        span,
+        math.prod(row.step for row in rows),
+        first,
+        remainder,
+        bound,
+        total,
+        verdict,
+    )
+
+
+def _factors(calls: list[Call]) -> tuple[float, float, float, float]:
+    factors = [1.0, 1.0, 1.0, 1.0]
+    for call in calls:
+        if call.source is None or not call.output.requires_grad:
+            continue
+        try:
+            size = norm(Jacobian(call.output, call.source))
+        except PathspaceError:
+            continue
+        kind = 3
+        if isinstance(call.module, _MATRICES):
+            kind = 0
+        elif "Norm" in type(call.module).__name__:
+            kind = 1
+        elif isinstance(call.module, ELEMENTWISE):
+            kind = 2
+        factors[kind] *= size
+    return factors[0], factors[1], factors[2], factors[3]

@@ -1,0 +1,295 @@
+"""What a training step costs: multiplications, activations, cached floats, parameters; and time and memory."""
+
+from __future__ import annotations
+
+import math
+import statistics
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.graph import saved_tensors_hooks
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+from torch.utils.flop_counter import flop_registry
+
+from diagnostics.layers import main_output, unchanged
+from diagnostics.tables import Table
+from pathspace.errors import InputError
+
+_ACTIVATIONS = frozenset(
+    [
+        "relu",
+        "leaky_relu",
+        "elu",
+        "gelu",
+        "silu",
+        "mish",
+        "tanh",
+        "sigmoid",
+        "softplus",
+        "hardtanh",
+        "hardswish",
+        "hardsigmoid",
+        "log_sigmoid_forward",
+        "softsign",
+        "celu",
+        "selu",
+        "relu6",
+        "rrelu_with_noise",
+        "_prelu_kernel",
+        "exp",
+    ]
+)
+# the derivative of a ReLU is called threshold_backward
+_SLOPES = frozenset([*(f"{name}_backward" for name in _ACTIVATIONS), "threshold_backward", "_prelu_kernel_backward"])
+_PRODUCTS = frozenset(["mul", "div", "addcmul", "addcdiv", "square"])
+_VECTORS: Mapping[str, Callable[..., int]] = {
+    "mv": lambda matrix, vector, *_: matrix.numel(),
+    "dot": lambda a, b, *_: a.numel(),
+    "addmv": lambda bias, matrix, vector, *_: matrix.numel(),
+    "ger": lambda a, b, *_: a.numel() * b.numel(),
+}
+
+
+@dataclass(frozen=True)
+class Cost:
+    """The cost of one training step, counted and measured.
+
+    Attributes:
+        model: a name for it.
+        parameters: number of scalars.
+        multiplications: of forward and backward pass, seed of the output's gradient included.
+        forward: multiplications of the forward pass alone.
+        activations: values of activation functions; the backward pass takes as many derivatives.
+        derivatives: derivatives of activation functions in the backward pass.
+        cached: floats a textbook backward pass keeps: inputs of activations, and of products with weights or other
+            activations; model inputs and parameters not counted.
+        saved: floats that autograd really kept, parameters and inputs not counted (it takes a ReLU's derivative from
+            its
+            output, so it may keep fewer).
+        seconds: median time of forward and backward pass; ``None`` if not measured.
+        bytes: memory of ``saved``, of parameters and of their gradients.
+    """
+
+    model: str
+    parameters: int
+    multiplications: int
+    forward: int
+    activations: int
+    derivatives: int
+    cached: int
+    saved: int
+    seconds: float | None
+    bytes: int
+
+
+class _Counter(TorchDispatchMode):
+    """Counts what passes through the dispatcher, where every operation has become elementary."""
+
+    def __init__(self, excluded: set[int]) -> None:
+        super().__init__()
+        self.excluded = excluded
+        self.products = self.activations = self.slopes = 0
+        self.cached: dict[tuple[int, int, int], int] = {}
+        self.kept: list[Tensor] = []
+        self.backward = False
+
+    def _keep(self, *values: Any) -> None:
+        for value in values:
+            if not isinstance(value, Tensor) or not value.is_floating_point():
+                continue
+            if value.untyped_storage().data_ptr() in self.excluded:
+                continue
+            # kept alive, so that no later tensor is mistaken for it
+            self.kept.append(value)
+            key = (value.untyped_storage().data_ptr(), int(value.storage_offset()), value.numel())
+            self.cached[key] = value.numel()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        packet = func._overloadpacket
+        name = packet.__name__.rstrip("_")
+        if not self.backward and name in _ACTIVATIONS:
+            # before the call: an activation in place overwrites its input
+            self._keep(args[0])
+        result = func(*args, **kwargs)
+        if packet in flop_registry:
+            # every registered count is twice the number of multiply-adds
+            self.products += flop_registry[packet](*args, **kwargs, out_val=result) // 2
+            if not self.backward:
+                self._keep(*tree_leaves(args))
+        elif name in _VECTORS:
+            self.products += _VECTORS[name](*args)
+            if not self.backward:
+                self._keep(*args)
+        elif name in _ACTIVATIONS and not self.backward:
+            self.activations += args[0].numel()
+        elif name in _SLOPES:
+            first = next(value for value in tree_leaves(result) if isinstance(value, Tensor))
+            self.slopes += first.numel()
+            self.products += first.numel()
+        elif name in _PRODUCTS and isinstance(result, Tensor) and result.is_floating_point():
+            self.products += result.numel()
+            if not self.backward and all(isinstance(value, Tensor) for value in args[:2]):
+                self._keep(*args[:2])
+        return result
+
+
+def cost(
+    model: nn.Module,
+    *inputs: Any,
+    kwargs: Mapping[str, Any] | None = None,
+    name: str = "model",
+    repeats: int = 0,
+) -> Cost:
+    """Count one training step of a model (forward, and backward by all parameters), and measure its time.
+
+    Every operation is counted as it is executed: matrix products and convolutions by torch's own formulas, elementwise
+    products and activations by the number of their results.
+
+    Args:
+        model: any module, in the mode it is in; left as it was.
+        *inputs: one batch.
+        kwargs: keyword inputs.
+        name: for the record.
+        repeats: timed steps; 0 measures no time.
+
+    Returns:
+        The cost.
+
+    Raises:
+        CaptureError: the model returns nothing that depends on its parameters.
+
+    Example:
+        >>> net = nn.Sequential(nn.Linear(1, 200, bias=False), nn.Tanh(), nn.Linear(200, 1, bias=False), nn.Tanh())
+        >>> found = cost(net, torch.randn(1, 1))
+        >>> found.parameters, found.activations, found.cached  # 2n, n + 1, 2n + 1
+        (400, 201, 401)
+
+    Reference:
+        Evolution of neural network, section 3.5.
+    """
+    parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    arguments = [value for value in tree_leaves((inputs, dict(kwargs or {}))) if isinstance(value, Tensor)]
+    owned = {value.untyped_storage().data_ptr() for value in (*model.parameters(), *model.buffers(), *arguments)}
+    saved: dict[tuple[int, int, int], tuple[int, Tensor]] = {}
+
+    def pack(value: Tensor) -> Tensor:
+        storage = value.untyped_storage().data_ptr()
+        if storage not in owned:
+            saved[storage, int(value.storage_offset()), value.numel()] = (
+                value.numel() * value.element_size(),
+                value.detach(),
+            )
+        return value
+
+    counter = _Counter(owned)
+    with unchanged(model), torch.enable_grad():
+        with counter, saved_tensors_hooks(pack, lambda value: value):
+            output = main_output(model, model(*inputs, **dict(kwargs or {})))
+        forward = counter.products
+        # the textbook keeps nothing that no derivative needs, so no operation of the backward pass is looked at
+        counter.backward = True
+        with counter:
+            torch.autograd.grad(output, parameters, torch.ones_like(output), allow_unused=True)
+        times = []
+        for _ in range(repeats):
+            begin = time.perf_counter()
+            output = main_output(model, model(*inputs, **dict(kwargs or {})))
+            torch.autograd.grad(output, parameters, torch.ones_like(output), allow_unused=True)
+            times.append(time.perf_counter() - begin)
+    size = sum(parameter.numel() * parameter.element_size() for parameter in parameters)
+    return Cost(
+        name,
+        sum(parameter.numel() for parameter in model.parameters()),
+        counter.products,
+        forward,
+        counter.activations,
+        counter.slopes,
+        sum(counter.cached.values()),
+        sum(tensor.numel() for _, tensor in saved.values()),
+        statistics.median(times) if times else None,
+        2 * size + sum(count for count, _ in saved.values()),
+    )
+
+
+def compare_costs(
+    models: Mapping[str, nn.Module], *inputs: Any, kwargs: Mapping[str, Any] | None = None, repeats: int = 3
+) -> Table[Cost]:
+    """The costs of a model and of proposed widenings or deepenings of it, side by side.
+
+    Args:
+        models: name -> model; :func:`diagnostics.growth.widen` and :func:`diagnostics.growth.deepen` propose some.
+        *inputs: one batch, the same for all.
+        kwargs: keyword inputs.
+        repeats: timed steps.
+
+    Returns:
+        One row per model.
+    """
+    rows = tuple(cost(model, *inputs, kwargs=kwargs, name=name, repeats=repeats) for name, model in models.items())
+    return Table("cost of a training step", rows)
+
+
+@dataclass(frozen=True)
+class ScalarChain:
+    """Counts for the notes' example: scalar input and output, no biases, with products of scalars taken out of sums.
+
+    Attributes:
+        parameters: number of weights.
+        multiplications: of output and all derivatives.
+        activations: values of f; as many derivatives are needed.
+        cached: floats.
+    """
+
+    parameters: int
+    multiplications: int
+    activations: int
+    cached: int
+
+
+def depth_or_width(width: int) -> tuple[ScalarChain, ScalarChain]:
+    """Section 3.5 of the notes, exactly: ``1 - n - 1`` enlarged to ``2n + n^2`` weights, by depth or by width.
+
+    Depth: ``3n^2 + 7n + 1`` multiplications, ``2n + 1`` activations, ``4n + 1`` floats. Width ``m = n + n^2/2``:
+        ``5m + 1``,
+    ``m + 1`` and ``2m + 1``. A general backward pass does not take ``f'(s) x`` out of the sums: it spends
+    ``6m + 1`` multiplications on the wide net, and the same ``3n^2 + 7n + 1`` on the deep one.
+
+    Args:
+        width: n, even.
+
+    Returns:
+        Counts for depth and for width.
+
+    Raises:
+        InputError: n is odd or not positive, so that there is no net of that width with as many weights.
+
+    Example:
+        >>> deep, wide = depth_or_width(200)
+        >>> deep.multiplications, wide.multiplications, deep.cached, wide.cached
+        (121401, 101001, 801, 40401)
+    """
+    if width < 2 or width % 2:
+        raise InputError(f"depth_or_width found width={width}, expected an even number of at least 2.")
+    n, m = width, width + width**2 // 2
+    deep = ScalarChain(2 * n + n**2, 3 * n**2 + 7 * n + 1, 2 * n + 1, 4 * n + 1)
+    return deep, ScalarChain(2 * m, 5 * m + 1, m + 1, 2 * m + 1)
+
+
+def equal_width(base: int, extra_parameters: int, per_unit: float) -> int:
+    """Hidden width at which widening spends the same number of parameters as a proposed deepening.
+
+    Args:
+        base: present width.
+        extra_parameters: parameters that deepening would add.
+        per_unit: parameters that one more unit adds.
+
+    Returns:
+        The width, rounded.
+    """
+    return base + math.floor(extra_parameters / per_unit + 0.5)

@@ -1,0 +1,418 @@
+"""Order and chaos: how fast a perturbation grows through depth or time, and the weight scale at the edge."""
+
+from __future__ import annotations
+
+import copy
+import math
+import warnings
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd import forward_ad
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils._pytree import tree_map
+
+from diagnostics.layers import Names, Run, Types, hooked, select, unchanged
+from diagnostics.tables import Estimate, Table
+from pathspace.capture import describe, first_line
+from pathspace.errors import CaptureError, InputError
+
+_MATRICES = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
+_RECURRENT = (nn.RNNBase, nn.RNNCellBase)
+
+
+@dataclass(frozen=True)
+class Exponent:
+    """Mean log growth of a perturbation per step of depth or time.
+
+    Attributes:
+        growth: the exponent with its standard error over perturbations.
+        low: lower end of the 95 % confidence interval.
+        high: upper end.
+        steps: steps it is measured over, after the burn-in.
+        died: perturbations that became exactly zero on the way; they are left out.
+        profile: mean log RMS of the perturbation at every recorded place.
+    """
+
+    growth: Estimate
+    low: float
+    high: float
+    steps: int
+    died: int
+    profile: tuple[float, ...]
+
+    @property
+    def phase(self) -> str:
+        """``"order"``, ``"chaos"``, or ``"undecided"`` where the interval holds zero."""
+        return "order" if self.high < 0 else "chaos" if self.low > 0 else "undecided"
+
+
+def growth_exponent(
+    model: nn.Module,
+    *inputs: Any,
+    kwargs: Mapping[str, Any] | None = None,
+    names: Names = None,
+    types: Types = None,
+    at: Any = None,
+    start: str | None = None,
+    directions: int = 4,
+    burn_in: int | None = None,
+    seed: int = 0,
+) -> Exponent:
+    """Measure ``lambda = mean over l of log(|dz_{l+1}| / |dz_l|)`` for infinitesimal perturbations of the first input.
+
+    The perturbation is carried along by forward-mode differentiation, in float64, so it is exact and its size plays
+    no part.
+    Places are the calls of the chosen layers in order of execution; with a recurrent layer of torch (RNN, GRU, LSTM)
+    the time steps of its output. By default: the time steps of the recurrent layer, or the linear and convolutional
+    layers, those with the most frequent shape of output. For residual nets name the blocks, because inside a block
+    is the
+    branch alone.
+
+    Args:
+        model: any module; a float64 copy is run.
+        *inputs: one batch; its samples count as independent perturbations.
+        kwargs: keyword inputs.
+        names: patterns of layer names.
+        types: classes, or names of classes.
+        at: index of the part of the first input to perturb (the first time step: ``0``, or ``(slice(None), 0)`` with
+            ``batch_first``); all of it by default, and the first time step for recurrent layers of torch.
+        start: perturb the output of this layer (an embedding) instead of the first input.
+        directions: random perturbations per sample.
+        burn_in: steps left out at the start; a quarter of them by default.
+        seed: of the perturbations.
+
+    Returns:
+        The exponent; the interval covers perturbations and samples of this one network, not other draws of its weights.
+
+    Raises:
+        InputError: fewer than two places after the burn-in, or no floating-point input.
+        CaptureError: the model raises, or an operation has no forward derivative.
+
+    Example:
+        >>> layers = [nn.Linear(8, 8, bias=False) for _ in range(4)]
+        >>> for layer in layers: _ = nn.init.orthogonal_(layer.weight, gain=2.0)
+        >>> found = growth_exponent(nn.Sequential(*layers), torch.randn(5, 8))
+        >>> round(found.growth.value, 6), found.phase
+        (0.693147, 'chaos')
+
+    Reference:
+        Evolution of neural network, sections 2.6.3 and 2.6.4; the boundary is a mean exponent of zero, not an
+        inequality at
+        every step.
+    """
+    twin = copy.deepcopy(model).double()
+    layers, recurrent = _places(twin, names, types)
+    generator = torch.Generator().manual_seed(seed)
+    logs: list[Tensor] = []
+    if at is None and recurrent is not None:
+        at = (slice(None), 0) if recurrent.batch_first else 0
+    for _ in range(directions):
+        outputs = _tangents(twin, inputs, kwargs, layers, at, start, generator)
+        if recurrent is not None:
+            value = outputs[-1]
+            outputs = list(value.movedim(1 if recurrent.batch_first and value.dim() > 2 else 0, 0))
+        elif names is None and types is None:
+            shapes = [value.shape for value in outputs]
+            common = max(set(shapes), key=shapes.count)
+            outputs = [value for value in outputs if value.shape == common]
+        sizes = [value.flatten(1) if value.dim() > 1 else value[None] for value in outputs]
+        if len({len(size) for size in sizes}) > 1:
+            sizes = [size.reshape(1, -1) for size in sizes]
+        logs.append(torch.stack([size.square().mean(1).sqrt().log() for size in sizes]))
+    return exponent(torch.cat(logs, 1), burn_in)
+
+
+def exponent(logs: Tensor, burn_in: int | None = None) -> Exponent:
+    """The exponent from log sizes.
+
+    Args:
+        logs: log RMS of perturbations, shape ``(places, perturbations)``.
+        burn_in: steps left out at the start; a quarter by default.
+
+    Returns:
+        Slope between the first place after the burn-in and the last, with Student's interval over perturbations.
+    """
+    # a loop's first state is zero, and is not moved by anything
+    reached = logs.isfinite().any(1).nonzero()
+    logs = logs[int(reached[0]) :] if len(reached) else logs
+    places = logs.shape[0]
+    skip = (places - 1) // 4 if burn_in is None else burn_in
+    if places - skip < 2:
+        raise InputError(
+            f"growth_exponent found {places} places and a burn-in of {skip}, expected at least two places after it; "
+            "choose more layers by names= or types=, or a longer sequence."
+        )
+    alive = logs.isfinite().all(0)
+    died = int((~alive).sum())
+    if not alive.any():
+        return Exponent(Estimate(-math.inf, 0.0, 0), -math.inf, -math.inf, places - 1 - skip, died, ())
+    logs = logs[:, alive]
+    slopes = (logs[-1] - logs[skip]) / (places - 1 - skip)
+    growth = Estimate.of(slopes.tolist())
+    return Exponent(growth, *growth.interval(), places - 1 - skip, died, tuple(logs.mean(1).tolist()))
+
+
+def _places(model: nn.Module, names: Names, types: Types) -> tuple[dict[str, nn.Module], nn.RNNBase | None]:
+    if names is not None or types is not None:
+        layers = select(model, names, types)
+    else:
+        layers = {name: module for name, module in model.named_modules() if isinstance(module, nn.RNNBase)}
+        layers = layers or {
+            name: module for name, module in model.named_modules() if isinstance(module, (*_MATRICES, *_RECURRENT))
+        }
+        if not layers:
+            raise InputError(
+                f"growth_exponent found no linear, convolutional or recurrent layer in {type(model).__name__}; choose "
+                "layers by names= or types=."
+            )
+    recurrent = [module for module in layers.values() if isinstance(module, nn.RNNBase)]
+    if recurrent:
+        last = recurrent[-1]
+        return {name: module for name, module in layers.items() if module is last}, last
+    return layers, None
+
+
+def _tangents(
+    model: nn.Module,
+    inputs: Sequence[Any],
+    kwargs: Mapping[str, Any] | None,
+    layers: Mapping[str, nn.Module],
+    at: Any,
+    start: str | None,
+    generator: torch.Generator,
+) -> list[Tensor]:
+    used: list[Tensor] = []
+    named_modules = dict(model.named_modules())
+    if start is not None and start not in named_modules:
+        raise InputError(f"growth_exponent found no layer {start!r} in {type(model).__name__}; see named_modules().")
+
+    inside: list[bool] = []
+
+    def perturb(value: Any) -> Any:
+        if not (isinstance(value, Tensor) and value.is_floating_point()):
+            return value
+        # an output to perturb keeps its place in the model, an input is made double like the weights
+        value = value.detach().double()
+        if used or (start is not None and not inside):
+            return value
+        used.append(value)
+        noise = torch.randn(value.shape, generator=generator, dtype=torch.float64).to(value.device)
+        if at is not None:
+            mask = torch.zeros_like(noise)
+            mask[at] = 1
+            noise = noise * mask
+        return forward_ad.make_dual(value, noise)
+
+    run, tangents = Run(), []
+    with torch.no_grad(), unchanged(model), warnings.catch_warnings(), sdpa_kernel(SDPBackend.MATH):
+        warnings.filterwarnings("ignore", message=".*torch.jit.*deprecated.*")
+        # gradients off would let torch's layers take fused paths that have no forward derivative
+        with torch.enable_grad(), forward_ad.dual_level():
+            try:
+                args, named = tree_map(perturb, (tuple(inputs), dict(kwargs or {})))
+                with ExitStack() as stack:
+                    if start is not None:
+                        inside.append(True)
+                        hook = named_modules[start].register_forward_hook(lambda m, a, out: tree_map(perturb, out))
+                        stack.callback(hook.remove)
+                    stack.enter_context(hooked(layers, run, differentiable=False))
+                    model(*args, **named)
+            except Exception as error:
+                raise CaptureError(
+                    f"{type(model).__name__} raised {type(error).__name__} on inputs "
+                    f"({describe(inputs, kwargs or {})}) under forward differentiation: {first_line(error)}; check the "
+                    "inputs, or the operation named."
+                ) from error
+            for call in run.calls:
+                tangent = forward_ad.unpack_dual(call.output).tangent
+                tangents.append(torch.zeros_like(call.output) if tangent is None else tangent.detach().clone())
+    if not used:
+        raise InputError("growth_exponent found no floating-point input to perturb; name a layer by start=.")
+    if not tangents:
+        raise InputError("growth_exponent: the model called none of the chosen layers on these inputs.")
+    return [tangent.detach() for tangent in tangents]
+
+
+def redraw(model: nn.Module, scale: float, bias: float = 0.0, names: Names = None, seed: int = 0) -> nn.Module:
+    """A float64 copy with fresh weights of variance ``scale^2 / fan_in`` and biases of variance ``bias^2``.
+
+    Args:
+        model: any module.
+        scale: of the weights.
+        bias: standard deviation of the biases of layers that are redrawn.
+        names: patterns of the parameter names of the matrices to redraw; by default the weights of linear and
+            convolutional layers, and the recurrent matrices of recurrent ones.
+        seed: of the draw; the same seed at another scale gives the same weights times a factor.
+
+    Returns:
+        The copy.
+
+    Raises:
+        InputError: no parameter matches.
+    """
+    twin = copy.deepcopy(model).double()
+    generator = torch.Generator().manual_seed(seed)
+    patterns = [names] if isinstance(names, str) else names
+    drawn = 0
+    with torch.no_grad():
+        for path, module in twin.named_modules():
+            for name, parameter in module.named_parameters(recurse=False):
+                full = f"{path}.{name}" if path else name
+                known = isinstance(module, _MATRICES) or (isinstance(module, _RECURRENT) and "_hh" in name)
+                if parameter.dim() > 1 and (
+                    known if patterns is None else any(fnmatchcase(full, pattern) for pattern in patterns)
+                ):
+                    noise = torch.randn(parameter.shape, generator=generator, dtype=torch.float64)
+                    parameter.copy_(noise * (scale / math.sqrt(parameter[0].numel())))
+                    drawn += 1
+                elif parameter.dim() == 1 and "bias" in name and isinstance(module, (*_MATRICES, *_RECURRENT)):
+                    parameter.copy_(torch.randn(parameter.shape, generator=generator, dtype=torch.float64) * bias)
+    if not drawn:
+        raise InputError(f"redraw found no weight matrix of {type(model).__name__} that matches {names!r}.")
+    return twin
+
+
+@dataclass(frozen=True)
+class ScalePoint:
+    """The growth exponent at one weight scale.
+
+    Attributes:
+        scale: weights have variance ``scale^2 / fan_in``.
+        bias: standard deviation of biases.
+        growth: mean exponent with its standard error over draws of the weights.
+        low: lower end of the 95 % interval.
+        high: upper end.
+    """
+
+    scale: float
+    bias: float
+    growth: Estimate
+    low: float
+    high: float
+
+
+def sweep(
+    model: nn.Module,
+    scales: Sequence[float],
+    *inputs: Any,
+    biases: Sequence[float] = (0.0,),
+    draws: int = 4,
+    weights: Names = None,
+    seed: int = 0,
+    **options: Any,
+) -> Table[ScalePoint]:
+    """The growth exponent over weight scales (and bias scales), each over several draws of all weights.
+
+    Args:
+        model: gives the architecture.
+        scales: weight scales.
+        *inputs: one batch.
+        biases: bias scales.
+        draws: networks per point; the same random numbers at every point.
+        weights: patterns of the matrices to redraw, see :func:`redraw`.
+        seed: of the first draw.
+        **options: of :func:`growth_exponent`.
+
+    Returns:
+        One row per pair of scales.
+
+    Example:
+        >>> net = nn.Sequential(*[nn.Linear(16, 16, bias=False) for _ in range(6)])
+        >>> points = sweep(net, [1.0, 2.0], torch.randn(4, 16), draws=2)
+        >>> round(points[1].growth.value - points[0].growth.value, 6)  # linear nets: log of the scale
+        0.693147
+    """
+    rows = []
+    for bias in biases:
+        for scale in scales:
+            found = [
+                growth_exponent(redraw(model, scale, bias, weights, seed + draw), *inputs, seed=seed + draw, **options)
+                for draw in range(draws)
+            ]
+            growth = Estimate.of([one.growth.value for one in found])
+            rows.append(ScalePoint(float(scale), float(bias), growth, *growth.interval()))
+    return Table("growth exponent by weight scale", tuple(rows))
+
+
+@dataclass(frozen=True)
+class CriticalPoint:
+    """Where the growth exponent changes sign.
+
+    Attributes:
+        scale: the critical weight scale; ``None`` if there is one phase only in the range.
+        error: its standard error, from the spread over draws and the slope of the exponent.
+        points: every scale that was tried.
+        verdict: the result in a sentence.
+    """
+
+    scale: float | None
+    error: float | None
+    points: Table[ScalePoint]
+    verdict: str
+
+
+def critical_point(
+    model: nn.Module,
+    *inputs: Any,
+    low: float = 0.2,
+    high: float = 4.0,
+    tolerance: float = 1e-3,
+    bias: float = 0.0,
+    **options: Any,
+) -> CriticalPoint:
+    """Find the critical weight scale by bisection on the mean exponent, with the same random numbers throughout.
+
+    For saturating activations (tanh) without biases the exponent vanishes quadratically above the critical scale, and
+    signals of order one decay towards the resting state for many layers: use inputs of small size (1e-3), so that
+    the change of sign is that of the resting state's stability.
+
+    Args:
+        model: gives the architecture.
+        *inputs: one batch.
+        low: a scale that should be ordered.
+        high: a scale that should be chaotic.
+        tolerance: relative width at which bisection stops.
+        bias: standard deviation of biases.
+        **options: of :func:`sweep` and :func:`growth_exponent`.
+
+    Returns:
+        The critical point, or the statement that there is none in the range.
+
+    Raises:
+        InputError: ``low`` is not below ``high``.
+    """
+    if not 0 < low < high:
+        raise InputError(f"critical_point found low={low} and high={high}, expected 0 < low < high.")
+    tried: list[ScalePoint] = []
+
+    def at(scale: float) -> float:
+        tried.append(sweep(model, [scale], *inputs, biases=[bias], **options)[0])
+        return tried[-1].growth.value
+
+    def result(scale: float | None, error: float | None, verdict: str) -> CriticalPoint:
+        rows = tuple(sorted(tried, key=lambda point: point.scale))
+        return CriticalPoint(scale, error, Table("growth exponent by weight scale", rows), verdict)
+
+    ends = at(low), at(high)
+    if ends[0] > 0 and ends[1] > 0:
+        return result(None, None, f"No ordered phase: perturbations grow at every scale from {low:g} to {high:g}.")
+    if ends[0] < 0 and ends[1] < 0:
+        return result(None, None, f"No chaotic phase: perturbations shrink at every scale from {low:g} to {high:g}.")
+    if ends[0] > ends[1]:
+        return result(None, None, f"Chaos below and order above: {ends[0]:.3g} at {low:g}, {ends[1]:.3g} at {high:g}.")
+    a, b = low, high
+    while b / a > 1 + tolerance:
+        middle = math.sqrt(a * b)
+        a, b = (middle, b) if at(middle) < 0 else (a, middle)
+    scale = math.sqrt(a * b)
+    slope = (at(scale * 1.02) - at(scale / 1.02)) / (scale * 1.02 - scale / 1.02)
+    spread = max(tried[-1].growth.error, tried[-2].growth.error)
+    error = math.hypot(spread / slope, (b - a) / 2) if slope > 0 else None
+    shown = "?" if error is None else f"{error:.2g}"
+    return result(scale, error, f"Critical at weight scale {scale:.4g} +- {shown}: order below, chaos above.")

@@ -1,0 +1,338 @@
+"""Degeneracy: directions in parameter space that do not change the outputs, counted, explained and named."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from scipy.sparse import coo_array, csr_array
+from scipy.sparse.csgraph import connected_components
+from torch import Tensor, nn
+from torch.func import functional_call
+from torch.utils._pytree import tree_leaves, tree_map
+
+from diagnostics.layers import unchanged
+from diagnostics.tables import Table
+from pathspace import ReductionGraph, trace
+from pathspace.errors import InputError, PathspaceError
+
+MAX_EXACT = 3000
+
+
+@dataclass(frozen=True)
+class DegenerateTensor:
+    """What one parameter tensor contributes to the degeneracy.
+
+    Attributes:
+        parameter: its name.
+        size: number of scalars.
+        dead: scalars that no output depends on, on these data.
+        gauge: share of gauge directions that lies in this tensor; adds up to the gauge dimension.
+        unexplained: share of unexplained directions; adds up to their number.
+    """
+
+    parameter: str
+    size: int
+    dead: int
+    gauge: float | None
+    unexplained: float | None
+
+
+@dataclass(frozen=True)
+class Degeneracy:
+    """``p - rank(df/dtheta)`` on data, split by cause.
+
+    Attributes:
+        parameters: p, number of trainable scalars.
+        outputs: number of output scalars on the data.
+        rank: of the Jacobian of all outputs by all parameters.
+        deficit: ``parameters - rank = dead + gauge + undetermined + unexplained``.
+        dead: parameters that no output depends on, on these data.
+        gauge: independent rescaling directions beyond the dead ones (dead units have none left).
+        undetermined: directions left only because there are fewer outputs than parameters to determine.
+        unexplained: the rest: hidden symmetries, units that are linear on these data, coincidences.
+        tolerance: singular values below ``tolerance * largest`` count as zero; columns have unit length.
+        smallest_kept: smallest singular value counted, relative to the largest.
+        largest_dropped: largest one not counted; a wide gap between the two makes the rank credible.
+        method: ``"exact"`` or ``"randomised"`` (then ``rank`` is a lower bound and ``deficit`` an upper one).
+        tensors: the parameters involved.
+        notes: what does not apply.
+    """
+
+    parameters: int
+    outputs: int
+    rank: int
+    deficit: int
+    dead: int
+    gauge: int
+    undetermined: int
+    unexplained: int
+    tolerance: float
+    smallest_kept: float
+    largest_dropped: float
+    method: str
+    tensors: Table[DegenerateTensor]
+    notes: tuple[str, ...]
+
+    @property
+    def clear(self) -> bool:
+        """Whether a factor of 1000 at least separates the singular values counted from those dropped."""
+        return self.largest_dropped * 1000 < self.smallest_kept
+
+
+def degeneracy(
+    model: nn.Module,
+    *inputs: Any,
+    kwargs: Mapping[str, Any] | None = None,
+    tolerance: float = 1e-9,
+    graph: ReductionGraph | None = None,
+    max_rows: int = 2000,
+    seed: int = 0,
+) -> Degeneracy:
+    """Count and explain the directions of parameter space that leave all outputs on the data as they are.
+
+    The Jacobian of all outputs by all parameters is taken in float64, its dead columns set aside, the others scaled
+    to unit length. Gauge directions ``dw_e = w_e (phi(head e) - phi(tail e))`` come from the reduction graph, and
+    only those
+    that the Jacobian confirms count. Where there are more outputs than parameters, random combinations of outputs
+    stand for them, which keeps the rank. Beyond 3,000 live parameters the columns are hashed with random signs,
+    and at most ``max_rows`` combinations are used: the rank is then a lower bound.
+
+    Args:
+        model: any module, in the mode it is in; a float64 copy is used.
+        *inputs: the data, one batch.
+        kwargs: keyword inputs.
+        tolerance: for the rank, relative to the largest singular value.
+        graph: the model's reduction graph, traced if not given.
+        max_rows: rows at most for large models.
+        seed: of random combinations.
+
+    Returns:
+        The split, with the parameters involved.
+
+    Raises:
+        InputError: no trainable parameters, or outputs that depend on none.
+
+    Example:
+        >>> _ = torch.manual_seed(0)
+        >>> model = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 1))
+        >>> found = degeneracy(model, torch.randn(200, 3))
+        >>> found.deficit, found.gauge, found.dead, found.unexplained  # one direction per hidden unit
+        (4, 4, 0, 0)
+
+    Reference:
+        Evolution of neural network, sections 3.2 and 3.3. The definition by the scalar loss is vacuous; this one is
+        by the outputs.
+    """
+    notes: list[str] = []
+    graph = _traced(model, inputs, kwargs, notes) if graph is None else graph
+    twin = copy.deepcopy(model).double()
+    args, named = tree_map(_double, (tuple(inputs), dict(kwargs or {})))
+    parameters: dict[str, Tensor] = {name: value for name, value in twin.named_parameters() if value.requires_grad}
+    if not parameters:
+        raise InputError(f"degeneracy found no trainable parameters in {type(model).__name__}.")
+    with unchanged(twin), torch.enable_grad():
+        result = functional_call(twin, parameters, args, named)
+        parts = [v for v in tree_leaves(result) if isinstance(v, Tensor) and v.is_floating_point() and v.requires_grad]
+        if not parts:
+            raise InputError(f"degeneracy: no output of {type(model).__name__} depends on a trainable parameter.")
+        outputs = torch.cat([value.reshape(-1) for value in parts])
+        total = sum(value.numel() for value in parameters.values())
+        exact = total <= MAX_EXACT
+        rows = min(outputs.numel(), total + 10 if exact else max_rows)
+        matrix, squares = _rows(outputs, list(parameters.values()), rows, None if exact else 2 * rows + 50, seed)
+    live = squares > 1e-28 * squares.max()
+    dead = int((~live).sum())
+    if exact:
+        scaled = matrix[:, live] / np.sqrt(squares[live])
+        left, singular, right = np.linalg.svd(scaled, full_matrices=True)
+        del left
+    else:
+        singular = np.linalg.svd(matrix, compute_uv=False)
+    relative = singular / singular.max(initial=1e-300)
+    rank = int((relative > tolerance).sum())
+    free = int(live.sum()) - rank
+    starts = np.concatenate([[0], np.cumsum([value.numel() for value in parameters.values()])]).astype(int)
+    directions = (
+        None if graph is None else gauge_directions(graph, dict(zip(parameters, starts[:-1], strict=True)), total)
+    )
+    gauge, gauge_share, rest_share = 0, None, None
+    if directions is not None and exact:
+        basis = _confirmed(directions, live, np.sqrt(squares), scaled, singular, notes)
+        gauge, gauge_share = basis.shape[1], _spread(basis, live, total)
+        null = right[rank:].T
+        extra = null - basis @ (basis.T @ null)
+        kept, sizes, _ = np.linalg.svd(extra, full_matrices=False)
+        rest_share = _spread(kept[:, sizes > 0.5], live, total)
+    elif graph is not None and directions is not None:
+        gauge = _gauge_rank(graph, directions, live)
+    needed = free - gauge
+    undetermined = min(needed, max(0, int(live.sum()) - gauge - outputs.numel())) if needed > 0 else 0
+    if not exact and rows < outputs.numel() and rank == rows:
+        undetermined = needed
+        notes.append(f"All {rows} combinations of outputs were independent, so the rank may be larger; raise max_rows.")
+    if undetermined:
+        notes.append(
+            f"{outputs.numel()} outputs cannot determine {int(live.sum()) - gauge} parameters; more data would lower "
+            "the deficit."
+        )
+    table = []
+    for name, (a, b) in zip(parameters, itertools.pairwise(starts), strict=True):
+        table.append(
+            DegenerateTensor(
+                name,
+                int(b - a),
+                int((~live[a:b]).sum()),
+                None if gauge_share is None else float(gauge_share[a:b].sum()),
+                None if rest_share is None else float(rest_share[a:b].sum()),
+            )
+        )
+    kept_values, dropped = relative[:rank], relative[rank:]
+    return Degeneracy(
+        total,
+        outputs.numel(),
+        rank,
+        total - rank,
+        dead,
+        gauge,
+        undetermined,
+        max(0, needed - undetermined),
+        tolerance,
+        float(kept_values.min(initial=1.0)),
+        float(dropped.max(initial=0.0)),
+        "exact" if exact else "randomised",
+        Table("degeneracy by parameter", tuple(table), tuple(notes)),
+        tuple(notes),
+    )
+
+
+def _double(value: Any) -> Any:
+    return value.detach().double() if isinstance(value, Tensor) and value.is_floating_point() else value
+
+
+def _traced(model: nn.Module, inputs: Any, kwargs: Any, notes: list[str]) -> ReductionGraph | None:
+    try:
+        return trace(model, *inputs, kwargs=kwargs)
+    except PathspaceError as error:
+        notes.append(f"Gauge directions are not known, because the model was not captured: {error}")
+        return None
+
+
+def _rows(
+    outputs: Tensor, parameters: list[Tensor], count: int, sketch: int | None, seed: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """``count`` rows of the Jacobian (random combinations if fewer than all), and the squared length of its columns."""
+    generator = torch.Generator().manual_seed(seed)
+    total = sum(parameter.numel() for parameter in parameters)
+    mixed = count < outputs.numel()
+    width = total if sketch is None else sketch
+    random = np.random.default_rng(seed)
+    bucket = None if sketch is None else random.integers(0, width, total)
+    sign = None if sketch is None else random.integers(0, 2, total) * 2.0 - 1
+    matrix, squares = np.zeros((count, width)), np.zeros(total)
+    for i in range(count):
+        if mixed:
+            cotangent = torch.randn(outputs.shape, generator=generator, dtype=outputs.dtype).to(outputs)
+        else:
+            cotangent = torch.zeros_like(outputs)
+            cotangent[i] = 1
+        found = torch.autograd.grad(outputs, parameters, cotangent, retain_graph=True, allow_unused=True)
+        row = torch.cat(
+            [
+                torch.zeros(p.numel(), dtype=torch.float64) if g is None else g.reshape(-1).cpu()
+                for g, p in zip(found, parameters, strict=True)
+            ]
+        ).numpy()
+        squares += row**2
+        matrix[i] = row if bucket is None or sign is None else np.bincount(bucket, row * sign, minlength=width)
+    return matrix, squares
+
+
+def gauge_directions(graph: ReductionGraph, starts: Mapping[str, int], total: int) -> csr_array:
+    """Tangents of the gauge orbits: column v is ``w_e (d phi(head e) - d phi(tail e)) / d phi(v)``.
+
+    Args:
+        graph: the reduction graph; its current weights are read.
+        starts: parameter name -> position of its first scalar among all.
+        total: number of scalars.
+
+    Returns:
+        Sparse matrix ``(total, num_units)``.
+    """
+    where, ends, values = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)], [np.zeros(0)]
+    for block in graph.blocks:
+        name = next((n for n in (block.name, *block.aliases) if n in starts), None)
+        if name is None:
+            continue
+        weight = graph.parameters[block.name].detach().double().cpu().reshape(-1).numpy().copy()
+        if block.unused is not None:
+            weight[block.unused.expand(block.shape).reshape(-1).numpy()] = 0
+        place = starts[name] + np.arange(len(weight))
+        for ids, side in ((block.head, 1), (block.tail, -1)):
+            flat = ids.expand(block.shape).reshape(-1).numpy()
+            where.append(place)
+            ends.append(np.abs(flat))
+            values.append(weight * np.sign(flat) * side)
+    count = graph.expand.shape[0]
+    by_id = coo_array(
+        (np.concatenate(values), (np.concatenate(where), np.concatenate(ends))), shape=(total, count)
+    ).tocsr()
+    return csr_array((by_id @ graph.expand)[:, 1:])
+
+
+def _confirmed(
+    directions: csr_array,
+    live: np.ndarray,
+    lengths: np.ndarray,
+    jacobian: np.ndarray,
+    singular: np.ndarray,
+    notes: list[str],
+) -> np.ndarray:
+    """Orthonormal basis, in scaled live coordinates, of the gauge directions that leave the outputs alone."""
+    scaled = directions[live].toarray() * lengths[live][:, None]
+    sizes = np.linalg.norm(scaled, axis=0)
+    scaled = scaled[:, sizes > 0] / sizes[sizes > 0]
+    if scaled.shape[1] == 0:
+        return np.zeros((int(live.sum()), 0))
+    basis, spread, _ = np.linalg.svd(scaled, full_matrices=False)
+    basis = basis[:, spread > 1e-10 * spread.max()]
+    # running statistics, and epsilons of norms, take directions away that parameters alone cannot follow
+    _, moved, turn = np.linalg.svd(jacobian @ basis, full_matrices=True)
+    effect = np.concatenate([moved, np.zeros(turn.shape[0] - len(moved))])
+    null = effect <= 1e-8 * singular.max(initial=1.0)
+    broken = int((~null).sum())
+    if broken:
+        notes.append(
+            f"{broken} rescaling directions of the reduction graph change the outputs (by {effect.max():.1e} at most, "
+            "relatively): they need running statistics to follow, or an epsilon to be zero, and are not counted."
+        )
+    return np.asarray(basis @ turn[null].T)
+
+
+def _gauge_rank(graph: ReductionGraph, directions: csr_array, live: np.ndarray) -> int:
+    """Rank of gauge directions on live parameters, from components of the graph they span."""
+    rows = csr_array(directions[live])
+    if graph.forms.shape[0]:
+        return (
+            int(np.linalg.matrix_rank(rows[:, :].toarray())) if rows.shape[0] * rows.shape[1] < 5e7 else graph.num_units
+        )
+    counts = np.diff(rows.indptr)
+    first = rows.indices[rows.indptr[:-1][counts > 0]] + 1
+    # an edge to or from the root has one entry, an edge between two units has two
+    second = np.where(
+        counts[counts > 0] > 1, rows.indices[np.minimum(rows.indptr[:-1][counts > 0] + 1, len(rows.indices) - 1)] + 1, 0
+    )
+    size = graph.num_units + 1
+    links = coo_array((np.ones(len(first)), (first, second)), shape=(size, size))
+    return size - int(connected_components(links, directed=False)[0])
+
+
+def _spread(basis: np.ndarray, live: np.ndarray, total: int) -> np.ndarray:
+    share = np.zeros(total)
+    share[live] = (basis**2).sum(1)
+    return share

@@ -1,0 +1,460 @@
+"""How far each node's predicted direction points down the loss: measured per sample, while gradients stream by.
+
+For node l and one sample, with ``g_l = dLoss/dx_l`` and ``v^ = v / ||v||``, the cosine is ``c_l = <z^_l, -g^_l>`` and
+the efficiency of the chain is ``eps' = (1/L) sum_l c_l``. Both are the same for a sum or mean loss, a scaled loss,
+and any split of the batch. One ``z`` per node is held until its gradient arrives.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from diagnostics.sites import Addition, Sites
+from pathspace.errors import InputError, UnsupportedError
+
+if TYPE_CHECKING:
+    from diagnostics.chain import ChainNode, MarkovChain
+
+
+@dataclass(frozen=True)
+class ChainRecord:
+    """A chain measured on B samples, node by node; every tensor is float64 on the CPU.
+
+    Attributes:
+        names: names of the L nodes.
+        cosines: ``c_l``, shape (L, B); NaN where the direction or the gradient is zero, or no gradient arrived.
+        direction_norms: ``||z_l||``, shape (L, B).
+        stream_norms: ``||x_{l-1}||``, shape (L, B).
+        gradient_norms: ``||g_l||`` of the loss as it was given, shape (L, B).
+        products: ``<z_l, g_l>``, shape (L, B).
+        gauge: ``s_l = dLoss/dlog(scale of branch l)`` from parameter gradients only, shape (L,); NaN where the
+            branch does not end in a layer of its own, or inside a training loop.
+
+    Example:
+        >>> from diagnostics import MarkovChain
+        >>> class Block(nn.Module):
+        ...     def __init__(self):
+        ...         super().__init__()
+        ...         self.branch = nn.Linear(3, 3)
+        ...     def forward(self, x):
+        ...         return x + self.branch(x)
+        >>> model, x = nn.Sequential(Block(), Block()), torch.randn(5, 3)
+        >>> chain = MarkovChain.trace(model, x)
+        >>> record = chain.observe(nn.functional.mse_loss, x, torch.zeros(5, 3))
+        >>> record.cosines.shape, bool((record.cosines.abs() <= 1).all())
+        (torch.Size([2, 5]), True)
+    """
+
+    names: tuple[str, ...]
+    cosines: Tensor
+    direction_norms: Tensor
+    stream_norms: Tensor
+    gradient_norms: Tensor
+    products: Tensor
+    gauge: Tensor
+
+    @property
+    def samples(self) -> int:
+        """Number of samples B."""
+        return int(self.cosines.shape[1])
+
+    @property
+    def efficiency(self) -> Tensor:
+        """``eps'`` of every sample: the mean of its cosines over nodes, shape (B,)."""
+        return self.cosines.nanmean(0)
+
+    @property
+    def mean_efficiency(self) -> float:
+        """Mean of ``eps'`` over samples."""
+        return float(self.efficiency.nanmean())
+
+    @property
+    def convex_share(self) -> float:
+        """Share of samples with a positive cosine at every node: what delta-convexity means for large eta."""
+        return float((self.cosines > 0).all(0).double().mean())
+
+    @property
+    def norms(self) -> Tensor:
+        """``||z_l|| / ||x_{l-1}||``, shape (L, B)."""
+        return self.direction_norms / self.stream_norms
+
+    def quantiles(self, q: Sequence[float] = (0.05, 0.25, 0.5, 0.75, 0.95)) -> Tensor:
+        """Quantiles of the cosines over samples, shape (len(q), L)."""
+        return self.cosines.nanquantile(torch.tensor(tuple(q), dtype=torch.float64), dim=1)
+
+    def efficiency_quantiles(self, q: Sequence[float] = (0.05, 0.25, 0.5, 0.75, 0.95)) -> Tensor:
+        """Quantiles of ``eps'`` over samples, shape (len(q),)."""
+        return self.efficiency.nanquantile(torch.tensor(tuple(q), dtype=torch.float64))
+
+    def eps(self, eta: float) -> Tensor:
+        """``eps(eta) = (1/L) sum_l cos(z_l, z_l - eta g^_l)`` per sample, shape (B,).
+
+        It is ``1 - O(eta^2)`` for every chain, good or bad, and tends to ``eps'`` for large eta.
+        """
+        norm, cosine = self.direction_norms, self.cosines
+        length = (norm**2 + 2 * eta * cosine * norm + eta**2).sqrt()
+        return ((norm + eta * cosine) / length).nanmean(0)
+
+    def delta(self, eta: float) -> Tensor:
+        """``delta*``: the chain of a sample is delta-convex iff ``delta < delta*``; shape (B,).
+
+        ``delta* = min_l (1 + rho c) / (1 + 2 rho c + rho^2)``, ``rho = eta / ||z_l||``. For eta below every
+        ``||z_l||`` it is positive for every chain, so it says nothing; see :attr:`convex_share`.
+        """
+        rho, cosine = eta / self.direction_norms, self.cosines
+        return ((1 + rho * cosine) / (1 + 2 * rho * cosine + rho**2)).nan_to_num(nan=torch.inf).amin(0)
+
+    def penal_ratio(self, tau: float) -> Tensor:
+        """``||tau Z_l|| / ||G_l||`` over the batch, shape (L,): how strong a penal connection would be."""
+        return tau * self.direction_norms.norm(dim=1) / self.gradient_norms.norm(dim=1)
+
+    @classmethod
+    def merge(cls, records: Iterable[ChainRecord]) -> ChainRecord:
+        """Join the samples of several records, for instance of micro-batches."""
+        parts = list(records)
+        if not parts:
+            raise InputError("There are no records to merge: observe at least one batch.")
+        joined: dict[str, Any] = {
+            name: torch.cat([getattr(part, name) for part in parts], 1)
+            for name in ("cosines", "direction_norms", "stream_norms", "gradient_norms", "products")
+        }
+        return replace(parts[0], **joined, gauge=torch.stack([part.gauge for part in parts]).sum(0))
+
+    def to_dict(self) -> dict[str, Any]:
+        """Summary for machines: what ``pathspace diagnose --json`` writes."""
+        low, middle, high = self.quantiles((0.05, 0.5, 0.95)).tolist()
+        gauge, products = self.gauge.tolist(), self.products.sum(1).tolist()
+        ratio = self.norms.nanmean(1).tolist()
+        mean = self.cosines.nanmean(1).tolist()
+        nodes = [
+            {
+                "name": name,
+                "cosine_mean": mean[i],
+                "cosine_q05": low[i],
+                "cosine_median": middle[i],
+                "cosine_q95": high[i],
+                "direction_over_stream": ratio[i],
+                "gauge": gauge[i] if gauge[i] == gauge[i] else products[i],
+            }
+            for i, name in enumerate(self.names)
+        ]
+        return {
+            "samples": self.samples,
+            "efficiency": self.mean_efficiency,
+            "efficiency_quantiles": self.efficiency_quantiles().tolist(),
+            "share_all_cosines_positive": self.convex_share,
+            "nodes": nodes,
+        }
+
+
+@dataclass(frozen=True)
+class NodeTensors:
+    """What one node held, per sample and flattened: direction, stream and gradient, each of shape (B, D)."""
+
+    direction: Tensor
+    stream: Tensor
+    gradient: Tensor
+
+
+@dataclass
+class _Pass:
+    """One forward and its backward."""
+
+    held: set[int] = field(default_factory=set)
+    rows: dict[int, dict[str, Tensor]] = field(default_factory=dict)
+    tensors: dict[int, NodeTensors] = field(default_factory=dict)
+    queued: bool = False
+    closed: bool = False
+
+
+class Observer:
+    """Hold every node's direction until the gradient of its ``x_l`` arrives, then keep a few numbers per sample."""
+
+    def __init__(self, chain: MarkovChain, done: Callable[[_Pass], None], keep: bool = False) -> None:
+        from diagnostics.chain import _batch
+
+        if not chain.nodes:
+            raise InputError(f"{chain.sentence()[:-1]}, so there is nothing to observe; choose a residual model.")
+        self.chain, self.done, self.keep = chain, done, keep
+        self.dims, self.batch = chain.batch_dims(), _batch(chain.example)
+        self.nodes = chain.by_site()
+        # recomputation calls a module again; where a node has a module to itself, the number of the call is moot
+        calls = {(node.site.module, node.site.order) for node in chain.nodes}
+        self.unique = len(calls) == len(chain.nodes)
+        self.loose = {(node.site.module, node.site.order): node for node in chain.nodes} if self.unique else {}
+        self.current = _Pass()
+        self.sites = Sites(self._meet, self._start)
+
+    def _start(self) -> None:
+        self._close(self.current)
+        self.current = _Pass()
+
+    def finish(self) -> None:
+        """Hand over a last pass some of whose gradients never came."""
+        self._close(self.current)
+        self.current = _Pass()
+
+    def _close(self, current: _Pass) -> None:
+        if current.rows and not current.closed:
+            current.closed = True
+            self.done(current)
+
+    def _find(self, addition: Addition) -> ChainNode | None:
+        site = addition.site
+        return self.loose.get((site.module, site.order)) if self.unique else self.nodes.get(site)
+
+    def _meet(self, addition: Addition) -> Tensor:
+        node, current = self._find(addition), self.current
+        if node is None or (node.index in current.held and torch._C._current_graph_task_id() != -1):
+            return addition.run()
+        stream, part = node.split(addition)
+        overwritten = addition.in_place and node.direction == 0
+        direction = part.detach().clone() if overwritten else part.detach()
+        version = direction._version
+        with torch.no_grad():
+            norm = self._flat(stream.detach(), node).norm(dim=1).double().cpu()
+            kept = self._flat(stream.detach().clone(), node) if self.keep else None
+        result = addition.run()
+        if result.requires_grad:
+            current.held.add(node.index)
+            result.register_hook(partial(self._arrive, current, node, direction, version, norm, kept))
+        return result
+
+    def _flat(self, value: Tensor, node: ChainNode) -> Tensor:
+        """One row per sample."""
+        dim = self.dims[node.index]
+        samples = value.shape[dim] * self.batch // node.shape[dim] if node.shape else 1
+        flat = (value.movedim(dim, 0) if dim else value).reshape(samples, -1)
+        return flat if flat.dtype == torch.float64 else flat.float()
+
+    @torch.no_grad()
+    def _arrive(
+        self,
+        current: _Pass,
+        node: ChainNode,
+        direction: Tensor,
+        version: int,
+        norm: Tensor,
+        kept: Tensor | None,
+        gradient: Tensor,
+    ) -> None:
+        if node.index in current.rows:
+            return
+        if direction._version != version:
+            raise UnsupportedError(
+                f"The direction of node {node.name!r} ({node.source}) was overwritten before its gradient arrived; "
+                "replace the in-place operation after the addition by an ordinary one."
+            )
+        z, g = self._flat(direction, node) * node.scale if node.scale != 1 else self._flat(direction, node), gradient
+        g = self._flat(g, node)
+        largest = g.abs().amax()
+        # without this, squares of small float32 gradients vanish
+        unit = torch.where((largest > 0) & largest.isfinite(), largest, torch.ones_like(largest))
+        g = g / unit
+        length, push = z.norm(dim=1).double(), g.norm(dim=1).double()
+        product = torch.linalg.vecdot(z, g).double()
+        cosine = (-product / (length * push)).clamp(-1, 1)
+        unit = unit.double()
+        row = {"cosines": cosine, "direction_norms": length, "gradient_norms": push * unit, "products": product * unit}
+        current.rows[node.index] = {**{key: value.cpu() for key, value in row.items()}, "stream_norms": norm}
+        if kept is not None:
+            current.tensors[node.index] = NodeTensors(z.clone(), kept, g * unit.to(g.dtype))
+        if not current.queued:
+            current.queued = True
+            torch.autograd.Variable._execution_engine.queue_callback(partial(self._ended, current))  # type: ignore[attr-defined]
+
+    def _ended(self, current: _Pass) -> None:
+        current.queued = False
+        if len(current.rows) == len(self.chain.nodes):
+            self._close(current)
+
+    def record(self, current: _Pass, gauge: Tensor | None = None) -> ChainRecord:
+        """The numbers of one pass as a record."""
+        size = max(len(row["cosines"]) for row in current.rows.values())
+        blank = torch.full((size,), torch.nan, dtype=torch.float64)
+        names = ("cosines", "direction_norms", "stream_norms", "gradient_norms", "products")
+        rows = [current.rows.get(node.index, {}) for node in self.chain.nodes]
+        values = {name: torch.stack([row.get(name, blank) for row in rows]) for name in names}
+        absent = torch.full((len(rows),), torch.nan, dtype=torch.float64)
+        return ChainRecord(
+            names=tuple(node.name for node in self.chain.nodes), **values, gauge=absent if gauge is None else gauge
+        )
+
+
+def call(model: nn.Module, inputs: Any) -> Any:
+    """``model(inputs)``, ``model(*inputs)`` for a tuple or list, ``model(**inputs)`` for a mapping."""
+    if isinstance(inputs, tuple | list):
+        return model(*inputs)
+    return model(**inputs) if isinstance(inputs, dict) or hasattr(inputs, "keys") else model(inputs)
+
+
+def gauge(chain: MarkovChain, gradients: dict[str, Tensor] | None = None) -> Tensor:
+    """``s_l = sum_b <z_b, g_b> = <W, dW> + <b, db>`` of the branch's last layer: no activation is needed.
+
+    ``s_l = dLoss/dlog(scale of branch l)``: negative where a larger branch would lower the loss; 0 at a stationary
+    point.
+
+    Args:
+        chain: the traced chain.
+        gradients: gradients by parameter name; by default the ``.grad`` of the model's parameters.
+
+    Returns:
+        ``s_l``, shape (L,), float64; NaN for nodes without a last layer of their own, or without gradients.
+
+    Example:
+        >>> from diagnostics import MarkovChain
+        >>> class Block(nn.Module):
+        ...     def __init__(self):
+        ...         super().__init__()
+        ...         self.branch = nn.Linear(3, 3)
+        ...     def forward(self, x):
+        ...         return x + self.branch(x)
+        >>> model, x = Block(), torch.randn(5, 3)
+        >>> model(x).square().sum().backward()
+        >>> gauge(MarkovChain.trace(model, x)).shape
+        torch.Size([1])
+    """
+    parameters = dict(chain.model.named_parameters(remove_duplicate=False))
+    if gradients is None:
+        gradients = {name: p.grad for name, p in parameters.items() if p.grad is not None}
+    values = torch.full((len(chain.nodes),), torch.nan, dtype=torch.float64)
+    for node in chain.nodes:
+        if node.readout and all(name in gradients for name in node.readout):
+            parts = [(parameters[n].detach().double() * gradients[n].double()).sum().cpu() for n in node.readout]
+            values[node.index] = torch.stack(parts).sum()
+    return values
+
+
+def _backward(
+    chain: MarkovChain, observer: Observer, loss_fn: Callable[[Any, Any], Tensor], inputs: Any, targets: Any
+) -> dict[str, Tensor]:
+    """Run the model, its loss and its gradients; nothing of the model is changed."""
+    named = {name: p for name, p in chain.model.named_parameters() if p.requires_grad}
+    if not named:
+        raise InputError(
+            f"Every parameter of {type(chain.model).__name__} is frozen, so no gradient reaches a node; set "
+            "requires_grad on at least the first layer."
+        )
+    buffers = [(buffer, buffer.detach().clone()) for buffer in chain.model.buffers()]
+    try:
+        with observer.sites.following(chain.model), torch.enable_grad(), torch.random.fork_rng(devices=[]):
+            loss = loss_fn(call(chain.model, inputs), targets)
+            if not isinstance(loss, Tensor) or not loss.requires_grad:
+                raise InputError(
+                    f"The loss function returned {type(loss).__name__} without a gradient; return a tensor computed "
+                    "from the model's outputs."
+                )
+            gradients = torch.autograd.grad(loss.sum(), list(named.values()), allow_unused=True)
+    finally:
+        with torch.no_grad():
+            for buffer, value in buffers:
+                buffer.copy_(value)
+    return {name: value for name, value in zip(named, gradients, strict=True) if value is not None}
+
+
+def observe(chain: MarkovChain, loss_fn: Callable[[Any, Any], Tensor], inputs: Any, targets: Any) -> ChainRecord:
+    """Measure a chain on a batch: one forward and one backward, the model and its ``.grad`` left as they are.
+
+    Args:
+        chain: the traced chain.
+        loss_fn: ``loss_fn(outputs, targets)``; a vector of losses is summed.
+        inputs: a tensor, a tuple of positional inputs, or a dict of keyword inputs.
+        targets: handed to ``loss_fn``.
+
+    Returns:
+        The record.
+
+    Raises:
+        InputError: the chain has no nodes, every parameter is frozen, or the loss has no gradient.
+        UnsupportedError: no gradient reached any node.
+
+    Example:
+        >>> from diagnostics import MarkovChain
+        >>> layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True, norm_first=True)
+        >>> x = torch.randn(4, 5, 8)
+        >>> record = observe(MarkovChain.trace(layer, x), nn.functional.mse_loss, x, torch.zeros_like(x))
+        >>> record.names, record.samples
+        (('self_attn', 'linear2'), 4)
+
+    Reference:
+        Learnable Markov chain paper, Definitions 3 and 4, with the cosine of equation (10).
+    """
+    passes: list[_Pass] = []
+    observer = Observer(chain, passes.append)
+    gradients = _backward(chain, observer, loss_fn, inputs, targets)
+    observer.finish()
+    if not passes:
+        raise UnsupportedError(
+            f"No gradient reached any of the {len(chain)} nodes of {type(chain.model).__name__}; compute the loss "
+            "from the outputs of this model."
+        )
+    return observer.record(passes[-1], gauge(chain, gradients))
+
+
+def tensors(
+    chain: MarkovChain, loss_fn: Callable[[Any, Any], Tensor], inputs: Any, targets: Any
+) -> tuple[NodeTensors, ...]:
+    """Directions, streams and gradients themselves, one entry per node: for small models and checks."""
+    passes: list[_Pass] = []
+    observer = Observer(chain, passes.append, keep=True)
+    _backward(chain, observer, loss_fn, inputs, targets)
+    observer.finish()
+    if not passes or len(passes[-1].tensors) != len(chain):
+        raise UnsupportedError(
+            "Some node received no gradient, so its tensors are not defined; unfreeze the model's first layers."
+        )
+    return tuple(passes[-1].tensors[node.index] for node in chain.nodes)
+
+
+class Watch:
+    """Measure every step of a training loop; its hooks are removed when the ``with`` block ends, however it ends.
+
+    Args:
+        chain: the traced chain; the loop may train ``chain.model`` directly or wrapped (data parallel, autocast,
+            checkpointing).
+        every: measure only every so many forward passes.
+
+    Example:
+        >>> from diagnostics import MarkovChain
+        >>> layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True, norm_first=True)
+        >>> x = torch.randn(4, 5, 8)
+        >>> with MarkovChain.trace(layer, x).watch() as watch:
+        ...     for _ in range(3):
+        ...         layer(x).square().mean().backward()
+        >>> len(watch.records)
+        3
+    """
+
+    def __init__(self, chain: MarkovChain, every: int = 1) -> None:
+        if every < 1:
+            raise InputError(f"every = {every}, expected at least 1; every=1 measures each step.")
+        self.records: list[ChainRecord] = []
+        self._observer = Observer(chain, lambda done: self.records.append(self._observer.record(done)))
+        self._chain, self._every, self._count = chain, every, 0
+        self._meet, self._start = self._observer.sites.handler, self._observer.sites.start
+        self._observer.sites.handler, self._observer.sites.start = self._pick, self._begin
+
+    def _begin(self) -> None:
+        self._count += 1
+        assert self._start is not None
+        self._start()
+
+    def _pick(self, addition: Addition) -> Tensor:
+        return addition.run() if (self._count - 1) % self._every else self._meet(addition)
+
+    def __enter__(self) -> Watch:
+        self._observer.sites.attach(self._chain.model)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._observer.sites.detach()
+        self._observer.finish()
+
+
+__all__ = ["ChainRecord", "NodeTensors", "Observer", "Watch", "call", "gauge", "observe", "tensors"]

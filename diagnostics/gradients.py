@@ -1,0 +1,168 @@
+"""Gradients per parameter tensor: their size, their spread across layers, and their noise from batch to batch."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from diagnostics.layers import Names, unchanged
+from diagnostics.tables import Table
+from pathspace.errors import InputError
+
+Loss = Callable[[Any, Any], Tensor]
+
+
+@dataclass(frozen=True)
+class TensorGradient:
+    """The gradient of one parameter tensor.
+
+    Attributes:
+        parameter: its name.
+        shape: its shape.
+        mean: mean of the batch gradient over components.
+        variance: variance over components; 0 for a tensor of one element, so divide by ``rms`` instead.
+        rms: root mean square over components.
+        relative: ``rms`` of the gradient over that of the weights; ``None`` for weights that are all zero.
+        spread: ``rms`` over the median ``rms`` of all tensors.
+        noise: variance over mini-batches, mean over components (``None`` with a single batch).
+        signal_to_noise: ``|mean gradient|^2 / (components * noise)``, the sampling noise of the mean taken off.
+    """
+
+    parameter: str
+    shape: tuple[int, ...]
+    mean: float
+    variance: float
+    rms: float
+    relative: float | None
+    spread: float | None
+    noise: float | None
+    signal_to_noise: float | None
+
+
+def gradients(
+    model: nn.Module, loss: Loss, batches: Iterable[tuple[Any, Any]], names: Names = None
+) -> Table[TensorGradient]:
+    """Measure the gradient of every parameter tensor, and its noise if there are several batches.
+
+    With batch gradients ``g_1 .. g_n`` of mean ``g``: ``noise = sum_i |g_i - g|^2 / (n - 1)`` per component, and
+    ``|E g|^2`` is estimated without bias by ``|g|^2 - noise / n``.
+
+    Args:
+        model: any module; its ``.grad`` and buffers are left as they were.
+        loss: ``loss(output, target)``, a scalar.
+        batches: pairs of inputs (a tensor, a tuple of positional or a mapping of keyword inputs) and targets.
+        names: patterns of parameter names.
+
+    Returns:
+        One row per parameter tensor.
+
+    Raises:
+        InputError: no batches, or no parameter matches.
+
+    Example:
+        >>> model = nn.Linear(2, 1, bias=False).double()
+        >>> x = torch.tensor([[1.0, 0.0], [0.0, 1.0]]).double()
+        >>> table = gradients(model, lambda y, _: y.sum(), [(x, None)])
+        >>> table["weight"].mean, table["weight"].variance, table["weight"].noise
+        (1.0, 0.0, None)
+
+    Reference:
+        Evolution of neural network, sections 2.2.1 and 2.3; McCandlish et al., An empirical model of large-batch
+        training (2018), appendix A, for the bias of ``|g|^2``.
+    """
+    chosen = {
+        name: parameter
+        for name, parameter in model.named_parameters()
+        if parameter.requires_grad
+        and (names is None or any(fnmatchcase(name, p) for p in ([names] if isinstance(names, str) else names)))
+    }
+    if not chosen:
+        raise InputError(f"gradients found no trainable parameter of {type(model).__name__} that matches {names!r}.")
+    count, means = 0, {name: torch.zeros_like(parameter, dtype=torch.float64) for name, parameter in chosen.items()}
+    squares = {name: torch.zeros((), dtype=torch.float64) for name in chosen}
+    unused = set(chosen)
+    for inputs, targets in batches:
+        found = batch_gradient(model, loss, inputs, targets, list(chosen.values()))
+        count += 1
+        for (name, mean), gradient in zip(means.items(), found, strict=True):
+            if gradient is None:
+                continue
+            unused.discard(name)
+            delta = gradient.double() - mean
+            # Welford's recurrence: one pass, and no difference of large sums
+            mean += delta / count
+            squares[name] += (delta * (gradient.double() - mean)).sum().cpu()
+    if count == 0:
+        raise InputError("gradients found no batches, expected at least one pair (inputs, targets).")
+    sizes = {name: float(mean.square().mean().sqrt()) for name, mean in means.items() if name not in unused}
+    middle = sorted(sizes.values())[len(sizes) // 2] if sizes else 0.0
+    rows = []
+    for name, rms in sizes.items():
+        mean, number = means[name], means[name].numel()
+        weight = float(chosen[name].detach().double().square().mean().sqrt())
+        noise = float(squares[name]) / (count - 1) / number if count > 1 else None
+        clear = None if not noise else max(rms**2 - noise / count, 0.0) / noise
+        rows.append(
+            TensorGradient(
+                name,
+                tuple(mean.shape),
+                float(mean.mean()),
+                float(mean.var(correction=0)),
+                rms,
+                rms / weight if weight else None,
+                rms / middle if middle else None,
+                noise,
+                clear,
+            )
+        )
+    notes = []
+    if unused:
+        notes.append(f"No gradient reaches {', '.join(sorted(unused))}.")
+    if count == 1:
+        notes.append("Gradient noise needs at least two batches.")
+    return Table("gradients by parameter", tuple(rows), tuple(notes))
+
+
+def batch_gradient(
+    model: nn.Module, loss: Loss, inputs: Any, targets: Any, parameters: Sequence[Tensor], create_graph: bool = False
+) -> list[Tensor | None]:
+    """The gradient of the loss on one batch, without touching ``.grad``.
+
+    Args:
+        model: any module.
+        loss: ``loss(output, target)``.
+        inputs: a tensor, a tuple of positional or a mapping of keyword inputs.
+        targets: handed to ``loss``.
+        parameters: what to differentiate by.
+        create_graph: make the result differentiable.
+
+    Returns:
+        One gradient per parameter, ``None`` for those the loss does not depend on.
+    """
+    with unchanged(model), torch.enable_grad():
+        value = loss(call(model, inputs), targets)
+        if value.dim() or not value.requires_grad:
+            raise InputError(
+                f"The loss has shape {tuple(value.shape)} and requires_grad={value.requires_grad}, expected a scalar "
+                "that depends on the parameters."
+            )
+        return list(torch.autograd.grad(value, list(parameters), create_graph=create_graph, allow_unused=True))
+
+
+def call(model: nn.Module, inputs: Any) -> Any:
+    """Run a model on inputs given as a tensor, a tuple or a mapping."""
+    if isinstance(inputs, Mapping):
+        return model(**inputs)
+    return model(*inputs) if isinstance(inputs, tuple | list) else model(inputs)
+
+
+def imbalance(table: Table[TensorGradient]) -> float:
+    """Largest over smallest gradient ``rms`` across tensors (section 2.3); infinite where one is zero."""
+    sizes = [row.rms for row in table]
+    return max(sizes) / min(sizes) if sizes and min(sizes) > 0 else math.inf

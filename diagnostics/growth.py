@@ -1,0 +1,332 @@
+"""Growing a trained model: what new parameters promise to first order, and what they deliver."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from typing import Any
+
+import numpy as np
+import torch
+from scipy.optimize import least_squares
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from diagnostics.layers import Names, main_output, unchanged
+from diagnostics.tables import Table
+from pathspace.errors import InputError
+
+_CURVATURE_LIMIT = 400
+
+
+@dataclass(frozen=True)
+class Growth:
+    """What a candidate growth promises for the loss ``E|f - y|^2 / 2``, the old parameters frozen.
+
+    Attributes:
+        candidate: its name.
+        parameters: number of new scalars.
+        loss: before.
+        predicted: decrease at the optimum of the linearised model, ``b^T A^+ b / 2``.
+        linear_step: decrease measured after exactly that step; differs from ``predicted`` where the outputs are not
+            linear.
+        measured: decrease after fitting the new parameters; ``None`` if not asked for.
+        rank: of ``A``, the number of new parameters that count to first order.
+        curvature: smallest eigenvalue of the Hessian by the new parameters, at saddles with up to 400 of them.
+        saddle: whether the new parameters start at a stationary point that is no minimum.
+        remark: what to know.
+    """
+
+    candidate: str
+    parameters: int
+    loss: float
+    predicted: float
+    linear_step: float
+    measured: float | None
+    rank: int
+    curvature: float | None
+    saddle: bool
+    remark: str
+
+
+def predict_growth(
+    model: nn.Module,
+    names: Names,
+    inputs: Any,
+    targets: Tensor,
+    fit: bool = True,
+    candidate: str = "growth",
+    tolerance: float = 1e-12,
+) -> Growth:
+    """Predict, and measure, how far new parameters can lower the squared loss of a trained model.
+
+    With ``dy = y - f`` and ``J = df/dphi`` over all data and outputs: ``A = E[J^T J]`` (the second moment, not the
+    covariance), ``b = E[J^T dy]``, ``phi* = A^+ b``, decrease ``b^T A^+ b / 2``. It is solved as least squares on J
+    itself, so A's squared condition never enters.
+
+    Args:
+        model: the grown model; its new parameters hold their start values (where the outputs are those of the old
+            model).
+        names: patterns of the new parameters' names.
+        inputs: a tensor, a tuple of positional or a mapping of keyword inputs: all the data.
+        targets: of the shape of the outputs; E is the mean over its first axis, outputs are added up.
+        fit: fit the new parameters by nonlinear least squares from the start and measure the decrease.
+        candidate: name for the record.
+        tolerance: relative, for the rank of J and for a gradient that counts as zero.
+
+    Returns:
+        Prediction and measurement.
+
+    Raises:
+        InputError: no parameter matches, or targets of another shape.
+
+    Example:
+        >>> x = torch.linspace(-1, 1, 50).double()[:, None]
+        >>> line = nn.Linear(1, 1).double()
+        >>> _ = nn.init.zeros_(line.weight), nn.init.zeros_(line.bias)
+        >>> found = predict_growth(line, "weight", x, 2 * x)
+        >>> abs(found.predicted - found.measured) < 1e-12, found.saddle
+        (True, False)
+
+    Reference:
+        Evolution of neural network, section 3.1.
+    """
+    twin = copy.deepcopy(model).double().requires_grad_(True)
+    patterns = [names] if isinstance(names, str) else (names or ["*"])
+    chosen = {n: p for n, p in twin.named_parameters() if any(fnmatchcase(n, pattern) for pattern in patterns)}
+    if not chosen:
+        raise InputError(f"predict_growth found no parameter of {type(model).__name__} that matches {names!r}.")
+    inputs = _double(inputs)
+    targets = targets.detach().double()
+    sizes = [parameter.numel() for parameter in chosen.values()]
+    start = torch.cat([parameter.detach().reshape(-1) for parameter in chosen.values()])
+
+    def outputs(flat: Tensor) -> Tensor:
+        values = {n: part.view_as(chosen[n]) for n, part in zip(chosen, flat.split(sizes), strict=True)}
+        with unchanged(twin):
+            result = functional_call(twin, values, *_split(inputs))
+        return main_output(twin, result)
+
+    def residual(flat: np.ndarray) -> np.ndarray:
+        return (outputs(torch.from_numpy(flat).requires_grad_()) - targets).detach().reshape(-1).numpy()
+
+    def derivative(flat: np.ndarray) -> np.ndarray:
+        point = torch.from_numpy(np.array(flat)).requires_grad_()
+        value = outputs(point).reshape(-1)
+        return np.stack([torch.autograd.grad(v, point, retain_graph=True)[0].numpy() for v in value])
+
+    first = outputs(start.clone().requires_grad_())
+    if first.shape != targets.shape:
+        raise InputError(
+            f"predict_growth found targets of shape {tuple(targets.shape)}, expected {tuple(first.shape)}, that of the "
+            "outputs."
+        )
+    count = len(targets)
+    origin = start.numpy()
+    error = residual(origin)
+    slope = derivative(origin)
+    loss = float(error @ error) / 2 / count
+    left, singular, right = np.linalg.svd(slope, full_matrices=False)
+    rank = int((singular > tolerance * max(singular.max(initial=0.0), 1e-300)).sum())
+    # a derivative of rounding errors only is no derivative
+    if singular.max(initial=0.0) <= 1e-14:
+        rank = 0
+    image = left[:, :rank].T @ -error
+    step = right[:rank].T @ (image / singular[:rank])
+    predicted = float(image @ image) / 2 / count
+    after = residual(origin + step)
+    stationary = bool(predicted <= tolerance * max(loss, 1e-300))
+    remarks, curvature, saddle = [], None, False
+    if stationary and loss > 0:
+        curvature = _curvature(outputs, start, targets) if len(start) <= _CURVATURE_LIMIT else None
+        saddle = curvature is not None and curvature < -1e-12
+        remarks.append(
+            "saddle: the gradient by the new parameters is zero but the loss curves down; start them elsewhere, "
+            "such as random weights into a new unit and zero weights out of it"
+            if saddle
+            else "stationary: the new parameters do not lower the loss to first order"
+        )
+    linear_step = loss - float(after @ after) / 2 / count
+    if not stationary and linear_step < 0.5 * predicted:
+        remarks.append("the outputs are far from linear over the predicted step: take smaller ones")
+    measured = None
+    if fit:
+        solved = least_squares(
+            residual, origin, derivative, method="trf", x_scale="jac", xtol=1e-15, ftol=1e-15, gtol=1e-15
+        )
+        # for outputs that are linear in the new parameters the step is already the optimum
+        best = min(float(solved.fun @ solved.fun), float(after @ after))
+        measured = loss - best / 2 / count
+    return Growth(
+        *(candidate, len(start), loss, predicted, linear_step, measured, rank, curvature, saddle, "; ".join(remarks))
+    )
+
+
+def _curvature(outputs: Any, start: Tensor, targets: Tensor) -> float:
+    point = start.clone().requires_grad_()
+    with torch.enable_grad():
+        loss = (outputs(point) - targets).square().sum() / 2 / len(targets)
+        (gradient,) = torch.autograd.grad(loss, point, create_graph=True)
+        rows = []
+        for entry in gradient:
+            row = (
+                torch.autograd.grad(entry, point, retain_graph=True)[0]
+                if entry.requires_grad
+                else torch.zeros_like(point)
+            )
+            rows.append(row)
+    hessian = torch.stack(rows)
+    return float(torch.linalg.eigvalsh((hessian + hessian.T) / 2)[0])
+
+
+def rank_growths(
+    candidates: Mapping[str, tuple[nn.Module, Names]], inputs: Any, targets: Tensor, fit: bool = True
+) -> Table[Growth]:
+    """Rank candidate growths by predicted decrease.
+
+    Args:
+        candidates: name -> (grown model, patterns of its new parameters).
+        inputs: all the data.
+        targets: of the shape of the outputs.
+        fit: measure each, too.
+
+    Returns:
+        The candidates, best first; saddles and stationary starts come last.
+    """
+    rows = [
+        predict_growth(model, names, inputs, targets, fit, candidate)
+        for candidate, (model, names) in candidates.items()
+    ]
+    rows.sort(key=lambda row: -row.predicted)
+    notes = [f"{row.candidate}: {row.remark}." for row in rows if row.remark]
+    return Table("growths by predicted decrease", tuple(rows), tuple(notes))
+
+
+class Widened(nn.Module):
+    """A hidden layer with new units beside the old ones, whose parameters are apart: ``old(x) + out(act(into(x)))``.
+
+    Args:
+        into: linear layer before the activation.
+        activation: of the hidden layer.
+        out: linear layer after it.
+        units: how many new units.
+        start: ``"outgoing"`` (random weights in, zero out: the outputs stay, and the gradient does not vanish) or
+            ``"zero"`` (a saddle).
+        seed: of the random weights.
+
+    Raises:
+        InputError: unknown ``start``.
+
+    Example:
+        >>> layer = Widened(nn.Linear(2, 3), nn.Tanh(), nn.Linear(3, 1), units=5)
+        >>> sorted(name for name, _ in layer.named_parameters() if name.startswith("new"))
+        ['new_into.bias', 'new_into.weight', 'new_out.weight']
+    """
+
+    def __init__(
+        self, into: nn.Linear, activation: nn.Module, out: nn.Linear, units: int, start: str = "outgoing", seed: int = 0
+    ) -> None:
+        super().__init__()
+        if start not in ("outgoing", "zero"):
+            raise InputError(f"Widened found start={start!r}, expected 'outgoing' or 'zero'.")
+        self.into, self.activation, self.out = copy.deepcopy(into), copy.deepcopy(activation), copy.deepcopy(out)
+        like: dict[str, Any] = {"dtype": into.weight.dtype, "device": into.weight.device}
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            self.new_into = nn.Linear(into.in_features, units, **like)
+            self.new_out = nn.Linear(units, out.out_features, bias=False, **like)
+        nn.init.zeros_(self.new_out.weight)
+        if start == "zero":
+            nn.init.zeros_(self.new_into.weight)
+            nn.init.zeros_(self.new_into.bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Old units and new ones."""
+        return self.out(self.activation(self.into(x))) + self.new_out(self.activation(self.new_into(x)))
+
+
+def widen(
+    model: nn.Sequential, first: int, units: int, start: str = "outgoing", seed: int = 0
+) -> tuple[nn.Sequential, list[str]]:
+    """A copy of a chain with new units in one hidden layer, and the patterns of their parameters.
+
+    Args:
+        model: a ``Sequential`` that holds linear layer, activation, linear layer from ``first`` on.
+        first: position of the first of the three.
+        units: new units.
+        start: see :class:`Widened`.
+        seed: of random weights.
+
+    Returns:
+        The wider model, and the names of all its new parameters (of the outgoing ones alone, in which the outputs
+        are linear,
+        for ``start="outgoing"``).
+
+    Raises:
+        InputError: other layers are found at that place.
+    """
+    layers = list(model)
+    trio: Sequence[nn.Module] = layers[first : first + 3]
+    if len(trio) < 3 or not (isinstance(trio[0], nn.Linear) and isinstance(trio[2], nn.Linear)):
+        raise InputError(
+            f"widen found {[type(layer).__name__ for layer in trio]} at position {first}, expected Linear, an "
+            "activation, Linear."
+        )
+    wide = Widened(trio[0], trio[1], trio[2], units, start, seed)
+    grown = nn.Sequential(*copy.deepcopy(layers[:first]), wide, *copy.deepcopy(layers[first + 3 :]))
+    return grown, [f"{first}.new_*" if start == "zero" else f"{first}.new_out.*"]
+
+
+def deepen(
+    model: nn.Sequential, after: int, width: int, activation: nn.Module, residual: bool = False
+) -> nn.Sequential:
+    """A copy of a chain with one more hidden layer of the given width after position ``after``.
+
+    Args:
+        model: a ``Sequential``.
+        after: the new layers come after this one.
+        width: features at that place.
+        activation: after the new linear layer.
+        residual: add the new layer to its input instead, with zero weights out, so the outputs stay as they are.
+
+    Returns:
+        The deeper model.
+    """
+    layers = copy.deepcopy(list(model))
+    like = next(model.parameters())
+    linear = nn.Linear(width, width, bias=any("bias" in name for name, _ in model.named_parameters()))
+    linear = linear.to(dtype=like.dtype, device=like.device)
+    new: list[nn.Module] = [linear, copy.deepcopy(activation)]
+    if residual:
+        new = [_Added(linear, copy.deepcopy(activation), copy.deepcopy(linear))]
+    return nn.Sequential(*layers[: after + 1], *new, *layers[after + 1 :])
+
+
+class _Added(nn.Module):
+    def __init__(self, into: nn.Linear, activation: nn.Module, out: nn.Linear) -> None:
+        super().__init__()
+        self.into, self.activation, self.out = into, activation, out
+        for parameter in out.parameters():
+            nn.init.zeros_(parameter)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.out(self.activation(self.into(x)))
+
+
+def _double(inputs: Any) -> Any:
+    if isinstance(inputs, Tensor):
+        return inputs.detach().double() if inputs.is_floating_point() else inputs
+    if isinstance(inputs, Mapping):
+        return {key: _double(value) for key, value in inputs.items()}
+    return tuple(_double(value) for value in inputs) if isinstance(inputs, tuple | list) else inputs
+
+
+def _split(inputs: Any) -> tuple[Any, Any]:
+    if isinstance(inputs, Mapping):
+        return (), dict(inputs)
+    return (tuple(inputs) if isinstance(inputs, tuple | list) else (inputs,)), {}
+
+
+__all__ = ["Growth", "Widened", "deepen", "predict_growth", "rank_growths", "widen"]

@@ -1,0 +1,364 @@
+"""Choosing layers by name and type, and watching them through one run with hooks that always go away."""
+
+from __future__ import annotations
+
+import fnmatch
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_leaves, tree_map
+
+from pathspace.capture import check_capturable, describe, first_line
+from pathspace.errors import CaptureError, InputError, InputTypeError
+
+ACTIVATIONS = frozenset(
+    [
+        "relu",
+        "relu_",
+        "relu6",
+        "leaky_relu",
+        "leaky_relu_",
+        "elu",
+        "elu_",
+        "selu",
+        "selu_",
+        "celu",
+        "celu_",
+        "gelu",
+        "silu",
+        "mish",
+        "tanh",
+        "tanh_",
+        "sigmoid",
+        "sigmoid_",
+        "softplus",
+        "softsign",
+        "hardtanh",
+        "hardtanh_",
+        "hardswish",
+        "hardsigmoid",
+        "prelu",
+        "rrelu",
+        "rrelu_",
+        "logsigmoid",
+        "tanhshrink",
+    ]
+)
+Names = str | Sequence[str] | None
+Types = str | type | Sequence[str | type] | None
+
+
+@dataclass(eq=False)
+class Call:
+    """One call of one layer.
+
+    Attributes:
+        name: the module's name in the model.
+        module: the module.
+        number: how often the module was called before, in this run.
+        source: the first floating-point tensor the layer received, a node of its own in autograd's graph.
+        output: the first floating-point tensor it returned, before anyone else could change it.
+        sink: what the rest of the model is a function of.
+        unit_axis: the axis of the output along which units (channels or features) are counted.
+        activation: name of the first activation function applied after the layer and before the next one, and its
+            module or keyword settings.
+    """
+
+    name: str
+    module: nn.Module
+    number: int
+    source: Tensor | None
+    output: Tensor
+    sink: Tensor
+    unit_axis: int
+    activation: tuple[str, tuple[Any, ...], Mapping[str, Any]] | None = None
+    version: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.version = self.output._version
+
+    @property
+    def label(self) -> str:
+        """Name, with the number of the call from the second on."""
+        return self.name if self.number == 0 else f"{self.name} ({self.number + 1})"
+
+
+@dataclass(eq=False)
+class Run:
+    """One run of a model.
+
+    Attributes:
+        calls: calls of the chosen layers, in order.
+        inputs: the floating-point inputs, as nodes of autograd's graph.
+        output: the first floating-point tensor of the model's output.
+        result: everything the model returned.
+    """
+
+    calls: list[Call] = field(default_factory=list)
+    inputs: list[Tensor] = field(default_factory=list)
+    output: Tensor = field(default_factory=lambda: torch.zeros(0))
+    result: Any = None
+
+
+def select(model: nn.Module, names: Names = None, types: Types = None) -> dict[str, nn.Module]:
+    """Choose layers by name and by type.
+
+    Args:
+        model: any module.
+        names: one or several patterns with ``*`` and ``?``; a layer is chosen if one of them matches its full name.
+        types: one or several classes, or names of classes.
+
+    Returns:
+        Name -> module, in the model's order. With neither filter: every module without children, and torch's own
+        layers that have some (attention). With a filter: every module that passes it.
+
+    Raises:
+        InputError: nothing passes the filters.
+        InputTypeError: ``model`` is not a module.
+
+    Example:
+        >>> model = nn.Sequential(nn.Linear(2, 3), nn.ReLU(), nn.Linear(3, 1))
+        >>> list(select(model)), list(select(model, types=nn.Linear)), list(select(model, names="[12]"))
+        (['0', '1', '2'], ['0', '2'], ['1', '2'])
+    """
+    if not isinstance(model, nn.Module):
+        raise InputTypeError(
+            f"Expected a torch.nn.Module to diagnose, found {type(model).__name__}; pass the model itself."
+        )
+    chosen: dict[str, nn.Module] = {}
+    if names is None and types is None:
+        inside: set[str] = set()
+        for name, module in model.named_modules():
+            parent = name.rpartition(".")[0]
+            if parent in inside and name:
+                inside.add(name)
+                continue
+            # torch's attention keeps a linear layer that it never calls, so it is one layer, not several
+            own = any(True for _ in module.parameters(recurse=False)) and type(module).__module__.startswith("torch.nn")
+            childless = not any(True for _ in module.children())
+            if childless or own:
+                chosen[name] = module
+                inside.add(name)
+        return chosen
+    patterns = [names] if isinstance(names, str) else names
+    kinds = [types] if isinstance(types, str | type) else types
+    for name, module in model.named_modules():
+        by_name = patterns is None or any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)
+        by_type = kinds is None or any(
+            type(module).__name__ == kind if isinstance(kind, str) else isinstance(module, kind) for kind in kinds
+        )
+        if by_name and by_type and (name or patterns is not None):
+            chosen[name] = module
+    if not chosen:
+        found = sorted({type(module).__name__ for module in model.modules()})
+        raise InputError(
+            f"No layer of {type(model).__name__} matches names={names!r} and types={types!r}; its types are "
+            f"{', '.join(found)}, and names are those of named_modules()."
+        )
+    return chosen
+
+
+class _Activations(TorchFunctionMode):
+    """Notes which activation function follows which layer, called as a module or as a function."""
+
+    def __init__(self, run: Run) -> None:
+        super().__init__()
+        self.run = run
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        name = getattr(func, "__name__", "")
+        if name in ACTIVATIONS:
+            for call in reversed(self.run.calls):
+                if any(True for _ in call.module.parameters(recurse=False)):
+                    if call.activation is None:
+                        call.activation = (name.rstrip("_"), args[1:], dict(kwargs or {}))
+                    break
+        return func(*args, **(kwargs or {}))
+
+
+def _view(value: Tensor) -> Tensor:
+    return value.view_as(value)
+
+
+@contextmanager
+def hooked(
+    layers: Mapping[str, nn.Module], run: Run, differentiable: bool = True, copies: bool = True
+) -> Iterator[None]:
+    """Record every call of ``layers`` in ``run.calls``; the hooks are gone afterwards, whatever happened.
+
+    Args:
+        layers: name -> module.
+        run: where calls are noted.
+        differentiable: give every layer input and output a node of its own in autograd's graph.
+        copies: make those nodes copies, which operations in place cannot change, instead of views.
+    """
+    node = torch.clone if copies else _view
+    pending: dict[int, list[Tensor | None]] = {}
+    counts: dict[str, int] = {}
+    axis = [-1]
+
+    def before(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        made: dict[int, Tensor] = {}
+        first: list[Tensor] = []
+        # an operation in place would turn what was recorded into its own result
+        twice = getattr(module, "inplace", False) or any(True for _ in module.children())
+
+        def replace(value: Any) -> Any:
+            if not (isinstance(value, Tensor) and value.is_floating_point()):
+                return value
+            if not differentiable:
+                first.append(value)
+                return value
+            if id(value) not in made:
+                source = node(value) if value.requires_grad else value.detach().clone().requires_grad_()
+                first.append(source)
+                # a copy, too, for a leaf: autograd forbids to change one in place
+                made[id(value)] = source.clone() if twice or source.is_leaf else source
+            return made[id(value)]
+
+        replaced = tree_map(replace, (args, kwargs))
+        pending.setdefault(id(module), []).append(first[0] if first else None)
+        return replaced
+
+    def after(name: str) -> Callable[..., Any]:
+        def hook(module: nn.Module, args: Any, kwargs: Any, output: Any) -> Any:
+            source = pending[id(module)].pop()
+            kind = type(module).__name__
+            if kind.startswith("Conv") and kind != "Conv1D":
+                axis[0] = 1
+            elif kind.startswith(("Linear", "LayerNorm", "RMSNorm", "Conv1D", "Embedding")):
+                axis[0] = -1
+            made: list[Tensor] = []
+
+            def replace(value: Any) -> Any:
+                if not (isinstance(value, Tensor) and value.is_floating_point()):
+                    return value
+                sink = node(value) if differentiable else value
+                # whoever receives it may overwrite it, history and all
+                copy = sink.clone() if differentiable and copies else sink
+                if not made:
+                    number = counts.get(name, 0)
+                    counts[name] = number + 1
+                    run.calls.append(Call(name, module, number, source, value, sink, axis[0]))
+                made.append(copy)
+                return copy
+
+            return tree_map(replace, output)
+
+        return hook
+
+    with ExitStack() as stack:
+        for name, module in layers.items():
+            for handle in (
+                module.register_forward_pre_hook(before, with_kwargs=True),
+                module.register_forward_hook(after(name), with_kwargs=True),
+            ):
+                stack.callback(handle.remove)
+        yield
+
+
+def observe(
+    model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any] | None, layers: Mapping[str, nn.Module]
+) -> Run:
+    """Run ``model`` once, differentiably, and record the calls of ``layers``.
+
+    Buffers (running statistics) and the random state are put back; parameters get no gradients.
+
+    Args:
+        model: any module, in the mode it is in.
+        args: its inputs.
+        kwargs: its keyword inputs.
+        layers: name -> module to record.
+
+    Returns:
+        The run; its graph lives as long as it does.
+
+    Raises:
+        CaptureError: the model raises on these inputs, or returns no floating-point tensor that depends on them.
+    """
+    check_capturable(model)
+    # views cost nothing; where an operation in place has overwritten one, copies are needed after all
+    return _observe(model, args, kwargs, layers, False) or _observe(model, args, kwargs, layers, True)  # type: ignore[return-value]
+
+
+def _observe(
+    model: nn.Module,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any] | None,
+    layers: Mapping[str, nn.Module],
+    copies: bool,
+) -> Run | None:
+    run = Run()
+
+    def own(value: Any) -> Any:
+        if isinstance(value, Tensor) and value.is_floating_point():
+            run.inputs.append(value.detach().clone().requires_grad_())
+            # a leaf that requires a gradient may not be changed in place, and some models do so
+            return run.inputs[-1].clone()
+        return value
+
+    args, kwargs = tree_map(own, (tuple(args), dict(kwargs or {})))
+    with unchanged(model), torch.enable_grad(), hooked(layers, run, copies=copies), _Activations(run):
+        # the fused attention kernels have no second derivatives, and jvps are made of those
+        try:
+            with sdpa_kernel(SDPBackend.MATH):
+                run.result = model(*args, **kwargs)
+        except Exception as error:
+            if not copies:
+                return None
+            raise CaptureError(
+                f"{type(model).__name__} raised {type(error).__name__} on inputs ({describe(args, kwargs)}): "
+                f"{first_line(error)}; check the shapes and dtypes of the inputs."
+            ) from error
+    run.output = main_output(model, run.result)
+    touched = any(call.version != call.output._version for call in run.calls)
+    return None if touched and not copies else run
+
+
+def main_output(model: nn.Module, result: Any) -> Tensor:
+    """The first floating-point tensor of what a model returned.
+
+    Raises:
+        CaptureError: there is none, or it does not depend on anything differentiable.
+    """
+    values = result.values() if isinstance(result, Mapping) else [result]
+    for value in tree_leaves(list(values)):
+        if isinstance(value, Tensor) and value.is_floating_point():
+            if not value.requires_grad:
+                raise CaptureError(
+                    f"The output of {type(model).__name__} does not depend differentiably on its inputs or parameters; "
+                    "remove no_grad() or detach() from its forward."
+                )
+            return value
+    raise CaptureError(f"{type(model).__name__} returned no floating-point tensor; diagnostics need one to look at.")
+
+
+@contextmanager
+def unchanged(model: nn.Module) -> Iterator[None]:
+    """Put buffers, and the global random state, back as they were."""
+    # a batch norm counts its batches in place, so the values have to be copied
+    saved = [(buffer, buffer.detach().clone()) for buffer in model.buffers()]
+    with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=".*torch.jit.*deprecated.*")
+        try:
+            yield
+        finally:
+            with torch.no_grad():
+                for buffer, value in saved:
+                    # through .data, because autograd has noted the version of buffers it needs again
+                    buffer.data.copy_(value)
+
+
+def rademacher(like: Tensor, generator: torch.Generator) -> Tensor:
+    """Independent signs, shaped like a tensor."""
+    signs = torch.randint(0, 2, like.shape, generator=generator, dtype=torch.int8)
+    return signs.to(like).mul_(2).sub_(1)

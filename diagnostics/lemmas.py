@@ -1,0 +1,454 @@
+"""The statements of the learnable Markov chain paper, each one as a check that can fail.
+
+A check returns how often its premise and its conclusion hold on a model and data; where the printed statement is
+wrong, the corrected one stands beside it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from diagnostics.efficiency import ChainRecord, NodeTensors, call, tensors
+from diagnostics.sites import Addition, Sites
+from pathspace.errors import InputError
+
+if TYPE_CHECKING:
+    from diagnostics.chain import MarkovChain
+
+PerSample = Callable[[Any, Any], Tensor]
+
+
+@dataclass(frozen=True)
+class Check:
+    """How often a premise held, and the conclusion where it did.
+
+    Attributes:
+        statement: what was checked.
+        cases: number of cases.
+        premise: number of cases in which the premise holds.
+        conclusion: number of those in which the conclusion holds.
+    """
+
+    statement: str
+    cases: int
+    premise: int
+    conclusion: int
+
+    @property
+    def holds(self) -> bool | None:
+        """Whether the conclusion held whenever the premise did; ``None`` if the premise never did."""
+        return self.conclusion == self.premise if self.premise else None
+
+
+def ideal_share(
+    chain: MarkovChain, losses: PerSample, inputs: Any, targets: Any, *, eta: float, relative: bool = False
+) -> Tensor:
+    """Share of samples with ``l(x_l - eta g_l) < l(x_l)``, node by node, the rest of the chain run again.
+
+    Args:
+        chain: the traced chain; the model should be in eval mode, where samples do not influence each other.
+        losses: ``losses(outputs, targets)``, one loss per sample, shape (B,).
+        inputs: model inputs.
+        targets: handed to ``losses``.
+        eta: size of the step.
+        relative: step along ``g^ = g/||g||`` instead of ``g``, so that ``eta`` is a length.
+
+    Returns:
+        Shares, shape (L,).
+
+    Raises:
+        InputError: ``losses`` does not return one loss per sample.
+
+    Example:
+        >>> from torch import nn
+        >>> from diagnostics import MarkovChain
+        >>> layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True, norm_first=True).eval()
+        >>> x = torch.randn(4, 5, 8)
+        >>> chain = MarkovChain.trace(layer, x)
+        >>> ideal_share(chain, lambda y, t: y.square().sum((1, 2)), x, None, eta=1e-4)
+        tensor([1., 1.], dtype=torch.float64)
+
+    Reference:
+        Learnable Markov chain paper, Appendix D and equation (9).
+    """
+    parts = tensors(chain, losses, inputs, targets)
+    dims = chain.batch_dims()
+    with torch.no_grad():
+        before = _per_sample(losses(call(chain.model, inputs), targets), parts[0])
+    shares = []
+    known = chain.by_site()
+    for node, part in zip(chain.nodes, parts, strict=True):
+        step = part.gradient / part.gradient.norm(dim=1, keepdim=True) if relative else part.gradient
+
+        def moved(addition: Addition, index: int = node.index, step: Tensor = step) -> Tensor:
+            result = addition.run()
+            if addition.site not in known or known[addition.site].index != index:
+                return result
+            first = result.movedim(dims[index], 0)
+            change = step.reshape(first.shape).movedim(0, dims[index]).to(result.dtype)
+            # in place, so that an addition that overwrites its operand still does
+            return result.sub_(eta * change)
+
+        with torch.no_grad(), Sites(moved).following(chain.model):
+            after = _per_sample(losses(call(chain.model, inputs), targets), part)
+        shares.append((after < before).double().mean())
+    return torch.stack(shares)
+
+
+def _per_sample(value: Tensor, part: NodeTensors) -> Tensor:
+    if value.shape != (len(part.gradient),):
+        raise InputError(
+            f"The losses have shape {tuple(value.shape)}, expected ({len(part.gradient)},), one per sample; use "
+            "reduction='none' and average over everything but the samples."
+        )
+    return value.detach().double()
+
+
+def lemma1(distance: Callable[[Tensor], Tensor], better: Tensor, worse: Tensor, mu: float) -> Check:
+    """Mixtures of an ideal direction and the predicted one are ideal: for ``mu`` in [0, 1], not for every ``mu >= 0``.
+
+    Premise ``l(better) <= l(worse)``, conclusion ``l(mu better + (1 - mu) worse) <= l(worse)``: quasi-convexity.
+
+    Args:
+        distance: ``l``, from points (N, D) to distances (N,).
+        better: ``x + eta d``, shape (N, D).
+        worse: ``x + eta z``, shape (N, D).
+        mu: the mixture.
+
+    Returns:
+        The check.
+
+    Example:
+        >>> square = lambda x: x.square().sum(1)
+        >>> good, bad = torch.zeros(1, 2), torch.ones(1, 2)
+        >>> lemma1(square, good, bad, 0.5).holds, lemma1(square, good, bad, 3.0).holds
+        (True, False)
+
+    Reference:
+        Learnable Markov chain paper, Definition 2, Lemma 1.
+    """
+    premise = distance(better) <= distance(worse)
+    conclusion = distance(mu * better + (1 - mu) * worse) <= distance(worse)
+    count = int((premise & conclusion).sum())
+    return Check(f"Lemma 1 with mu = {mu}", len(better), int(premise.sum()), count)
+
+
+def lemma2(record: ChainRecord, eta: float) -> tuple[Check, Check]:
+    """Delta-convex implies efficient, and its converse: the first is true, the second is not.
+
+    Args:
+        record: an observed chain.
+        eta: step of the ideal direction ``d_l = z_l - eta g^_l``.
+
+    Returns:
+        The lemma (premise ``delta* > 0``, conclusion ``eps(eta) > 0``) and the converse.
+
+    Reference:
+        Learnable Markov chain paper, Lemma 2.
+    """
+    convex, efficient = record.delta(eta) > 0, record.eps(eta) > 0
+    both = int((convex & efficient).sum())
+    total = record.samples
+    return (
+        Check(f"Lemma 2, eta = {eta}", total, int(convex.sum()), both),
+        Check(f"converse of Lemma 2, eta = {eta}", total, int(efficient.sum()), both),
+    )
+
+
+@dataclass(frozen=True)
+class Convergence:
+    """Lemma 3 on a trajectory: premises, bound and what happened."""
+
+    delta: float
+    diameter: float
+    second_moment: float
+    long_enough: bool
+    step_small: bool
+    bound: float
+    error: float
+
+    @property
+    def premise(self) -> bool:
+        """One-point convexity, a small step, and a chain that is long enough."""
+        return self.delta > 0 and self.step_small and self.long_enough
+
+    @property
+    def conclusion(self) -> bool:
+        """The final error is under the bound."""
+        return self.error <= self.bound
+
+
+def lemma3_step(length: int, delta: float, a: float) -> float:
+    """The step of the corrected lemma, ``eta = (1 + a) log L / (delta L)``."""
+    return (1 + a) * math.log(length) / (delta * length)
+
+
+def lemma3(states: Tensor, directions: Tensor, target: Tensor, *, delta: float, a: float = 1.0) -> Convergence:
+    """Lemma 3 in its corrected form, on trajectories ``x_{l+1} = x_l + eta z_{l+1}``.
+
+    Premises: ``<y - x_l, d_{l+1}> >= delta ||x_l - y||^2`` with ``d = E[z]`` (the printed Definition 4 never mentions
+    y), ``eta = (1+a) log L / (delta L)`` with ``2 eta delta <= 1`` (the printed lemma takes full steps), and
+    ``L^a log L >= D^2 delta^2 / ((1+a) Z^2)``. Conclusion: ``E||x_L - y||^2 <= (1+a) log L Z^2 / (delta^2 L)``.
+
+    Args:
+        states: ``x_0 ... x_L``, shape (L+1, N, D), N independent runs.
+        directions: ``d_1 ... d_L``, the conditional means of the ``z_l``, shape (L, N, D).
+        target: ``y``, shape (N, D) or (D,).
+        delta: the claimed constant of one-point convexity.
+        a: the exponent.
+
+    Returns:
+        Premises, bound and final error.
+
+    Reference:
+        Learnable Markov chain paper, Lemma 3 and Appendix B, equations (13)-(17).
+    """
+    length = len(directions)
+    gap = target - states[:-1]
+    square = gap.square().sum(-1)
+    measured = float(((gap * directions).sum(-1) / square).min())
+    eta = lemma3_step(length, delta, a)
+    z = (states[1:] - states[:-1]) / eta
+    moment = float(z.square().sum(-1).mean(1).max())
+    diameter = float(torch.cat([square, (target - states[-1]).square().sum(-1)[None]]).max()) ** 0.5
+    return Convergence(
+        delta=measured if measured < delta else delta,
+        diameter=diameter,
+        second_moment=moment,
+        long_enough=length**a * math.log(length) >= diameter**2 * delta**2 / ((1 + a) * moment),
+        step_small=2 * eta * delta <= 1,
+        bound=(1 + a) * math.log(length) * moment / (delta**2 * length),
+        error=float((states[-1] - target).square().sum(-1).mean()),
+    )
+
+
+def simulate_lemma3(
+    length: int, *, full_steps: bool = False, delta: float = 1.0, a: float = 1.0, dim: int = 8, noise: float = 1.0,
+    runs: int = 400, seed: int = 0,
+) -> Convergence:  # fmt: skip
+    """Monte Carlo of Lemma 3 with ``z_{l+1} = delta (y - x_l) + noise``: corrected, or with the printed full steps.
+
+    Args:
+        length: number of nodes L.
+        full_steps: take ``x_{l+1} = x_l + z_{l+1}`` as printed.
+        delta: one-point convexity.
+        a: the exponent.
+        dim: dimension of the states.
+        noise: standard deviation of ``||z - E z||``.
+        runs: number of chains.
+        seed: of the noise.
+
+    Returns:
+        Premises, bound and final error, the latter averaged over runs.
+
+    Example:
+        >>> simulate_lemma3(200).conclusion, simulate_lemma3(1000, full_steps=True).conclusion
+        (True, False)
+    """
+    generator = torch.Generator().manual_seed(seed)
+    x = torch.zeros(runs, dim, dtype=torch.float64)
+    target = torch.ones(dim, dtype=torch.float64) / dim**0.5
+    eta = 1.0 if full_steps else lemma3_step(length, delta, a)
+    states, means = [x], []
+    for _ in range(length):
+        means.append(delta * (target - x))
+        z = means[-1] + noise / dim**0.5 * torch.randn(x.shape, generator=generator, dtype=torch.float64)
+        x = x + eta * z
+        states.append(x)
+    if not full_steps:
+        return lemma3(torch.stack(states), torch.stack(means), target, delta=delta, a=a)
+    moment = float((torch.stack(states[1:]) - torch.stack(states[:-1])).square().sum(-1).mean(1).max())
+    return Convergence(
+        delta=delta,
+        diameter=1.0,
+        second_moment=moment,
+        long_enough=True,
+        step_small=False,
+        bound=(1 + a) * math.log(length) * moment / (delta**2 * length),
+        error=float((states[-1] - target).square().sum(-1).mean()),
+    )
+
+
+@dataclass(frozen=True)
+class PenaltyGradient:
+    """The exact gradient of ``lam * (one node's eps)^2`` and the penal connection that replaces it.
+
+    Attributes:
+        exact: ``2 lam (1 - c eta t)(-c eta g^ + c^3 eta t z)``, shape (B, D), ``c = 1/||z||``, ``t = <z, g^>``.
+        orthogonality: largest ``|cos(exact, z)|``: zero up to rounding, where the penal connection has 1.
+        kept_over_ignored: ``||z-term|| / ||g-term||`` per sample, equal to ``|cos(z, g)|``.
+        cancelling_tau: the tau that cancels the z-term, ``2 eta lam c^3 t (1 - c eta t)``, shape (B,).
+        best_tau: least-squares tau of ``exact ~ tau z``; zero.
+    """
+
+    exact: Tensor
+    orthogonality: float
+    kept_over_ignored: Tensor
+    cancelling_tau: Tensor
+    best_tau: Tensor
+
+
+def penalty_gradient(direction: Tensor, gradient: Tensor, *, eta: float, lam: float) -> PenaltyGradient:
+    """Appendix C with its signs corrected, for one node: what ``tau z`` is meant to approximate.
+
+    Args:
+        direction: ``z``, shape (B, D).
+        gradient: ``g``, shape (B, D), held constant.
+        eta: the step.
+        lam: weight of the penalty.
+
+    Returns:
+        The exact gradient and its comparison with the penal connection.
+
+    Example:
+        >>> z, g = torch.randn(3, 5, dtype=torch.float64), torch.randn(3, 5, dtype=torch.float64)
+        >>> penalty_gradient(z, g, eta=0.1, lam=1.0).orthogonality < 1e-12
+        True
+
+    Reference:
+        Learnable Markov chain paper, equations (18)-(22).
+    """
+    unit = gradient / gradient.norm(dim=1, keepdim=True)
+    c = 1 / direction.norm(dim=1, keepdim=True)
+    t = (direction * unit).sum(1, keepdim=True)
+    front = 2 * lam * (1 - c * eta * t)
+    along_g, along_z = -front * c * eta * unit, front * c**3 * eta * t * direction
+    exact = along_g + along_z
+    cosine = (exact * direction).sum(1) / (exact.norm(dim=1) * direction.norm(dim=1))
+    return PenaltyGradient(
+        exact=exact,
+        orthogonality=float(cosine.abs().max()),
+        kept_over_ignored=along_z.norm(dim=1) / along_g.norm(dim=1),
+        cancelling_tau=(front * c**3 * eta * t).squeeze(1),
+        best_tau=(exact * direction).sum(1) / direction.square().sum(1),
+    )
+
+
+@dataclass(frozen=True)
+class Lemma4:
+    """ResNet's node against VGG's, ``z`` against ``z - x``, over (node, sample) pairs.
+
+    Attributes:
+        products: with inner products ``<., d>``, as in the proof: follows from the premise.
+        cosines: with the normalised vectors of Definition 3, as in the statement: does not follow.
+        premise_on_convex: share of the pairs of delta-convex samples in which premise (24), ``<x, d> >= 0``, holds.
+    """
+
+    products: Check
+    cosines: Check
+    premise_on_convex: float
+
+
+def lemma4(parts: tuple[NodeTensors, ...]) -> Lemma4:
+    """Lemma 4 both ways, with ``d = -g``.
+
+    Args:
+        parts: the tensors of a chain, from :func:`diagnostics.efficiency.tensors`; nodes where the stream has the
+            shape of the direction.
+
+    Returns:
+        Both checks and how often the premise holds.
+
+    Example:
+        >>> z, x, d = (torch.tensor([v]) for v in ([1.0, 10.0], [0.5, 10.0], [1.0, 0.0]))
+        >>> result = lemma4((NodeTensors(direction=z, stream=x, gradient=-d),))
+        >>> result.products.holds, result.cosines.holds
+        (True, False)
+
+    Reference:
+        Learnable Markov chain paper, Lemma 4, equations (24)-(29).
+    """
+
+    def cosine(a: Tensor, b: Tensor) -> Tensor:
+        return (a * b).sum(1) / (a.norm(dim=1) * b.norm(dim=1))
+
+    rows = []
+    for part in parts:
+        d, x, z = -part.gradient, part.stream, part.direction
+        inner = ((x * d).sum(1), (z * d).sum(1), ((z - x) * d).sum(1))
+        rows.append(torch.stack([*inner, cosine(z, d), cosine(z - x, d)]))
+    xd, zd, wd, cos_z, cos_w = torch.stack(rows).unbind(1)
+    premise = xd >= 0
+    rounding = 1e-12 * (zd.abs() + wd.abs())
+    products = premise & (zd >= wd - rounding)
+    cosines = premise & (cos_z >= cos_w)
+    convex = (zd > 0).all(0)
+    counts = (premise.numel(), int(premise.sum()))
+    return Lemma4(
+        Check("Lemma 4, inner products", *counts, int(products.sum())),
+        Check("Lemma 4, cosines", *counts, int(cosines.sum())),
+        float(premise[:, convex].double().mean()) if convex.any() else math.nan,
+    )
+
+
+def walk(chain: MarkovChain, inputs: Any, sample: int = 0) -> tuple[Tensor, float]:
+    """The chain's walk of one sample in the plane of its two principal directions, and how much it folds.
+
+    The longest run of nodes whose states have one shape is taken. The points are the first stream plus the directions
+    added up; where a norm or an activation follows each sum, the streams themselves differ from these.
+
+    Args:
+        chain: the traced chain.
+        inputs: model inputs.
+        sample: which sample.
+
+    Returns:
+        Coordinates, shape (K+1, 2), and the share of consecutive steps with ``<z_l, z_{l+1}> < 0``.
+
+    Reference:
+        Learnable Markov chain paper, Appendix F, Figure 7.
+    """
+    dims, known = chain.batch_dims(), chain.by_site()
+    seen: dict[int, tuple[Tensor, Tensor]] = {}
+
+    def note(addition: Addition) -> Tensor:
+        node = known.get(addition.site)
+        if node is None:
+            return addition.run()
+        stream, branch = node.split(addition)
+        start = stream.select(dims[node.index], sample).double().flatten().clone()
+        step = node.scale * branch.select(dims[node.index], sample).double().flatten()
+        seen[node.index] = (start, step.clone())
+        return addition.run()
+
+    with torch.no_grad(), Sites(note).following(chain.model):
+        call(chain.model, inputs)
+    runs: list[list[int]] = []
+    for index in sorted(seen):
+        if runs and len(seen[runs[-1][-1]][0]) == len(seen[index][0]):
+            runs[-1].append(index)
+        else:
+            runs.append([index])
+    longest = max(runs, key=len)
+    steps = torch.stack([seen[index][1] for index in longest])
+    points = torch.cat([seen[longest[0]][0][None], seen[longest[0]][0] + steps.cumsum(0)])
+    centred = points - points.mean(0)
+    _, _, axes = torch.linalg.svd(centred, full_matrices=False)
+    plane = centred @ axes[:2].T
+    if plane.shape[1] < 2:
+        plane = torch.nn.functional.pad(plane, (0, 2 - plane.shape[1]))
+    turns = (steps[1:] * steps[:-1]).sum(1) < 0
+    return plane, float(turns.double().mean()) if len(turns) else 0.0
+
+
+__all__ = [
+    "Check",
+    "Convergence",
+    "Lemma4",
+    "PenaltyGradient",
+    "ideal_share",
+    "lemma1",
+    "lemma2",
+    "lemma3",
+    "lemma3_step",
+    "lemma4",
+    "penalty_gradient",
+    "simulate_lemma3",
+    "walk",
+]

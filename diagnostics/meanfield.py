@@ -1,0 +1,181 @@
+"""What theory says about wide random layers: gains by Gaussian integrals, fixed points, the edge of chaos.
+
+For weights of variance ``s^2 / fan_in`` and biases of variance ``b^2`` the pre-activations of a wide layer are normal
+with variance ``q' = s^2 E[phi(sqrt(q) g)^2] + b^2``, and a perturbation's square grows by
+``chi = s^2 E[phi'(sqrt(q) g)^2]``.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+import torch
+from scipy.optimize import brentq
+from torch import Tensor
+
+from pathspace.errors import InputError
+
+Function = Callable[[Tensor], Tensor]
+
+
+@lru_cache(maxsize=1)
+def _nodes() -> tuple[Tensor, Tensor]:
+    """Nodes and weights of the half-line rule: Gauss-Legendre on each side of 0, where activations have their kinks."""
+    x, w = np.polynomial.legendre.leggauss(160)
+    x, w = 5 * (x + 1), 5 * w
+    nodes = np.concatenate([-x[::-1], x])
+    weights = np.concatenate([w[::-1], w]) * np.exp(-(nodes**2) / 2) / math.sqrt(2 * math.pi)
+    return torch.from_numpy(nodes), torch.from_numpy(weights)
+
+
+def gaussian_mean(function: Function, variance: float = 1.0, mean: float = 0.0) -> float:
+    """``E[function(mean + sqrt(variance) g)]`` for a standard normal ``g``.
+
+    Args:
+        function: acts on each entry of a float64 tensor.
+        variance: of the argument.
+        mean: of the argument.
+
+    Returns:
+        The integral, exact to about 1e-12 for functions that are smooth on both sides of zero (and ``mean`` zero).
+
+    Example:
+        >>> round(gaussian_mean(lambda z: torch.relu(z) ** 2), 12)
+        0.5
+    """
+    nodes, weights = _nodes()
+    return float((function(mean + math.sqrt(variance) * nodes) * weights).sum())
+
+
+def slope(function: Function) -> Function:
+    """The derivative of a function that acts on each entry."""
+
+    def derivative(z: Tensor) -> Tensor:
+        with torch.enable_grad():
+            z = z.detach().requires_grad_()
+            value = function(z)
+            if not value.requires_grad:
+                return torch.zeros_like(z)
+            return torch.autograd.grad(value.sum(), z)[0]
+
+    return derivative
+
+
+@dataclass(frozen=True)
+class Gains:
+    """Scales ``s`` of weights (standard deviation ``s / sqrt(fan_in)``) that keep a signal of unit variance as it is.
+
+    Attributes:
+        forward: keeps the second moment of the pre-activations, ``1 / sqrt(E[phi^2])``.
+        backward: keeps the second moment of gradients (for layers of equal width), ``1 / sqrt(E[phi'^2])``.
+    """
+
+    forward: float
+    backward: float
+
+
+def gains(activation: Function) -> Gains:
+    """The weight scales that theory recommends before an activation (sections 2.6.1 and 3.7 of the notes).
+
+    Args:
+        activation: acts on each entry.
+
+    Returns:
+        The two scales; they coincide for positively homogeneous activations.
+
+    Example:
+        >>> round(gains(torch.relu).forward ** 2, 9), round(gains(torch.tanh).forward, 4)
+        (2.0, 1.5925)
+
+    Reference:
+        He et al., Delving deep into rectifiers (2015), equations 10 and 14.
+    """
+
+    def inverse(mean: float) -> float:
+        return 1 / math.sqrt(mean) if mean > 0 else math.inf
+
+    derivative = slope(activation)
+    return Gains(
+        inverse(gaussian_mean(lambda z: activation(z) ** 2)), inverse(gaussian_mean(lambda z: derivative(z) ** 2))
+    )
+
+
+def fixed_variance(activation: Function, scale: float, bias: float = 0.0, steps: int = 10_000) -> float:
+    """The variance of pre-activations that deep layers settle at: ``q = s^2 E[phi(sqrt(q) g)^2] + b^2``.
+
+    Args:
+        activation: acts on each entry.
+        scale: weights have standard deviation ``scale / sqrt(fan_in)``.
+        bias: standard deviation of biases.
+        steps: layers to iterate at most.
+
+    Returns:
+        The fixed point reached from unit variance; 0 where the signal dies, infinity where it blows up.
+    """
+    q = 1.0
+    for _ in range(steps):
+        if not 1e-12 < q < 1e12:
+            return 0.0 if q < 1 else math.inf
+        following = scale**2 * gaussian_mean(lambda z: activation(z) ** 2, q) + bias**2
+        if abs(following - q) <= 1e-13 * q:
+            break
+        q = following
+    return q
+
+
+def growth(activation: Function, scale: float, bias: float = 0.0) -> float:
+    """The growth exponent of a wide plain net at its fixed point: ``log(s^2 E[phi'(sqrt(q) g)^2]) / 2``.
+
+    Args:
+        activation: acts on each entry.
+        scale: weights have standard deviation ``scale / sqrt(fan_in)``.
+        bias: standard deviation of biases.
+
+    Returns:
+        Mean log growth of a perturbation per layer; negative in the ordered phase.
+
+    Example:
+        >>> import math
+        >>> abs(growth(torch.relu, math.sqrt(2))) < 1e-9, round(growth(torch.tanh, 1.3), 4)
+        (True, 0.0312)
+
+    Reference:
+        Schoenholz et al., Deep information propagation (2017), equation 5.
+    """
+    # a signal that dies is still seen by the slopes next to zero, on both sides of a kink
+    q = min(max(fixed_variance(activation, scale, bias), 1e-12), 1e12)
+    derivative = slope(activation)
+    chi = scale**2 * gaussian_mean(lambda z: derivative(z) ** 2, q)
+    return 0.5 * math.log(chi) if chi > 0 else -math.inf
+
+
+def critical_scale(activation: Function, bias: float = 0.0, low: float = 0.05, high: float = 10.0) -> float:
+    """The weight scale at which the growth exponent of a wide plain net is zero.
+
+    Args:
+        activation: acts on each entry.
+        bias: standard deviation of biases.
+        low: a scale in the ordered phase.
+        high: a scale in the chaotic phase.
+
+    Returns:
+        The critical scale.
+
+    Raises:
+        InputError: the exponent has the same sign at both ends.
+
+    Example:
+        >>> round(critical_scale(torch.relu), 6), round(critical_scale(torch.tanh, bias=0.3), 3)
+        (1.414214, 1.396)
+    """
+    ends = growth(activation, low, bias), growth(activation, high, bias)
+    if ends[0] * ends[1] > 0:
+        raise InputError(
+            f"critical_scale found growth exponents {ends[0]:.3g} and {ends[1]:.3g} at scales {low} and {high}, "
+            "expected opposite signs; there is one phase only, or the range has to be wider."
+        )
+    return float(brentq(lambda scale: growth(activation, scale, bias), low, high, xtol=1e-10))

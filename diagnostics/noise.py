@@ -1,0 +1,347 @@
+"""Optimizer statistics: what a moving average does to noise, where it becomes unstable, which decay to choose."""
+
+from __future__ import annotations
+
+import cmath
+import itertools
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from scipy.sparse.linalg import ArpackNoConvergence, LinearOperator, eigsh
+from torch import nn
+
+from diagnostics.gradients import Loss, call, gradients
+from diagnostics.layers import unchanged
+from pathspace.errors import InputError
+
+
+def _decay(decay: float) -> float:
+    if not 0 <= decay < 1:
+        raise InputError(f"A moving average found decay={decay}, expected 0 <= decay < 1; at 1 it would never move.")
+    return decay
+
+
+def stationary_variance(decay: float) -> float:
+    """``(1 - decay) / (1 + decay)``: the share of noise that a moving average lets through.
+
+    It is the variance of ``g_t = decay g_{t-1} + (1 - decay) x_t`` over that of independent ``x_t``.
+
+    Args:
+        decay: between 0 and 1.
+
+    Returns:
+        The factor.
+
+    Raises:
+        InputError: decay outside [0, 1).
+
+    Example:
+        >>> round(stationary_variance(0.9), 4)
+        0.0526
+    """
+    return (1 - _decay(decay)) / (1 + decay)
+
+
+def average_weight(decay: float, steps: int) -> float:
+    """Sum of the weights of the first ``steps`` values in a moving average started at zero: ``1 - decay^steps``.
+
+    Example:
+        >>> round(average_weight(0.9, 7), 2)
+        0.52
+    """
+    return 1 - _decay(decay) ** steps
+
+
+def sampling_factor(batch: int, population: int | None = None) -> float:
+    """Variance of a mini-batch mean over that of one sample: ``1/B``, times ``(D - B) / (D - 1)`` without replacement.
+
+    Args:
+        batch: B.
+        population: D; ``None`` for sampling with replacement.
+
+    Returns:
+        The factor.
+
+    Raises:
+        InputError: a batch larger than the population, or empty.
+
+    Example:
+        >>> sampling_factor(100), round(sampling_factor(100, 200), 5)
+        (0.01, 0.00503)
+    """
+    if batch < 1 or (population is not None and batch > population):
+        raise InputError(
+            f"sampling_factor found batch={batch} and population={population}, expected 1 <= batch <= population."
+        )
+    return 1 / batch if population is None else (population - batch) / max(population - 1, 1) / batch
+
+
+def stability_limit(decay: float, curvature: float) -> float:
+    """Largest stable learning rate of the moving average on a quadratic: ``2 (1 + decay) / ((1 - decay) h)``.
+
+    Args:
+        decay: of the moving average of gradients.
+        curvature: h, the largest eigenvalue of the Hessian.
+
+    Returns:
+        The limit; it grows with the decay.
+
+    Raises:
+        InputError: curvature not positive.
+
+    Example:
+        >>> [round(stability_limit(decay, 1.0), 9) for decay in (0, 0.5, 0.9, 0.99)]
+        [2.0, 6.0, 38.0, 398.0]
+    """
+    if curvature <= 0:
+        raise InputError(f"stability_limit found curvature={curvature}, expected a positive number.")
+    return 2 * (1 + _decay(decay)) / ((1 - decay) * curvature)
+
+
+def monotone_limit(decay: float, curvature: float) -> float:
+    """Largest learning rate without oscillation on a quadratic: ``(1 - sqrt(decay)) / ((1 + sqrt(decay)) h)``.
+
+    Above it the roots are complex and the loss rises now and then; this, not stability, is what a large decay costs.
+
+    Example:
+        >>> monotone_limit(0.0, 1.0), round(monotone_limit(0.81, 1.0), 4)
+        (1.0, 0.0526)
+    """
+    if curvature <= 0:
+        raise InputError(f"monotone_limit found curvature={curvature}, expected a positive number.")
+    root = math.sqrt(_decay(decay))
+    return (1 - root) / ((1 + root) * curvature)
+
+
+def contraction(decay: float, lr: float, curvature: float) -> float:
+    """Factor per step by which the moving average approaches the minimum of ``h x^2 / 2``, for many steps.
+
+    The larger modulus of the roots of ``r^2 - (1 + decay - (1 - decay) lr h) r + decay``.
+
+    Example:
+        >>> contraction(0.0, 0.5, 1.0), contraction(0.5, 6.0, 1.0)
+        (0.5, 1.0)
+    """
+    trace = 1 + _decay(decay) - (1 - decay) * lr * curvature
+    root = cmath.sqrt(trace**2 - 4 * decay)
+    return max(abs(trace + root), abs(trace - root)) / 2
+
+
+@dataclass(frozen=True)
+class Probe:
+    """The moving average run on a quadratic.
+
+    Attributes:
+        diverged: whether the distance to the minimum grew over the second half.
+        ascents: steps on which the loss rose.
+        steps: steps taken.
+        distance: final distance over the initial one.
+    """
+
+    diverged: bool
+    ascents: int
+    steps: int
+    distance: float
+
+
+def quadratic_probe(decay: float, lr: float, curvature: float = 1.0, steps: int = 300) -> Probe:
+    """Run ``g <- decay g + (1 - decay) h x``, ``x <- x - lr g`` from ``x = 1, g = 0``.
+
+    Args:
+        decay: of the moving average.
+        lr: learning rate.
+        curvature: h.
+        steps: how many.
+
+    Returns:
+        What happened.
+
+    Example:
+        >>> quadratic_probe(0.9, 37.0).diverged, quadratic_probe(0.9, 39.0).diverged
+        (False, True)
+    """
+    x, g, sizes, losses = 1.0, 0.0, [1.0], [0.5 * curvature]
+    for _ in range(steps):
+        g = _decay(decay) * g + (1 - decay) * curvature * x
+        x -= lr * g
+        sizes.append(math.hypot(x, lr * g))
+        losses.append(0.5 * curvature * x * x)
+        if not math.isfinite(x) or abs(x) > 1e100:
+            break
+    half = len(sizes) // 2
+    grew = max(sizes[half + half // 2 :]) > max(sizes[half : half + half // 2 + 1])
+    ascents = sum(b > a for a, b in itertools.pairwise(losses))
+    return Probe(bool(grew), ascents, len(sizes) - 1, abs(x))
+
+
+def curvature(model: nn.Module, loss: Loss, inputs: Any, targets: Any, seed: int = 0) -> float:
+    """The largest eigenvalue of the Hessian of the loss by all parameters, from Hessian-vector products (Lanczos).
+
+    Args:
+        model: any module.
+        loss: ``loss(output, target)``.
+        inputs: one batch.
+        targets: handed to ``loss``.
+        seed: of the start vector.
+
+    Returns:
+        The eigenvalue (algebraically largest).
+
+    Example:
+        >>> model = nn.Linear(2, 1, bias=False).double()
+        >>> x = torch.tensor([[2.0, 0.0], [0.0, 1.0]]).double()
+        >>> round(curvature(model, lambda y, t: (y**2).sum() / 2, x, None), 9)
+        4.0
+    """
+    parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    size = sum(parameter.numel() for parameter in parameters)
+    with unchanged(model), torch.enable_grad():
+        value = loss(call(model, inputs), targets)
+        slopes = torch.autograd.grad(value, parameters, create_graph=True, allow_unused=True)
+        flat = torch.cat(
+            [
+                torch.zeros_like(p).reshape(-1) if g is None else g.reshape(-1)
+                for g, p in zip(slopes, parameters, strict=True)
+            ]
+        )
+
+        def product(vector: np.ndarray) -> np.ndarray:
+            if not flat.requires_grad:
+                return np.zeros(size)
+            direction = torch.from_numpy(np.ascontiguousarray(vector).reshape(-1)).to(flat)
+            found = torch.autograd.grad(flat, parameters, direction, retain_graph=True, allow_unused=True)
+            return np.concatenate(
+                [
+                    (torch.zeros_like(p) if g is None else g).detach().reshape(-1).double().cpu().numpy()
+                    for g, p in zip(found, parameters, strict=True)
+                ]
+            )
+
+        if size <= 40:
+            matrix = np.stack([product(row) for row in np.eye(size)])
+            return float(np.linalg.eigvalsh((matrix + matrix.T) / 2)[-1])
+        operator = LinearOperator((size, size), matvec=product, dtype=np.float64)
+        start = np.random.default_rng(seed).normal(size=size)
+        try:
+            return float(eigsh(operator, k=1, which="LA", v0=start, tol=1e-6, return_eigenvectors=False)[0])
+        except ArpackNoConvergence as error:
+            return (
+                float(error.eigenvalues[-1])
+                if len(error.eigenvalues)
+                else float(start @ product(start) / (start @ start))
+            )
+
+
+@dataclass(frozen=True)
+class DecayAdvice:
+    """A decay for the moving average of gradients, from measured noise.
+
+    Attributes:
+        signal: estimated ``|E g|^2`` of the mini-batch gradient, all parameters.
+        noise: its total variance from batch to batch.
+        ratio: wanted noise over signal after averaging.
+        decay: the smallest decay that reaches it.
+        averaged_noise: ``noise (1 - decay) / (1 + decay)``.
+        curvature: largest eigenvalue of the Hessian on the first batch; ``None`` if not asked for.
+        stable_lr: stability limit of the learning rate there.
+        monotone_lr: limit without oscillation.
+        advice: in a sentence.
+    """
+
+    signal: float
+    noise: float
+    ratio: float
+    decay: float
+    averaged_noise: float
+    curvature: float | None
+    stable_lr: float | None
+    monotone_lr: float | None
+    advice: str
+
+
+def suggest_decay(
+    model: nn.Module,
+    loss: Loss,
+    batches: Iterable[tuple[Any, Any]],
+    ratio: float = 1.0,
+    most: float = 0.999,
+    probe_curvature: bool = True,
+) -> DecayAdvice:
+    """Suggest the decay at which averaged noise falls to ``ratio`` times the signal.
+
+    It is ``(1 - q) / (1 + q)`` with ``q = ratio signal / noise``.
+
+    Args:
+        model: any module.
+        loss: ``loss(output, target)``.
+        batches: at least two mini-batches at the present parameters.
+        ratio: noise over signal that is wanted.
+        most: largest decay to suggest.
+        probe_curvature: also find the largest eigenvalue of the Hessian on the first batch.
+
+    Returns:
+        The suggestion with what it rests on.
+
+    Raises:
+        InputError: fewer than two batches, or ``ratio`` not positive.
+
+    Reference:
+        Evolution of neural network, section 2.2.4; the stable learning rate grows with the decay, the monotone one
+        falls.
+    """
+    batches = list(batches)
+    if len(batches) < 2 or ratio <= 0:
+        raise InputError(
+            f"suggest_decay found {len(batches)} batches and ratio={ratio}, expected at least two batches and a "
+            "positive ratio."
+        )
+    table = gradients(model, loss, batches)
+    noise = signal = 0.0
+    for row in table:
+        count = math.prod(row.shape)
+        noise += count * (row.noise or 0.0)
+        signal += count * (row.rms**2 - (row.noise or 0.0) / len(batches))
+    signal = max(signal, 0.0)
+    q = ratio * signal / noise if noise else math.inf
+    decay = min(max((1 - q) / (1 + q), 0.0) if math.isfinite(q) else 0.0, most)
+    top = curvature(model, loss, *batches[0]) if probe_curvature else None
+    positive = top if top is not None and top > 0 else None
+    if decay == 0:
+        advice = "No averaging is needed: the noise of one batch is below the wanted share of the signal."
+    elif decay == most:
+        advice = (
+            f"The noise drowns the signal: even a decay of {most} is not enough; use larger batches or a smaller "
+            "learning rate."
+        )
+    else:
+        advice = f"A decay of {decay:.3g} averages the noise down to {ratio:g} times the signal."
+    return DecayAdvice(
+        signal,
+        noise,
+        ratio,
+        decay,
+        noise * stationary_variance(decay),
+        top,
+        None if positive is None else stability_limit(decay, positive),
+        None if positive is None else monotone_limit(decay, positive),
+        advice,
+    )
+
+
+__all__ = [
+    "DecayAdvice",
+    "Probe",
+    "average_weight",
+    "contraction",
+    "curvature",
+    "monotone_limit",
+    "quadratic_probe",
+    "sampling_factor",
+    "stability_limit",
+    "stationary_variance",
+    "suggest_decay",
+]

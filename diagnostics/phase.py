@@ -1,0 +1,188 @@
+"""Pictures: growth exponents over weight scales, signal by depth, spectra; saved as PNG and SVG."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import matplotlib
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.colors import TwoSlopeNorm
+from matplotlib.figure import Figure
+
+from diagnostics.criticality import CriticalPoint, ScalePoint
+from diagnostics.signal import LayerSignal
+from diagnostics.spectra import Spectrum
+from diagnostics.tables import Table
+from pathspace.errors import InputError
+from pathspace.files import replacing
+
+BLUE, ORANGE, GREEN = "#0072B2", "#E69F00", "#009E73"
+
+
+def save(figure: Figure, path: str | os.PathLike[str]) -> Path:
+    """Write a figure; the suffix says how (``.png``, ``.svg``, ``.pdf``).
+
+    Args:
+        figure: what to write.
+        path: file to replace.
+
+    Returns:
+        The file.
+
+    Raises:
+        InputError: unknown suffix, or the file cannot be written.
+    """
+    kind = Path(path).suffix.lower().lstrip(".")
+    metadata = {"png": {"Software": None}, "svg": {"Date": None}, "pdf": {"CreationDate": None}}.get(kind)
+    if metadata is None:
+        raise InputError(f"Cannot draw {os.fspath(path)!r}: a figure ends in .png, .svg or .pdf.")
+    with matplotlib.rc_context({"svg.hashsalt": "pathspace"}), replacing(path) as temporary:
+        figure.savefig(temporary, format=kind, metadata=metadata)
+    return Path(path)
+
+
+def _figure(width: float, height: float, panels: int = 1) -> tuple[Figure, list[Axes]]:
+    figure = Figure(figsize=(width, height), dpi=150, layout="constrained")
+    axes = list(np.atleast_1d(figure.subplots(1, panels)))
+    for one in axes:
+        one.spines[["top", "right"]].set_visible(False)
+        one.grid(alpha=0.25, linewidth=0.6)
+    return figure, axes
+
+
+def draw_sweep(
+    table: Table[ScalePoint], theory: Callable[[float], float] | None = None, critical: CriticalPoint | None = None
+) -> Figure:
+    """The exponent over the weight scale with 95 % intervals, order and chaos shaded.
+
+    Args:
+        table: from :func:`diagnostics.criticality.sweep`, one bias scale.
+        theory: exponent as a function of the scale, drawn beside it.
+        critical: drawn as a vertical line.
+
+    Returns:
+        The figure.
+    """
+    figure, (axes,) = _figure(6.4, 4.2)
+    rows = sorted(table, key=lambda row: row.scale)
+    scale = np.array([row.scale for row in rows])
+    value = np.array([row.growth.value for row in rows])
+    spread = np.array([[row.growth.value - row.low, row.high - row.growth.value] for row in rows]).T
+    spread = np.where(np.isfinite(spread), spread, 0)
+    axes.errorbar(scale, value, spread, fmt="o", color=BLUE, markersize=4, capsize=2, label="measured, 95 % interval")
+    if theory is not None:
+        fine = np.linspace(scale.min(), scale.max(), 120)
+        axes.plot(fine, [theory(s) for s in fine], color=ORANGE, linewidth=1.5, zorder=0, label="infinite width")
+    axes.axhline(0, color="black", linewidth=0.8)
+    low, high = axes.get_ylim()
+    axes.axhspan(min(low, 0), 0, color=GREEN, alpha=0.08, linewidth=0)
+    axes.axhspan(0, max(high, 0), color=ORANGE, alpha=0.08, linewidth=0)
+    axes.set_ylim(min(low, 0), max(high, 0))
+    if critical is not None and critical.scale is not None:
+        label = f"critical {critical.scale:.3f}" + (f" ± {critical.error:.3f}" if critical.error else "")
+        axes.axvline(critical.scale, color="black", linewidth=1, linestyle="--", label=label)
+    for name, side in (("chaos", 9), ("order", -9)):
+        axes.annotate(
+            name,
+            (0.02, 0),
+            (0, side),
+            axes.get_yaxis_transform(),
+            "offset points",
+            style="italic",
+            color="0.35",
+            va="center",
+        )
+    axes.set(xlabel="weight scale  σ  (variance σ² / fan-in)", ylabel="growth exponent λ per layer")
+    axes.legend(frameon=False, loc="lower right")
+    return figure
+
+
+def draw_phase(table: Table[ScalePoint], boundary: Callable[[float], float] | None = None) -> Figure:
+    """The exponent over weight and bias scale as colour, the measured boundary, and the theoretical one.
+
+    Args:
+        table: from :func:`diagnostics.criticality.sweep` with several bias scales.
+        boundary: critical weight scale as a function of the bias scale.
+
+    Returns:
+        The figure.
+
+    Raises:
+        InputError: the table is not a grid.
+    """
+    scales, biases = sorted({row.scale for row in table}), sorted({row.bias for row in table})
+    found = {(row.bias, row.scale): row.growth.value for row in table}
+    if len(found) != len(scales) * len(biases) or len(scales) < 2 or len(biases) < 2:
+        raise InputError(
+            f"draw_phase found {len(found)} points for {len(scales)} weight and {len(biases)} bias scales, expected a "
+            "full grid of at least 2 x 2."
+        )
+    grid = np.array([[found[bias, scale] for scale in scales] for bias in biases])
+    figure, (axes,) = _figure(6.4, 4.4)
+    axes.grid(visible=False)
+    limit = float(np.abs(grid[np.isfinite(grid)]).max(initial=1e-12))
+    norm = TwoSlopeNorm(0, -limit, limit)
+    mesh = axes.pcolormesh(scales, biases, grid, cmap="PuOr_r", norm=norm, shading="gouraud")
+    figure.colorbar(mesh, ax=axes, label="growth exponent λ per layer")
+    if grid.min() < 0 < grid.max():
+        axes.contour(scales, biases, grid, levels=[0], colors="black", linewidths=1.5)
+        axes.plot([], [], color="black", linewidth=1.5, label="measured λ = 0")
+    if boundary is not None:
+        fine = np.linspace(biases[0], biases[-1], 40)
+        axes.plot([boundary(b) for b in fine], fine, "--", color=BLUE, linewidth=1.5, label="infinite width")
+        axes.set_xlim(scales[0], scales[-1])
+    axes.set(xlabel="weight scale σ_w", ylabel="bias scale σ_b")
+    axes.legend(frameon=True, loc="upper left")
+    return figure
+
+
+def draw_signal(table: Table[LayerSignal]) -> Figure:
+    """Variance of activations, gain of every layer, and gain from the output, against depth.
+
+    Args:
+        table: from :func:`diagnostics.signal.signal`.
+
+    Returns:
+        A figure of three panels on logarithmic axes.
+    """
+    figure, (variance, gain, back) = _figure(12, 3.8, 3)
+    depth = np.arange(len(table))
+
+    def points(axes: Axes, values: list[float | None], colour: str, label: str, style: str) -> None:
+        kept = [(d, v) for d, v in zip(depth, values, strict=True) if v is not None and v > 0]
+        if kept:
+            axes.plot(*zip(*kept, strict=True), style, color=colour, markersize=4, linewidth=1, label=label)
+
+    points(variance, [row.variance for row in table], BLUE, "variance", "o-")
+    points(gain, [row.vjp_gain.value if row.vjp_gain else None for row in table], BLUE, "measured tr K", "o")
+    points(gain, [row.expected_gain for row in table], ORANGE, "theory", "x")
+    points(back, [row.output_gain.value if row.output_gain else None for row in table], BLUE, "from the output", "o-")
+    titles = ("variance of activations", "VJP gain of the layer", "gain from the output back")
+    for axes, title in zip((variance, gain, back), titles, strict=True):
+        axes.set(title=title, xlabel="call", yscale="log")
+        axes.axhline(1, color="black", linewidth=0.8)
+    gain.legend(frameon=False, loc="center")
+    return figure
+
+
+def draw_spectrum(spectrum: Spectrum, label: str = "Lanczos quadrature") -> Figure:
+    """The density of singular values.
+
+    Args:
+        spectrum: from :func:`diagnostics.spectra.spectrum`.
+        label: for the legend.
+
+    Returns:
+        The figure.
+    """
+    figure, (axes,) = _figure(6.4, 3.8)
+    grid = np.linspace(0, 1.1 * max(spectrum.largest, 1e-12), 400)
+    axes.fill_between(grid, spectrum.density(grid), color=BLUE, alpha=0.3, linewidth=0)
+    axes.plot(grid, spectrum.density(grid), color=BLUE, label=label)
+    axes.axvline(spectrum.largest, color=ORANGE, linestyle="--", label=f"largest {spectrum.largest:.3g}")
+    axes.set(xlabel="singular value", ylabel="density", ylim=(0, None), xlim=(0, grid[-1]))
+    axes.legend(frameon=False)
+    return figure

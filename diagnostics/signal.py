@@ -1,0 +1,345 @@
+"""Signal by depth: what every layer does to activations going forwards and to gradients coming back."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from diagnostics.layers import Call, Names, Run, Types, observe, rademacher, select
+from diagnostics.meanfield import Function, gains, gaussian_mean, slope
+from diagnostics.tables import Estimate, Table
+from pathspace.errors import InputError
+
+ELEMENTWISE = (
+    *(nn.ReLU, nn.ReLU6, nn.LeakyReLU, nn.ELU, nn.SELU, nn.CELU, nn.GELU, nn.SiLU, nn.Mish, nn.Tanh, nn.Sigmoid),
+    *(nn.Softplus, nn.Softsign, nn.Hardtanh, nn.Hardswish, nn.Hardsigmoid, nn.LogSigmoid, nn.Tanhshrink, nn.PReLU),
+)
+_CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
+_BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
+
+
+@dataclass(frozen=True)
+class LayerSignal:
+    """One call of one layer.
+
+    Attributes:
+        layer: the layer's name, with the number of the call from the second on.
+        kind: type of the module.
+        shape: shape of its output.
+        mean: mean of its output over the batch and all components.
+        variance: variance of its output.
+        zeros: share of outputs that are exactly 0.
+        units: number of channels or features.
+        dead: units through which no gradient of the model's output passed on this batch; for an activation also
+            those whose
+            derivative was zero.
+        vjp_gain: ``Var[vJ] / Var[v] = tr(J J^T) / N`` of the layer, over isotropic v.
+        jvp_gain: ``Var[Ju] / Var[u] = tr(J^T J) / M`` of the layer, over isotropic u.
+        expected_gain: what theory says of ``vjp_gain`` for this type of layer, these weights and this input variance.
+        output_gain: ``Var[v dy/dz] / Var[v]`` from the model's output y back to this layer's output z.
+        weight_gain: ``sqrt(fan_in E[w^2])``, the scale of the layer's weights.
+        forward_gain: the scale that keeps activations of unit variance, given the activation that follows.
+        backward_gain: the scale that keeps gradients, for layers of equal width.
+        remark: what does not apply, and why.
+    """
+
+    layer: str
+    kind: str
+    shape: tuple[int, ...]
+    mean: float
+    variance: float
+    zeros: float
+    units: int
+    dead: int | None
+    vjp_gain: Estimate | None
+    jvp_gain: Estimate | None
+    expected_gain: float | None
+    output_gain: Estimate | None
+    weight_gain: float | None
+    forward_gain: float | None
+    backward_gain: float | None
+    remark: str
+
+
+def signal(
+    model: nn.Module,
+    *inputs: Any,
+    kwargs: Mapping[str, Any] | None = None,
+    names: Names = None,
+    types: Types = None,
+    probes: int | None = None,
+    jvp: bool = True,
+    seed: int = 0,
+) -> Table[LayerSignal]:
+    """Measure mean and variance, gains and dead units of every layer on one batch.
+
+    For a layer ``z' = f(z)`` with Jacobian J of shape (M, N), and v with independent components of mean 0 and
+    variance 1,
+    ``E Var[vJ] = tr K``, ``K = J J^T / N``; likewise ``E Var[Ju] = tr L``, ``L = J^T J / M``, so ``N tr K = M tr L``.
+    Each is the mean over random sign vectors, with its standard error; nothing is assumed about J. A batch is
+    one map, so the gain is the mean over its samples.
+
+    Args:
+        model: any module, in the mode it is in; left as it was, hooks removed.
+        *inputs: one batch.
+        kwargs: keyword inputs.
+        names: patterns of layer names to look at.
+        types: classes, or names of classes, to look at.
+        probes: random vectors per gain; by default 8, and 2 for models with more than ten million activations.
+        jvp: measure the JVP gain, too; it costs as much again.
+        seed: of the random vectors.
+
+    Returns:
+        One row per call of a layer, in order of execution.
+
+    Raises:
+        InputError: no layer passes the filters, or fewer than one probe.
+        CaptureError: the model raises on these inputs.
+
+    Example:
+        >>> layer = nn.Linear(3, 2, bias=False)
+        >>> row = signal(layer, torch.randn(64, 3), probes=200)[0]
+        >>> row.vjp_gain.agrees(float(layer.weight.detach().square().sum() / 3))
+        True
+
+    Reference:
+        Evolution of neural network, sections 2.6.1 and 2.6.2; the ratio printed there holds as an expectation over v.
+    """
+    if probes is not None and probes < 1:
+        raise InputError(f"signal found probes={probes}, expected at least 1.")
+    layers = select(model, names, types)
+    run = observe(model, inputs, kwargs, layers)
+    if probes is None:
+        probes = 2 if sum(call.output.numel() for call in run.calls) > 10_000_000 else 8
+    generator = torch.Generator().manual_seed(seed)
+    back, alive = _from_output(run, probes, generator)
+    rows = []
+    for i, call in enumerate(run.calls):
+        vjp, forward, remarks, own = _own_gains(call, probes, jvp, generator)
+        value = call.output.detach().double()
+        axis = call.unit_axis if value.dim() > 1 else 0
+        following = run.calls[i + 1].module if i + 1 < len(run.calls) else None
+        scale = weight_gain(call.module)
+        best = _recommended(call, following) if scale is not None else None
+        lives = alive[i]
+        if own is not None and lives is not None:
+            lives = lives & own
+        rows.append(
+            LayerSignal(
+                call.label,
+                type(call.module).__name__,
+                tuple(value.shape),
+                float(value.mean()),
+                float(value.var(correction=0)),
+                float((value == 0).double().mean()),
+                value.shape[axis] if value.dim() else 1,
+                None if lives is None else int((~lives).sum()),
+                vjp,
+                forward,
+                expected_gain(call),
+                back[i],
+                scale,
+                best[0] if best else None,
+                best[1] if best else None,
+                "; ".join(remarks),
+            )
+        )
+    return Table("signal by depth", tuple(rows), never_called(layers, run))
+
+
+def never_called(layers: Mapping[str, nn.Module], run: Run) -> tuple[str, ...]:
+    """A note on layers that the model did not call."""
+    missing = sorted(layers.keys() - {call.name for call in run.calls})
+    if not missing:
+        return ()
+    shown = ", ".join(missing[:5]) + (f" and {len(missing) - 5} more" if len(missing) > 5 else "")
+    return (f"Not measured, because the model did not call them on these inputs: {shown}.",)
+
+
+def _from_output(
+    run: Run, probes: int, generator: torch.Generator
+) -> tuple[list[Estimate | None], list[Tensor | None]]:
+    """Gain from the model's output back to every layer, and which units any gradient passed."""
+    samples: list[list[float]] = [[] for _ in run.calls]
+    alive: list[Tensor | None] = [None] * len(run.calls)
+
+    def note(i: int, axis: int) -> Callable[[Tensor], None]:
+        def hook(gradient: Tensor) -> None:
+            samples[i].append(float(gradient.square().mean(dtype=torch.float64)))
+            passed = (gradient.movedim(axis, 0).flatten(1) != 0).any(1) if gradient.dim() > 1 else gradient != 0
+            before = alive[i]
+            alive[i] = passed if before is None else before | passed
+
+        return hook
+
+    with ExitStack() as stack:
+        for i, call in enumerate(run.calls):
+            if call.sink.requires_grad:
+                stack.callback(call.sink.register_hook(note(i, call.unit_axis)).remove)
+        start = [source for call in run.calls if (source := call.source) is not None and source.is_leaf]
+        # gradients have to come back as far as tables that integer inputs are looked up in
+        start += [p for call in run.calls if call.source is None for p in call.module.parameters() if p.requires_grad]
+        start += run.inputs
+        for _ in range(probes if run.calls else 0):
+            torch.autograd.grad(
+                run.output, start, rademacher(run.output, generator), retain_graph=True, allow_unused=True
+            )
+    return [Estimate.of(sample) if sample else None for sample in samples], alive
+
+
+def _own_gains(
+    call: Call, probes: int, jvp: bool, generator: torch.Generator
+) -> tuple[Estimate | None, Estimate | None, list[str], Tensor | None]:
+    """VJP and JVP gain of a layer, remarks, and which units of an activation have a derivative at all."""
+    if call.source is None:
+        return None, None, ["integer inputs have no Jacobian"], None
+    if not call.output.requires_grad:
+        return None, None, ["the output does not depend differentiably on the input"], None
+    samples: list[float] = []
+    own: Tensor | None = None
+    for _ in range(probes):
+        (back,) = torch.autograd.grad(
+            call.output, call.source, rademacher(call.output, generator), retain_graph=True, allow_unused=True
+        )
+        if back is None:
+            return None, None, ["the output does not depend differentiably on the input"], None
+        samples.append(float(back.square().mean(dtype=torch.float64)))
+        if isinstance(call.module, ELEMENTWISE) and back.dim() > 1:
+            passed = (back.movedim(call.unit_axis, 0).flatten(1) != 0).any(1)
+            own = passed if own is None else own | passed
+    if not jvp:
+        return Estimate.of(samples), None, [], own
+    if isinstance(call.module, ELEMENTWISE):
+        # a diagonal Jacobian is symmetric
+        return Estimate.of(samples), Estimate.of(samples), [], own
+    forwards = []
+    if isinstance(call.module, (nn.Linear, *_CONVOLUTIONS)) or _frozen_norm(call.module):
+        # an affine map is its own derivative, and far cheaper to run than to differentiate twice
+        with torch.no_grad():
+            for _ in range(probes):
+                pushed = _without_bias(call.module, rademacher(call.source, generator))
+                forwards.append(float(pushed.square().mean(dtype=torch.float64)))
+        return Estimate.of(samples), Estimate.of(forwards), [], own
+    try:
+        cotangent = torch.zeros_like(call.output, requires_grad=True)
+        # vJ is linear in v, so its derivative with respect to v is J
+        (transposed,) = torch.autograd.grad(call.output, call.source, cotangent, create_graph=True)
+        for _ in range(probes):
+            (pushed,) = torch.autograd.grad(
+                transposed, cotangent, rademacher(call.source, generator), retain_graph=True
+            )
+            forwards.append(float(pushed.square().mean(dtype=torch.float64)))
+    except (RuntimeError, NotImplementedError):
+        return Estimate.of(samples), None, ["no JVP gain: an operation has no second derivative"], own
+    return Estimate.of(samples), Estimate.of(forwards), [], own
+
+
+def _frozen_norm(module: nn.Module) -> bool:
+    return isinstance(module, _BATCH_NORMS) and not module.training and module.running_var is not None
+
+
+def _without_bias(module: nn.Module, value: Tensor) -> Tensor:
+    if isinstance(module, nn.Linear):
+        return F.linear(value, module.weight)
+    if isinstance(module, _BATCH_NORMS):
+        assert module.running_var is not None
+        mean = torch.zeros_like(module.running_var)
+        return F.batch_norm(value, mean, module.running_var, module.weight, None, eps=module.eps)
+    assert isinstance(module, _CONVOLUTIONS)
+    return module._conv_forward(value, module.weight, None)
+
+
+def weight_gain(module: nn.Module) -> float | None:
+    """``sqrt(fan_in E[w^2])`` of a linear, convolutional or recurrent layer, ``None`` for others."""
+    if isinstance(module, nn.RNNBase | nn.RNNCellBase):
+        weight = getattr(module, "weight_hh_l0", getattr(module, "weight_hh", None))
+    elif type(module).__name__ == "Conv1D":
+        weight = module.weight.T  # type: ignore[operator, union-attr]
+    else:
+        weight = getattr(module, "weight", None) if isinstance(module, (nn.Linear, *_CONVOLUTIONS)) else None
+    if not isinstance(weight, Tensor) or weight.dim() < 2:
+        return None
+    weight = weight.detach().double()
+    return math.sqrt(float(weight.square().mean()) * weight[0].numel())
+
+
+def expected_gain(call: Call) -> float | None:
+    """Theory for the layer's ``tr K``.
+
+    Linear ``||W||^2 / N``; convolution the same per position; an activation ``E[phi'^2]`` over a normal input of
+    the measured mean and variance; layer norm ``(1 - 2/n) E[gamma^2] E[1 / var]``; batch norm in eval mode
+    ``E[gamma^2 / running_var]``; dropout ``1 / (1 - p)``.
+    """
+    module, source = call.module, call.source
+    if source is None:
+        return None
+    source = source.detach().double()
+    if isinstance(module, nn.Linear):
+        return float(module.weight.detach().double().square().sum()) / module.in_features
+    if isinstance(module, _CONVOLUTIONS):
+        spread = call.output[0, 0].numel() / (source.shape[1] * source[0, 0].numel())
+        return float(module.weight.detach().double().square().sum()) * spread
+    if isinstance(module, ELEMENTWISE):
+        if any(parameter.numel() > 1 for parameter in module.parameters()):
+            return None
+        derivative = slope(_of_module(module))
+        return gaussian_mean(lambda z: derivative(z) ** 2, float(source.var(correction=0)), float(source.mean()))
+    if isinstance(module, nn.LayerNorm):
+        flat = source.flatten(source.dim() - len(module.normalized_shape))
+        gamma = 1.0 if module.weight is None else float(module.weight.detach().double().square().mean())
+        inverse = float((1 / (flat.var(-1, correction=0) + module.eps)).mean())
+        return (1 - 2 / flat.shape[-1]) * gamma * inverse
+    if isinstance(module, _BATCH_NORMS) and _frozen_norm(module):
+        assert module.running_var is not None
+        gamma2 = 1.0 if module.weight is None else module.weight.detach().double().square()
+        return float((gamma2 / (module.running_var.double() + module.eps)).mean())
+    if isinstance(module, nn.Dropout):
+        return 1 / (1 - module.p) if module.training and module.p < 1 else 1.0
+    return 1.0 if isinstance(module, nn.Identity | nn.Flatten) else None
+
+
+def _of_module(module: nn.Module) -> Function:
+    twin = copy.deepcopy(module).double().requires_grad_(False)
+    if hasattr(twin, "inplace"):
+        setattr(twin, "inplace", False)  # noqa: B010
+    return twin
+
+
+def _recommended(call: Call, following: nn.Module | None) -> tuple[float, float] | None:
+    """Forward and backward gain for the activation after the layer; ``None`` where a normalisation sets the scale."""
+    if isinstance(call.module, nn.RNN | nn.RNNCell):
+        function: Function | None = torch.relu if call.module.nonlinearity == "relu" else torch.tanh
+    elif isinstance(call.module, nn.RNNBase | nn.RNNCellBase):
+        return None
+    elif call.activation is None:
+        if following is not None and "Norm" in type(following).__name__:
+            return None
+        return 1.0, 1.0
+    else:
+        name, args, kwargs = call.activation
+        function = _functional(name, args, {key: value for key, value in kwargs.items() if key != "inplace"})
+    if function is None:
+        return None
+    best = gains(function)
+    return best.forward, best.backward
+
+
+def _functional(name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Function | None:
+    base = getattr(F, name, None) or getattr(torch, name, None)
+    tensors = [value for value in (*args, *kwargs.values()) if isinstance(value, Tensor)]
+    if base is None or name == "rrelu" or any(tensor.numel() > 1 for tensor in tensors):
+        return None
+    settings = tuple(value.detach().double() if isinstance(value, Tensor) else value for value in args)
+    # nothing in place: the nodes of the integral are used again
+    settings = (
+        settings[:0] if name in {"relu", "relu6", "selu", "silu", "mish", "hardswish", "hardsigmoid"} else settings
+    )
+    return lambda z: base(z.clone(), *settings, **kwargs)

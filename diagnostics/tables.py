@@ -1,0 +1,316 @@
+"""Results as tables of frozen records: compared, and written as CSV, JSON, data frames or TensorBoard scalars."""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, fields, is_dataclass
+from typing import Any, Generic, Protocol, TypeVar
+
+from rich.table import Table as RichTable
+
+from pathspace.errors import InputError, UnsupportedError
+from pathspace.files import replacing
+
+Record = TypeVar("Record")
+
+
+class ScalarWriter(Protocol):
+    """What writes scalars: ``torch.utils.tensorboard.SummaryWriter`` and everything built like it."""
+
+    def add_scalar(self, tag: str, scalar_value: float, global_step: int | None = None) -> Any:
+        """Write one number."""
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A number measured with random probes.
+
+    Attributes:
+        value: the estimate.
+        error: its standard error.
+        samples: number of independent samples behind it.
+
+    Example:
+        >>> low, high = Estimate(1.0, 0.1, 20).interval()
+        >>> round(low, 2), round(high, 2)
+        (0.79, 1.21)
+    """
+
+    value: float
+    error: float
+    samples: int
+
+    def interval(self, level: float = 0.95) -> tuple[float, float]:
+        """Student's confidence interval of the mean.
+
+        Args:
+            level: probability with which the interval covers the true value, for normally distributed samples.
+
+        Returns:
+            Lower and upper end; infinite with fewer than two samples.
+        """
+        from scipy.stats import t
+
+        if self.error == 0:
+            return self.value, self.value
+        half = self.error * float(t.ppf((1 + level) / 2, self.samples - 1)) if self.samples > 1 else math.inf
+        return self.value - half, self.value + half
+
+    def agrees(self, truth: float, sigmas: float = 4.0) -> bool:
+        """Whether ``truth`` lies within so many standard errors (and rounding) of the estimate."""
+        return bool(abs(self.value - truth) <= sigmas * self.error + 1e-9 * max(abs(truth), abs(self.value)))
+
+    @classmethod
+    def of(cls, samples: Sequence[float]) -> Estimate:
+        """Mean and standard error of independent samples."""
+        count = len(samples)
+        mean = math.fsum(samples) / count
+        square = math.fsum((sample - mean) ** 2 for sample in samples)
+        return cls(mean, math.sqrt(square / (count - 1) / count) if count > 1 else math.inf, count)
+
+
+@dataclass(frozen=True)
+class Table(Generic[Record]):
+    """Records of one kind, in order, with what has to be said about them.
+
+    Attributes:
+        title: what the table shows.
+        rows: frozen records.
+        notes: one sentence for everything that does not apply or was left out.
+
+    Example:
+        >>> table = Table("errors", (Estimate(1.0, 0.5, 4), Estimate(2.0, 0.25, 4)))
+        >>> len(table), table.column("error")
+        (2, [0.5, 0.25])
+        >>> print(table.to_csv().replace(chr(13), ""), end="")
+        value,error,samples
+        1.0,0.5,4
+        2.0,0.25,4
+    """
+
+    title: str
+    rows: tuple[Record, ...]
+    notes: tuple[str, ...] = ()
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __iter__(self) -> Iterator[Record]:
+        return iter(self.rows)
+
+    def __getitem__(self, key: int | str) -> Record:
+        """A row by number, or the first whose first field is ``key``."""
+        if isinstance(key, int):
+            return self.rows[key]
+        for row in self.rows:
+            if str(getattr(row, fields(row)[0].name)) == key:  # type: ignore[arg-type]
+                return row
+        raise InputError(f"The table {self.title!r} found no row {key!r}; its rows are {_listed(self._keys())}.")
+
+    def _keys(self) -> list[str]:
+        return [str(getattr(row, fields(row)[0].name)) for row in self.rows]  # type: ignore[arg-type]
+
+    @property
+    def columns(self) -> list[str]:
+        """Names of the columns, nested records flattened with a dot."""
+        return list(dict.fromkeys(name for row in self.to_dicts() for name in row))
+
+    def column(self, name: str) -> list[Any]:
+        """The values of one column."""
+        if self.rows and name not in self.columns:
+            raise InputError(
+                f"The table {self.title!r} found no column {name!r}; its columns are {_listed(self.columns)}."
+            )
+        return [row.get(name) for row in self.to_dicts()]
+
+    def to_dicts(self) -> list[dict[str, Any]]:
+        """One flat dictionary per row."""
+        return [_flatten(asdict(row)) for row in self.rows if is_dataclass(row) and not isinstance(row, type)]
+
+    def to_frame(self) -> Any:
+        """A ``pandas.DataFrame``, where pandas is installed.
+
+        Raises:
+            UnsupportedError: pandas is not installed.
+        """
+        try:
+            import pandas
+        except ImportError as error:
+            raise UnsupportedError(
+                "to_frame() needs pandas, which is not installed; install it, or use to_dicts(), to_csv() or to_json()."
+            ) from error
+        return pandas.DataFrame(self.to_dicts(), columns=self.columns)
+
+    def to_csv(self, path: str | os.PathLike[str] | None = None) -> str:
+        """The table as CSV text, also written to ``path`` if one is given.
+
+        Args:
+            path: file to replace.
+
+        Returns:
+            The text.
+
+        Raises:
+            InputError: the file cannot be written.
+        """
+        import io
+
+        text = io.StringIO()
+        writer = csv.DictWriter(text, self.columns)
+        writer.writeheader()
+        writer.writerows({key: _cell(value) for key, value in row.items()} for row in self.to_dicts())
+        return _write(text.getvalue(), path)
+
+    def to_json(self, path: str | os.PathLike[str] | None = None) -> str:
+        """The table as strict JSON text (numbers that are not finite become ``null``), also written to ``path``.
+
+        Args:
+            path: file to replace.
+
+        Returns:
+            The text.
+
+        Raises:
+            InputError: the file cannot be written.
+        """
+        content = {"title": self.title, "rows": self.to_dicts(), "notes": list(self.notes)}
+        return _write(json.dumps(_plain(content), indent=2, allow_nan=False) + "\n", path)
+
+    def to_tensorboard(self, writer: ScalarWriter, step: int | None = None) -> int:
+        """Write every finite number as ``title/row/column``.
+
+        Args:
+            writer: a ``SummaryWriter``.
+            step: the training step the table belongs to.
+
+        Returns:
+            How many scalars were written.
+        """
+        written = 0
+        for key, row in zip(self._keys(), self.to_dicts(), strict=True):
+            for name, value in row.items():
+                if _is_number(value) and math.isfinite(value):
+                    writer.add_scalar(f"{self.title}/{key}/{name}", float(value), step)
+                    written += 1
+        return written
+
+    def __rich__(self) -> RichTable:
+        shown = RichTable(title=self.title, caption="\n".join(self.notes) or None, caption_justify="left")
+        for number, name in enumerate(self.columns):
+            shown.add_column(name, justify="left" if number == 0 else "right", overflow="fold")
+        for row in self.to_dicts():
+            shown.add_row(*(_cell(row.get(name), short=True) for name in self.columns))
+        return shown
+
+
+@dataclass(frozen=True)
+class Change:
+    """One number of a table before and after.
+
+    Attributes:
+        row: the row's name.
+        quantity: the column.
+        before: value in the first table.
+        after: value in the second.
+        ratio: after / before, or ``None`` where before is 0.
+    """
+
+    row: str
+    quantity: str
+    before: float
+    after: float
+    ratio: float | None
+
+
+def compare(before: Table[Any], after: Table[Any], quantities: Sequence[str] | None = None) -> Table[Change]:
+    """Compare two runs, or two checkpoints, number by number.
+
+    Rows are matched by their first field; what only one table holds is named in the notes.
+
+    Args:
+        before: the first table.
+        after: the second table, of the same kind.
+        quantities: columns to compare; all columns of numbers by default.
+
+    Returns:
+        One row per row and column of numbers.
+
+    Example:
+        >>> old, new = (Table("t", (Change("a", "loss", value, 1.0, None),)) for value in (2.0, 3.0))
+        >>> compare(old, new, ["before"])[0].ratio
+        1.5
+    """
+    rows: list[Change] = []
+    first, second = (dict(zip(_numbered(t), t.to_dicts(), strict=True)) for t in (before, after))
+    for key, old in first.items():
+        for name, value in old.items():
+            other = second.get(key, {}).get(name)
+            if (quantities is None or name in quantities) and _is_number(value) and _is_number(other):
+                assert other is not None
+                rows.append(Change(key, name, float(value), float(other), float(other) / value if value else None))
+    notes = [
+        f"Only the {which} table has {_listed(sorted(extra))}."
+        for which, extra in (("first", first.keys() - second.keys()), ("second", second.keys() - first.keys()))
+        if extra
+    ]
+    return Table(f"{before.title}: before and after", tuple(rows), tuple(notes))
+
+
+def _numbered(table: Table[Any]) -> list[str]:
+    """Names of the rows, a repeated one with its count."""
+    seen: dict[str, int] = {}
+    names = []
+    for key in table._keys():
+        seen[key] = seen.get(key, 0) + 1
+        names.append(key if seen[key] == 1 else f"{key} ({seen[key]})")
+    return names
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _flatten(content: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for key, value in content.items():
+        if isinstance(value, dict):
+            flat |= _flatten(value, f"{prefix}{key}.")
+        else:
+            flat[f"{prefix}{key}"] = value
+    return flat
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value
+
+
+def _cell(value: Any, short: bool = False) -> str:
+    if value is None:
+        return ""
+    if isinstance(value, float) and short:
+        return f"{value:.4g}"
+    if isinstance(value, list | tuple):
+        return " ".join(_cell(item, short) for item in value)
+    return str(value)
+
+
+def _listed(names: Sequence[str], most: int = 8) -> str:
+    shown = ", ".join(map(repr, names[:most]))
+    return shown + (f" and {len(names) - most} more" if len(names) > most else "") if names else "none"
+
+
+def _write(text: str, path: str | os.PathLike[str] | None) -> str:
+    if path is not None:
+        with replacing(path) as temporary:
+            temporary.write_text(text, encoding="utf-8", newline="")
+    return text

@@ -1,0 +1,106 @@
+"""Costs of a training step against counts by hand."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from diagnostics.cost import compare_costs, cost, depth_or_width, equal_width
+from diagnostics.growth import deepen
+from pathspace.errors import InputError
+
+
+def chain(*widths: int) -> nn.Sequential:
+    layers: list[nn.Module] = []
+    for a, b in itertools.pairwise(widths):
+        layers += [nn.Linear(a, b, bias=False), nn.Tanh()]
+    return nn.Sequential(*layers)
+
+
+@pytest.mark.parametrize("n", [4, 20, 200])
+def test_the_notes_example(n: int) -> None:
+    m = n + n**2 // 2
+    deep, wide = cost(chain(1, n, n, 1), torch.randn(1, 1)), cost(chain(1, m, 1), torch.randn(1, 1))
+    by_hand = depth_or_width(n)
+    for found, expected in zip((deep, wide), by_hand, strict=True):
+        assert found.parameters == expected.parameters
+        assert found.activations == found.derivatives == expected.activations
+        assert found.cached == expected.cached
+    assert deep.multiplications == by_hand[0].multiplications
+    # without taking f'(s) x out of the sum, as no general backward pass does
+    assert wide.multiplications == 6 * m + 1 == by_hand[1].multiplications + m
+    assert deep.forward == n**2 + 2 * n and wide.forward == 2 * m
+
+
+def test_figures_at_200() -> None:
+    deep, wide = depth_or_width(200)
+    assert (deep.multiplications, deep.activations, deep.cached) == (121401, 401, 801)
+    assert (wide.multiplications, wide.activations, wide.cached) == (101001, 20201, 40401)
+    with pytest.raises(InputError, match="even"):
+        depth_or_width(3)
+
+
+def test_convolutions_by_hand() -> None:
+    model = nn.Sequential(nn.Conv2d(3, 4, 3, padding=1, bias=False), nn.ReLU(), nn.Conv2d(4, 2, 3, bias=False))
+    found = cost(model, torch.randn(2, 3, 8, 8))
+    first, second = 2 * 4 * 64 * 27, 2 * 2 * 36 * 36
+    assert found.forward == first + second
+    # the first layer needs no gradient by its input
+    assert found.multiplications == 2 * first + 3 * second + 2 * 4 * 64
+    assert found.activations == 2 * 4 * 64 and found.cached == 2 * 2 * 4 * 64
+    # autograd keeps the output of the ReLU only, which is the next layer's input
+    assert found.saved == 2 * 4 * 64
+
+
+def test_attention_and_recurrence() -> None:
+    torch.manual_seed(0)
+
+    class Attention(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.q = nn.Linear(8, 8, bias=False)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            q = self.q(x)
+            return torch.softmax(q @ x.transpose(1, 2), -1) @ x
+
+    found = cost(Attention(), torch.randn(2, 5, 8))
+    assert found.forward == 2 * 5 * 8 * 8 + 2 * (2 * 5 * 5 * 8)
+    rnn = nn.RNN(3, 4, bias=False)
+    found = cost(rnn, torch.randn(6, 2, 3))
+    assert found.forward == 6 * 2 * (12 + 16) and found.activations == 6 * 2 * 4
+
+
+def test_functional_models_and_time() -> None:
+    class Functional(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b = nn.Linear(3, 5), nn.Linear(5, 2)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.b(F.relu(self.a(x), inplace=True))
+
+    model, x = Functional(), torch.randn(7, 3)
+    found = cost(model, x, repeats=2)
+    assert found.forward == 7 * (15 + 10) and found.activations == 35 and (found.seconds or 0) > 0
+    assert found.bytes == 4 * (2 * found.parameters + found.saved)
+    assert all(parameter.grad is None for parameter in model.parameters())
+
+
+def test_proposals_side_by_side() -> None:
+    # two hidden layers and more: at equal parameters widening caches fewer floats, the other way round than with one
+    n = 40
+    base = chain(6, n, n, 6)
+    deeper = deepen(base, 3, n, nn.Tanh())
+    wide = equal_width(n, n * n, 2 * n * 1.3)
+    table = compare_costs(
+        {"base": base, "deeper": deeper, "wider": chain(6, wide, wide, 6)}, torch.randn(1, 6), repeats=1
+    )
+    assert [row.model for row in table] == ["base", "deeper", "wider"]
+    assert abs(table["wider"].parameters / table["deeper"].parameters - 1) < 0.1
+    assert table["wider"].cached < table["deeper"].cached
+    assert all(row.seconds is not None for row in table)

@@ -1,0 +1,132 @@
+"""Degeneracy: every direction counted, explained or labelled."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from diagnostics.degeneracy import degeneracy
+from pathspace.errors import InputError
+
+
+def dead_units(model: nn.Sequential, x: torch.Tensor) -> int:
+    return int((model[1](model[0](x)) == 0).all(0).sum())
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_one_hidden_layer(seed: int) -> None:
+    torch.manual_seed(seed)
+    d, h, o = (int(torch.randint(low, 6, ())) for low in (2, 3, 1))
+    model = nn.Sequential(nn.Linear(d, h, bias=seed % 2 == 0), nn.ReLU(), nn.Linear(h, o, bias=seed % 3 > 0)).double()
+    for parameter in model.parameters():
+        nn.init.normal_(parameter)
+    if seed % 4 == 0:
+        model[0].bias.data[0] = -1e3
+    x = 3 * torch.randn(60 * h, d).double()
+    found = degeneracy(model, x)
+    dead = dead_units(model, x)
+    assert dead >= (seed % 4 == 0)
+    assert found.dead == dead * (d + (seed % 2 == 0) + o)
+    assert found.gauge == h - dead and found.unexplained == found.undetermined == 0
+    assert found.deficit == found.gauge + found.dead and found.clear
+    assert sum(row.dead for row in found.tensors) == found.dead
+    assert sum(row.gauge or 0 for row in found.tensors) == pytest.approx(found.gauge, abs=1e-9)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_deeper_nets_add_up(seed: int) -> None:
+    torch.manual_seed(seed)
+    model = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 2))
+    for parameter in model.parameters():
+        nn.init.normal_(parameter)
+    found = degeneracy(model, 2 * torch.randn(400, 3))
+    assert found.deficit == found.dead + found.gauge + found.undetermined + found.unexplained
+    assert found.deficit >= 7 - 1 and found.parameters - found.rank == found.deficit and found.clear
+    assert sum(row.unexplained or 0 for row in found.tensors) == pytest.approx(found.unexplained, abs=1e-6)
+
+
+def test_tanh_has_none_and_a_doubled_matrix_is_unexplained_and_named() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2))
+    assert degeneracy(model, torch.randn(300, 3)).deficit == 0
+
+    class Doubled(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.v, self.w, self.u = nn.Parameter(torch.randn(4, 3)), nn.Parameter(torch.randn(4, 3)), nn.Linear(4, 2)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.u(torch.tanh(x @ (self.v + self.w).T))
+
+    found = degeneracy(Doubled(), torch.randn(300, 3))
+    assert (found.deficit, found.unexplained, found.gauge, found.dead) == (12, 12, 0, 0)
+    shares = {row.parameter: row.unexplained for row in found.tensors}
+    assert shares["v"] == pytest.approx(6, abs=1e-6) and shares["w"] == pytest.approx(6, abs=1e-6)
+    assert shares["u.weight"] == pytest.approx(0, abs=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("function", "count", "rank"),
+    [
+        (lambda a, b, c, x: a * torch.tanh((b + c) * x), 3, 2),
+        (lambda a, b, c, x: a * torch.tanh(b * x + c), 3, 3),
+        (lambda a, b, c, x: a * torch.relu(b * x + c), 3, 2),
+        (lambda a, b, c, x: a * torch.exp(b * x + c), 3, 2),
+    ],
+)
+def test_the_notes_scalar_models(function, count: int, rank: int) -> None:
+    class Scalar(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b, self.c = (nn.Parameter(torch.tensor(v)) for v in (0.7, 1.3, -0.4))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return function(self.a, self.b, self.c, x)
+
+    found = degeneracy(Scalar(), torch.linspace(-3, 3, 40))
+    assert (found.parameters, found.rank) == (count, rank)
+
+
+def test_too_little_data_is_said_to_be_too_little() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 2))
+    found = degeneracy(model, torch.randn(5, 4))
+    assert found.outputs == 10 and found.undetermined >= 44 - 6 - 10 - found.dead and "more data" in found.notes[0]
+    assert found.deficit == found.dead + found.gauge + found.undetermined + found.unexplained
+
+
+def test_batch_norm_in_eval_mode_needs_its_statistics() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.ReLU(), nn.Linear(4, 2)).eval()
+    found = degeneracy(model, 2 * torch.randn(300, 3))
+    assert found.gauge == 4 and "running statistics" in found.notes[0]
+    # an affine map after an affine map: unexplained by rescaling, and named
+    assert found.unexplained == 8
+    shares = {row.parameter: row.unexplained or 0 for row in found.tensors}
+    assert shares["3.bias"] < 1e-6 < shares["1.bias"]
+
+
+def test_large_models_by_sketches() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(40, 80), nn.ReLU(), nn.Linear(80, 2))
+    model[0].bias.data[:3] = -1e3
+    found = degeneracy(model, torch.randn(150, 40), max_rows=120)
+    assert found.method == "randomised" and found.rank == 120
+    assert found.dead == 3 * (40 + 1 + 2) and found.gauge == 77 and found.unexplained == 0
+    assert found.deficit == found.dead + found.gauge + found.undetermined + found.unexplained
+
+
+def test_models_that_cannot_be_captured_still_count() -> None:
+    class Branch(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(2, 1)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.layer(x) if x.sum() > -1e9 else x
+
+    found = degeneracy(Branch(), torch.randn(20, 2))
+    assert found.deficit == 0 and "not captured" in found.notes[0]
+    with pytest.raises(InputError, match="no trainable"):
+        degeneracy(nn.ReLU(), torch.randn(2, 2))

@@ -1,0 +1,94 @@
+"""`pathspace diagnose`: table, pictures, JSON, and one sentence per mistake."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+import typer
+from torch import nn
+from typer.testing import CliRunner
+
+from diagnostics import MarkovChain, cli
+from diagnostics.plots import cosines_by_depth, efficiency_over_training
+from pathspace.cli import OneSentenceGroup
+from pathspace.errors import InputError
+
+MODEL = """
+import torch
+from torch import nn
+
+class Block(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.norm, self.branch = nn.LayerNorm(6), nn.Linear(6, 6)
+    def forward(self, x):
+        return x + self.branch(self.norm(x))
+
+def chain():
+    return nn.Sequential(Block(), Block(), Block(), nn.Linear(6, 3)), torch.randn(8, 6)
+
+def plain():
+    return nn.Sequential(nn.Linear(6, 6), nn.ReLU(), nn.Linear(6, 3)), torch.randn(8, 6)
+"""
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    path = tmp_path / "net.py"
+    path.write_text(MODEL)
+    return path
+
+
+def run(*words: str) -> tuple[int, str]:
+    app = typer.Typer(cls=OneSentenceGroup)
+    app.callback()(lambda: None)
+    cli.register(app)
+    result = CliRunner().invoke(app, ["diagnose", *words], env={"COLUMNS": "100"})
+    return result.exit_code, result.output
+
+
+def test_table_pictures_and_json(model: Path, tmp_path: Path) -> None:
+    code, text = run(f"{model}:chain", "--plots", str(tmp_path), "--json", str(tmp_path / "chain.json"))
+    assert code == 0, text
+    assert "Markov chain of 3 nodes" in text and "0.branch" in text and "efficiency" in text
+    found = json.loads((tmp_path / "chain.json").read_text())
+    assert found["length"] == 3 and found["samples"] == 8
+    assert [node["name"] for node in found["nodes"]] == ["0.branch", "1.branch", "2.branch"]
+    assert -1 <= found["nodes"][0]["cosine_mean"] <= 1
+    for name in ("cosines.png", "walk.png"):
+        assert (tmp_path / name).read_bytes().startswith(b"\x89PNG")
+    code, text = run(f"{model}:chain", "--json", "-")
+    assert code == 0 and json.loads(text) == found
+
+
+def test_no_chain_is_said_politely(model: Path) -> None:
+    code, text = run(f"{model}:plain")
+    assert code == 0 and "is no Markov chain" in text
+    code, text = run(f"{model}:plain", "--json", "-")
+    assert code == 0 and json.loads(text)["length"] == 0
+
+
+def test_bad_input(model: Path, tmp_path: Path) -> None:
+    for words, part in (
+        ((f"{model}:nothing",), "There is no 'nothing'"),
+        ((f"{model}:chain", "--plots", str(tmp_path / "missing")), "does not exist"),
+        ((f"{model}:chain", "--input", "2x5"), "Sequential"),
+    ):
+        code, text = run(*words)
+        assert code == 2 and part in text and "Traceback" not in text
+
+
+def test_pictures_of_training() -> None:
+    layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True, norm_first=True)
+    x = torch.randn(4, 5, 8)
+    with MarkovChain.trace(layer, x).watch() as watch:
+        for _ in range(3):
+            layer(x).square().mean().backward()
+    figure = efficiency_over_training(watch.records)
+    assert len(figure.axes) == 2 and len(figure.axes[1].lines[0].get_xdata()) == 3
+    assert len(cosines_by_depth(watch.records[0]).axes[1].get_xticks()) == 2
+    with pytest.raises(InputError, match="no records"):
+        efficiency_over_training([])

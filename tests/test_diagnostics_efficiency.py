@@ -1,0 +1,286 @@
+"""Observed quantities against slow autograd, one sample at a time, in float64."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
+
+from diagnostics import ChainRecord, MarkovChain
+from diagnostics.efficiency import gauge, observe
+from pathspace.errors import InputError
+
+
+class Residuals(nn.Module):
+    """A stem, residual blocks and a head; `run` also returns every stream and direction, for the oracle."""
+
+    def __init__(self, stem: nn.Module, blocks: list[nn.Module], head: nn.Module, in_place: bool = False) -> None:
+        super().__init__()
+        self.stem, self.blocks, self.head = stem, nn.ModuleList(blocks), head
+        self.in_place, self.save = in_place, False
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.stem(x)
+        for block in self.blocks:
+            z = checkpoint(block, x, use_reentrant=False) if self.save else block(x)
+            if self.in_place:
+                z += x
+                x = F.relu_(z)
+            else:
+                x = x + z
+        return self.head(x)
+
+    def run(self, x: Tensor) -> tuple[Tensor, list[Tensor], list[Tensor], list[Tensor]]:
+        streams, directions, states = [], [], []
+        x = self.stem(x)
+        for block in self.blocks:
+            streams.append(x)
+            directions.append(block(x))
+            x = x + directions[-1]
+            states.append(x)
+            x = F.relu(x) if self.in_place else x
+        return self.head(x), streams, directions, states
+
+
+class Attention(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.inner = nn.LayerNorm(8), nn.MultiheadAttention(8, 2, batch_first=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.norm(x)
+        return self.inner(y, y, y)[0]
+
+
+def build(kind: str) -> tuple[Residuals, Tensor]:
+    torch.manual_seed(0)
+    if kind.startswith("mlp"):
+        blocks: list[nn.Module] = [nn.Sequential(nn.Linear(6, 9), nn.Tanh(), nn.Linear(9, 6)) for _ in range(4)]
+        model, x = Residuals(nn.Linear(3, 6), blocks, nn.Linear(6, 2), kind == "mlp_in_place"), torch.randn(6, 3)
+    elif kind == "cnn":
+        blocks = [nn.Sequential(nn.Conv2d(4, 4, 3, padding=1), nn.BatchNorm2d(4)) for _ in range(3)]
+        head = nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 2))
+        model, x = Residuals(nn.Conv2d(3, 4, 3), blocks, head, True).eval(), torch.randn(6, 3, 7, 7)
+    else:
+        mlp = nn.Sequential(nn.LayerNorm(8), nn.Linear(8, 16), nn.GELU(), nn.Linear(16, 8))
+        head = nn.Sequential(nn.LayerNorm(8), nn.Flatten(), nn.Linear(40, 2))
+        model, x = Residuals(nn.Linear(3, 8), [Attention(), mlp, Attention()], head), torch.randn(6, 5, 3)
+    return model.double(), x.double()
+
+
+def mean_loss(y: Tensor, t: Tensor) -> Tensor:
+    return F.mse_loss(y, t)
+
+
+def sum_loss(y: Tensor, t: Tensor) -> Tensor:
+    return (y - t).square().sum()
+
+
+KINDS = ["mlp", "mlp_in_place", "cnn", "transformer"]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_against_autograd_sample_by_sample(kind: str) -> None:
+    model, x = build(kind)
+    t = torch.randn(6, 2, dtype=torch.float64)
+    record = observe(MarkovChain.trace(model, x), sum_loss, x, t)
+    names = ("cosines", "direction_norms", "stream_norms", "gradient_norms", "products")
+    slow: dict[str, list[list[float]]] = {name: [] for name in names}
+    for i in range(6):
+        y, streams, directions, states = model.run(x[i : i + 1])
+        gradients = torch.autograd.grad(sum_loss(y, t[i : i + 1]), states)
+        rows = [
+            (-(z * g).sum() / (z.norm() * g.norm()), z.norm(), s.norm(), g.norm(), (z * g).sum())
+            for s, z, g in zip(streams, directions, gradients, strict=True)
+        ]
+        for k, name in enumerate(names):
+            slow[name].append([float(row[k].detach()) for row in rows])
+    for name in names:
+        want = torch.tensor(slow[name], dtype=torch.float64).T
+        assert torch.allclose(getattr(record, name), want, rtol=1e-10, atol=1e-12), name
+    # the gauge: derivative with respect to the log of each branch's scale
+    for index, block in enumerate(model.blocks):
+        scale = torch.ones((), dtype=torch.float64, requires_grad=True)
+        handle = block.register_forward_hook(lambda m, a, out, scale=scale: out * scale)
+        (slope,) = torch.autograd.grad(sum_loss(model(x), t), scale)
+        handle.remove()
+        assert abs(float(slope) - float(record.gauge[index])) < 1e-10 * max(1, abs(float(slope)))
+    # definitions with eta, written out
+    for eta in (1e-3, 0.7, 50.0):
+        eps, delta = [], []
+        for i in range(6):
+            y, _, directions, states = model.run(x[i : i + 1])
+            gradients = torch.autograd.grad(sum_loss(y, t[i : i + 1]), states)
+            pairs = [(z.detach(), z.detach() - eta * g / g.norm()) for z, g in zip(directions, gradients, strict=True)]
+            eps.append(sum(float((z * d).sum() / (z.norm() * d.norm())) for z, d in pairs) / len(pairs))
+            delta.append(min(float((z * d).sum() / d.square().sum()) for z, d in pairs))
+        assert torch.allclose(record.eps(eta), torch.tensor(eps, dtype=torch.float64), rtol=1e-10, atol=1e-12)
+        assert torch.allclose(record.delta(eta), torch.tensor(delta, dtype=torch.float64), rtol=1e-9, atol=1e-11)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_invariance(kind: str) -> None:
+    model, x = build(kind)
+    t = torch.randn(6, 2, dtype=torch.float64)
+    chain = MarkovChain.trace(model, x)
+    whole = observe(chain, sum_loss, x, t)
+    others = [
+        observe(chain, mean_loss, x, t),
+        observe(chain, lambda y, t: 1e-30 * mean_loss(y, t), x, t),
+        observe(chain, lambda y, t: 65536 * mean_loss(y, t), x, t),
+        ChainRecord.merge([observe(chain, sum_loss, x[i : i + 2], t[i : i + 2]) for i in (0, 2, 4)]),
+        observe(chain, sum_loss, x.flip(0), t.flip(0)),
+    ]
+    for i, other in enumerate(others):
+        cosines = other.cosines.flip(1) if i == 4 else other.cosines
+        assert torch.allclose(cosines, whole.cosines, rtol=0, atol=1e-12)
+    single = observe(
+        MarkovChain.trace(model.float(), x.float()), lambda y, t: 1e-20 * sum_loss(y, t), x.float(), t.float()
+    )
+    assert torch.allclose(single.cosines, whole.cosines, rtol=0, atol=1e-4)
+
+
+def test_observing_changes_nothing() -> None:
+    model, x = build("cnn")
+    model.train()
+    before = {key: value.clone() for key, value in model.state_dict().items()}
+    chain = MarkovChain.trace(model, x)
+    state = torch.get_rng_state()
+    record = chain.observe(mean_loss, x, torch.zeros(6, 2, dtype=torch.float64))
+    assert torch.equal(state, torch.get_rng_state())
+    assert all(torch.equal(value, before[key]) for key, value in model.state_dict().items())
+    assert all(p.grad is None for p in model.parameters())
+    assert not any(m._forward_hooks or m._forward_pre_hooks for m in model.modules())
+    assert torch._C._len_torch_function_stack() == 0
+    assert record.quantiles().shape == (5, 3) and 0 <= record.convex_share <= 1
+    text = record.to_dict()
+    assert [node["name"] for node in text["nodes"]] == list(record.names)
+    with pytest.raises(AttributeError):
+        record.names = ()  # type: ignore[misc]
+
+
+def train(model: Residuals, x: Tensor, steps: int, wrap: Callable[[Tensor], Tensor] = lambda v: v) -> None:
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    for _ in range(steps):
+        optimizer.zero_grad()
+        for part in x.chunk(2):
+            wrap(model(part)).square().mean().backward()
+        optimizer.step()
+
+
+@pytest.mark.parametrize("save", [False, True], ids=["", "checkpointing"])
+def test_watching_a_training_loop(save: bool) -> None:
+    model, x = build("transformer")
+    model.save = save
+    chain = MarkovChain.trace(model, x)
+    with chain.watch() as watch:
+        train(model, x, 3)
+    assert len(watch.records) == 6
+    assert not any(m._forward_hooks or m._forward_pre_hooks for m in model.modules())
+    twin, _ = build("transformer")
+    train(twin, x, 3)
+    assert all(torch.equal(a, b) for a, b in zip(model.parameters(), twin.parameters(), strict=True))
+    fresh, _ = build("transformer")
+    first = observe(MarkovChain.trace(fresh, x), lambda y, t: y.square().mean(), x[:3], None)
+    assert torch.allclose(watch.records[0].cosines, first.cosines, rtol=0, atol=1e-12)
+    assert torch.isfinite(watch.records[0].cosines).all()
+
+
+def test_watch_removes_its_hooks_after_an_exception() -> None:
+    model, x = build("mlp")
+    chain = MarkovChain.trace(model, x)
+    with pytest.raises(ZeroDivisionError), chain.watch() as watch:
+        train(model, x, 2)
+        raise ZeroDivisionError
+    assert len(watch.records) == 4
+    assert not any(m._forward_hooks or m._forward_pre_hooks for m in model.modules())
+    with pytest.raises(RuntimeError), chain.watch():
+        model(torch.ones(2, 9, dtype=torch.float64))
+    assert torch._C._len_torch_function_stack() == 0
+
+
+def test_watch_sometimes_and_without_backward() -> None:
+    model, x = build("mlp")
+    chain = MarkovChain.trace(model, x)
+    with chain.watch(every=2) as watch:
+        train(model, x, 3)
+        with torch.no_grad():
+            model(x)
+    assert len(watch.records) == 3
+    with pytest.raises(InputError, match="every = 0"):
+        chain.watch(every=0)
+
+
+def test_autocast() -> None:
+    model, x = build("transformer")
+    exact = observe(MarkovChain.trace(model, x), lambda y, t: y.square().sum(), x, None)
+    model = model.float()
+    with torch.autocast("cpu", torch.bfloat16):
+        record = observe(MarkovChain.trace(model, x.float()), lambda y, t: y.float().square().sum(), x.float(), None)
+    assert torch.allclose(record.cosines, exact.cosines, rtol=0, atol=0.05)
+
+
+def test_frozen_prefix_and_zero_branch() -> None:
+    model, x = build("mlp")
+    model.stem.requires_grad_(False)
+    model.blocks[0].requires_grad_(False)
+    nn.init.zeros_(model.blocks[1][2].weight)
+    nn.init.zeros_(model.blocks[1][2].bias)
+    record = observe(MarkovChain.trace(model, x), lambda y, t: y.square().sum(), x, None)
+    assert record.cosines[0].isnan().all() and record.cosines[1].isnan().all()
+    assert record.cosines[2:].isfinite().all() and record.efficiency.isfinite().all()
+    model.requires_grad_(False)
+    with pytest.raises(InputError, match="frozen"):
+        observe(MarkovChain.trace(model, x), lambda y, t: y.square().sum(), x, None)
+
+
+def test_bad_input() -> None:
+    model, x = build("mlp")
+    with pytest.raises(InputError, match="nothing to observe"):
+        MarkovChain.trace(nn.Linear(3, 3).double(), x).observe(mean_loss, x, x)
+    with pytest.raises(InputError, match="without a gradient"):
+        MarkovChain.trace(model, x).observe(lambda y, t: y.detach().sum(), x, None)
+
+
+def test_gauge_from_the_gradients_of_a_loop() -> None:
+    model, x = build("mlp")
+    chain = MarkovChain.trace(model, x)
+    record = chain.observe(lambda y, t: y.square().sum(), x, None)
+    model(x).square().sum().backward()
+    assert torch.allclose(gauge(chain), record.products.sum(1), rtol=1e-10, atol=1e-12)
+
+
+def _rank(rank: int, world: int, file: str, results: Any) -> None:
+    import torch.distributed as dist
+
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{file}", rank=rank, world_size=world)
+    model, x = build("mlp")
+    chain = MarkovChain.trace(model, x)
+    parallel = nn.parallel.DistributedDataParallel(model)
+    with chain.watch() as watch:
+        parallel(x.chunk(world)[rank]).square().mean().backward()
+    results[rank] = watch.records[0].cosines.tolist()
+    dist.destroy_process_group()
+
+
+def test_data_parallel(tmp_path: Any) -> None:
+    import torch.multiprocessing as mp
+
+    context = mp.get_context("fork")
+    with context.Manager() as manager:
+        results = manager.dict()
+        workers = [context.Process(target=_rank, args=(r, 2, str(tmp_path / "store"), results)) for r in range(2)]
+        for worker in workers:
+            worker.start()
+        for worker in workers:
+            worker.join(60)
+        got = torch.cat([torch.tensor(results[r], dtype=torch.float64) for r in range(2)], 1)
+    model, x = build("mlp")
+    want = observe(MarkovChain.trace(model, x), lambda y, t: y.square().sum(), x, None).cosines
+    assert torch.allclose(got, want, rtol=0, atol=1e-12)

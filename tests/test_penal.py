@@ -1,0 +1,447 @@
+"""The penal connection against the explicit loss, on hand-written and on real models."""
+
+from __future__ import annotations
+
+import copy
+import io
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
+from zoo import load
+
+from diagnostics import MarkovChain
+from diagnostics.sites import Addition, Sites
+from pathspace.errors import InputError, UnsupportedError
+from training import penalize
+from training.penal import penal, penal_add
+
+TAU = 0.3
+
+
+class Toy(nn.Module):
+    """Three blocks whose forward is written in a given style; `zs` keeps the directions, for the explicit loss."""
+
+    def __init__(self, style: str, width: int = 6) -> None:
+        super().__init__()
+        self.style = style
+        self.blocks = nn.ModuleList(nn.Sequential(nn.LayerNorm(width), nn.Linear(width, width)) for _ in range(3))
+        self.scales = nn.ParameterList(nn.Parameter(torch.rand(width) + 0.5) for _ in range(3))
+        self.down = nn.Linear(width, width)
+        self.head = nn.Linear(width, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.zs: list[Tensor] = []
+        act = nn.ReLU(inplace=True) if self.style.endswith("relu_") else nn.Identity()
+        for i, block in enumerate(self.blocks):
+            x = act(getattr(self, "_" + self.style.removesuffix("_relu_"))(x, block, i))
+        return self.head(x)
+
+    def _keep(self, z: Tensor, factor: float = 1.0) -> Tensor:
+        self.zs.append(factor * (z.clone() if z.requires_grad else z))
+        return z
+
+    def _plain(self, x: Tensor, block: nn.Module, i: int) -> Tensor:
+        return x + self._keep(block(x))
+
+    def _left(self, x: Tensor, block: nn.Module, i: int) -> Tensor:
+        return self._keep(block(x)) + x
+
+    def _function(self, x: Tensor, block: nn.Module, i: int) -> Tensor:
+        return torch.add(x, other=self._keep(block(x), 0.25), alpha=0.25)
+
+    def _alpha_left(self, x: Tensor, block: nn.Module, i: int) -> Tensor:
+        return torch.add(self._keep(block(x)), x, alpha=0.5)
+
+    def _difference(self, x: Tensor, block: nn.Module, i: int) -> Tensor:
+        return x - self._keep(block(x), -1.0)
+
+    def _scaled(self, x: Tensor, block: nn.Module, i: int) -> Tensor:
+        return x + self._keep(F.dropout(self.scales[i] * block(x), 0.0))
+
+    def _into_branch(self, x: Tensor, block: nn.Module, i: int) -> Tensor:
+        z = self._keep(block(x))
+        z += x
+        return z
+
+    def _into_branch_alias(self, x: Tensor, block: nn.Module, i: int) -> Tensor:
+        z = self._keep(block(x))
+        z.add_(x)
+        return z
+
+    def _into_view(self, x: Tensor, block: nn.Module, i: int) -> Tensor:
+        z = self._keep(block(x).view(-1, x.shape[-1]))
+        z += x
+        return z
+
+    def _into_stream(self, x: Tensor, block: nn.Module, i: int) -> Tensor:
+        x = x.clone()
+        z = self._keep(block(x.clone()))
+        x += z
+        return x
+
+    def _shortcut(self, x: Tensor, block: nn.Module, i: int) -> Tensor:
+        return self.down(x) + self._keep(self.scales[i] * block(x).tanh())
+
+    def _parallel(self, x: Tensor, block: nn.Module, i: int) -> Tensor:
+        y = x + self._keep(block(x))
+        return y + self._keep(self.blocks[(i + 1) % 3](x).tanh())
+
+
+STYLES = [name.removeprefix("_") for name in vars(Toy) if name.startswith("_") and not name.startswith(("__", "_keep"))]
+
+
+def gradients(model: nn.Module, loss: Tensor) -> dict[str, Tensor]:
+    found = torch.autograd.grad(loss, list(model.parameters()), allow_unused=True)
+    names = [name for name, _ in model.named_parameters()]
+    return {name: value for name, value in zip(names, found, strict=True) if value is not None}
+
+
+def assert_equal(a: dict[str, Tensor], b: dict[str, Tensor], tolerance: float = 1e-12) -> None:
+    assert a.keys() == b.keys()
+    for name, value in a.items():
+        scale = max(1.0, float(value.abs().max()))
+        assert float((value - b[name]).abs().max()) <= tolerance * scale, name
+
+
+def duplicate(model: nn.Module) -> Any:
+    model.zs = []  # type: ignore[assignment]
+    return copy.deepcopy(model)
+
+
+def toy(style: str, relu: bool = False) -> tuple[Toy, Tensor]:
+    torch.manual_seed(0)
+    return Toy(style + ("_relu_" if relu else "")).double(), torch.randn(5, 6, dtype=torch.float64)
+
+
+@pytest.mark.parametrize("relu", [False, True], ids=["", "relu_"])
+@pytest.mark.parametrize("style", STYLES)
+def test_gradient_is_that_of_the_explicit_loss(style: str, relu: bool) -> None:
+    model, x = toy(style, relu)
+    loss = model(x).square().sum()
+    explicit = gradients(model, loss + TAU / 2 * sum(z.square().sum() for z in model.zs))
+    plain = gradients(model, model(x).square().sum())
+    count = len(model.zs)
+    twin = penalize(duplicate(model), x, tau=TAU)
+    assert len(twin.penal_connection.nodes) == count
+    result = twin(x).square().sum()
+    assert torch.equal(result, loss)
+    got = gradients(twin, result)
+    assert_equal(got, explicit)
+    assert any(float((got[name] - plain[name]).abs().max()) > 1e-3 for name in plain)
+
+
+def explicit_on(model: nn.Module, chain: MarkovChain, loss: Callable[[], Tensor], tau: float) -> dict[str, Tensor]:
+    """The penalty written out, with the operands seen at the additions."""
+    known, squares = chain.by_site(), []
+
+    def note(addition: Addition) -> Tensor:
+        if addition.site in known:
+            node = known[addition.site]
+            squares.append((node.scale * node.split(addition)[1].clone()).square().sum())
+        return addition.run()
+
+    with Sites(note).following(model):
+        value = loss()
+    assert len(squares) == len(chain)
+    return gradients(model, value + tau / 2 * torch.stack(squares).sum())
+
+
+REAL = ["resnet18", "vit_small", "swin_small", "convnext_small_replica", "nfnet_relu", "hf_gpt2", "hf_bert", "hf_t5",
+        "hf_albert", "hf_llama_relu"]  # fmt: skip
+
+
+def real(name: str) -> tuple[nn.Module, tuple[Any, ...], dict[str, Any]]:
+    model, args, kwargs = load()[name].make("eval")
+
+    def wide(value: Any) -> Any:
+        return value.double() if isinstance(value, Tensor) and value.is_floating_point() else value
+
+    if name == "nfnet_relu":
+        for key, parameter in model.named_parameters():
+            if key.endswith("skip_gain"):
+                parameter.data.fill_(0.7)
+    if name == "resnet18":
+        args = (args[0][..., :32, :32],)
+    return model.double(), tuple(map(wide, args)), {key: wide(value) for key, value in kwargs.items()}
+
+
+def scalar(output: Any) -> Tensor:
+    value = (
+        output
+        if isinstance(output, Tensor)
+        else output[0]
+        if isinstance(output, tuple)
+        else next(iter(output.values()))
+    )
+    return value.square().mean()
+
+
+@pytest.mark.parametrize("name", REAL)
+def test_real_models(name: str) -> None:
+    model, args, kwargs = real(name)
+    chain = MarkovChain.trace(model, *args, kwargs=kwargs)
+    keys = list(model.state_dict())
+    explicit = explicit_on(model, chain, lambda: scalar(model(*args, **kwargs)), TAU)
+    penalize(model, *args, kwargs=kwargs, tau=TAU)
+    assert list(model.state_dict()) == keys
+    assert_equal(gradients(model, scalar(model(*args, **kwargs))), explicit)
+    model.penal_connection.remove()  # type: ignore[union-attr]
+    plain = gradients(model, scalar(model(*args, **kwargs)))
+    assert any(float((plain[k] - explicit[k]).abs().max()) > 1e-6 for k in plain)
+    assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
+
+
+def test_train_mode_with_other_batch_size() -> None:
+    torch.manual_seed(0)
+    model = nn.TransformerEncoderLayer(8, 2, 16, dropout=0.1, batch_first=True, norm_first=True).double()
+    x = torch.randn(3, 4, 8, dtype=torch.float64)
+    chain = MarkovChain.trace(model, x)
+    big = torch.randn(7, 5, 8, dtype=torch.float64)
+
+    def loss() -> Tensor:
+        torch.manual_seed(1)
+        return model(big).square().sum()
+
+    explicit = explicit_on(model, chain, loss, TAU)
+    penalize(model, x, tau=TAU)
+    assert_equal(gradients(model, loss()), explicit)
+    model.eval()
+    with torch.no_grad():
+        assert model(big).shape == big.shape
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_checkpointing(reentrant: bool) -> None:
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            make = lambda: nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True, norm_first=True)  # noqa: E731
+            self.blocks, self.save = nn.ModuleList(make() for _ in range(2)), False
+
+        def forward(self, x: Tensor) -> Tensor:
+            for block in self.blocks:
+                x = checkpoint(block, x, use_reentrant=reentrant) if self.save else block(x)
+            return x
+
+    torch.manual_seed(0)
+    model = Net().double()
+    x = torch.randn(3, 4, 8, dtype=torch.float64, requires_grad=True)
+    penalize(model, x.detach(), tau=TAU)
+    results = []
+    for model.save in (False, True):
+        model.zero_grad()
+        model(x).square().sum().backward()
+        results.append({name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None})
+    assert_equal(*results)
+    assert len(results[0]) == len(list(model.parameters()))
+
+
+def test_scale_conventions() -> None:
+    """Per sample: whole batch = mean of halves = scaled loss unscaled; the raw hook depends on each of these."""
+    model, x = toy("plain")
+
+    def run(per: str, parts: int, factor: float) -> dict[str, Tensor]:
+        twin = duplicate(model)
+        options = {"scale": factor / parts} if per == "sample" else {}
+        penalize(twin, x, tau=TAU, per=per, **options)  # type: ignore[arg-type]
+        for part in x[:4].chunk(parts):
+            (twin(part).square().sum(1).mean() / parts * factor).backward()
+        return {name: p.grad / factor for name, p in twin.named_parameters() if p.grad is not None}
+
+    whole = run("sample", 1, 1.0)
+    loss = model(x[:4]).square().sum(1).mean()
+    assert_equal(whole, gradients(model, loss + TAU / 2 / 4 * sum(z.square().sum() for z in model.zs)))
+    assert_equal(run("sample", 2, 1.0), whole)
+    assert_equal(run("sample", 1, 1024.0), whole)
+    assert_equal(run("sample", 4, 8.0), whole)
+    raw = run("sum", 1, 1.0)
+    scaled = run("sum", 1, 1024.0)
+    assert max(float((raw[k] - scaled[k]).abs().max()) for k in raw) > 1e-3
+
+
+def test_per_node_and_schedule() -> None:
+    model, x = toy("plain")
+    loss = model(x).square().sum()
+    explicit = gradients(model, loss + 0.5 / 2 * model.zs[1].square().sum())
+    penalize(model, x, tau={"blocks.1": 0.5})
+    assert_equal(gradients(model, model(x).square().sum()), explicit)
+    connection = model.penal_connection
+    with pytest.raises(InputError, match="none of"):
+        connection.tau = {"blocks.7": 1.0}
+    with pytest.raises(InputError, match="expected a number"):
+        connection.tau = "strong"
+    connection.remove()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+    penalize(model, x, tau=lambda step: 0.1 * step, optimizer=optimizer)
+    for step in range(3):
+        loss = model(x).square().sum()
+        explicit = gradients(model, model(x).square().sum() + 0.0)
+        model.penal_connection.remove() if step < 0 else None
+        penalty = sum(z.detach().square().sum() for z in model.zs)
+        assert float(penalty) > 0
+        assert model.penal_connection.coefficient(model.penal_connection.nodes[0]) == pytest.approx(0.1 * step)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+
+
+def test_functions_for_hand_written_models() -> None:
+    model, x = toy("plain")
+    loss = model(x).square().sum()
+    explicit = gradients(model, loss + TAU / 2 * sum(z.square().sum() for z in model.zs))
+    for add in (lambda x, z: x + penal(z, TAU), lambda x, z: penal_add(x, z, TAU)):
+        y = x
+        for block in model.blocks:
+            y = add(y, block(y))
+        assert_equal(gradients(model, model.head(y).square().sum()), explicit)
+    with torch.no_grad():
+        assert penal(x, TAU) is x
+
+
+def test_overwriting_later_raises_rather_than_lies() -> None:
+    x = torch.randn(3, requires_grad=True)
+    y = penal_add(x * 1, x * 2, TAU)
+    y.relu_()
+    with pytest.raises(RuntimeError, match="inplace"):
+        y.sum().backward()
+
+
+def test_second_derivatives_are_refused() -> None:
+    """A second backward would add the penalty again."""
+    model, x = toy("plain")
+    x = x.requires_grad_()
+    penalize(model, x.detach(), tau=TAU)
+    (g,) = torch.autograd.grad(model(x).square().sum(), x, create_graph=True)
+    with pytest.raises(RuntimeError, match="once_differentiable"):
+        g.square().sum().backward()
+
+
+# torch instantiates its own deprecated class while it traces
+@pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
+@pytest.mark.parametrize("backend", ["aot_eager"])
+def test_compile(backend: str) -> None:
+    model, x = toy("plain")
+    model.zs = []
+    layer = nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True, norm_first=True).double()
+    x = torch.randn(3, 4, 8, dtype=torch.float64)
+    penalize(layer, x, tau=TAU)
+    eager = gradients(layer, layer(x).square().sum())
+    torch._dynamo.reset()
+    compiled = torch.compile(layer, backend=backend, fullgraph=True)
+    assert_equal(gradients(layer, compiled(x).square().sum()), eager)
+
+
+@pytest.mark.filterwarnings("ignore:Dynamo does not know how to trace the builtin")
+def test_compile_refuses_a_direction_that_no_module_returns() -> None:
+    model, x = toy("scaled")
+
+    penalize(model, x, tau=TAU)
+    torch._dynamo.reset()
+    with pytest.raises(Exception, match="no module returns") as caught:
+        torch.compile(model, backend="eager")(x)
+    assert isinstance(caught.value, UnsupportedError) or "UnsupportedError" in str(caught.value)
+
+
+def test_autocast() -> None:
+    torch.manual_seed(0)
+    layer = nn.TransformerEncoderLayer(16, 2, 32, dropout=0.0, batch_first=True, norm_first=True)
+    x = torch.randn(3, 4, 16)
+    exact = penalize(copy.deepcopy(layer).double(), x.double(), tau=TAU)
+    want = gradients(exact, exact(x.double()).square().sum())
+    penalize(layer, x, tau=TAU)
+    with torch.autocast("cpu", torch.bfloat16):
+        loss = layer(x).float().square().sum()
+    got = gradients(layer, loss)
+    for name, value in got.items():
+        if float(want[name].abs().max()) > 1e-3:
+            assert F.cosine_similarity(value.double().flatten(), want[name].flatten(), dim=0) > 0.99, name
+
+
+def test_copies_and_pickles_stand_alone() -> None:
+    model, x = toy("plain")
+    penalize(model, x, tau=TAU)
+    want = gradients(model, model(x).square().sum())
+    model.zs = []
+    twin = duplicate(model)
+    model.penal_connection.tau = 0.0
+    assert_equal(gradients(twin, twin(x).square().sum()), want)
+    twin.penal_connection.remove()
+    assert not hasattr(twin, "penal_connection")
+    buffer = io.BytesIO()
+    model.zs = []
+    torch.save(model.state_dict(), buffer)
+    assert not any("penal" in key for key in model.state_dict())
+
+
+def test_exceptions_leave_no_mode_behind() -> None:
+    model, x = toy("plain")
+    penalize(model, x, tau=TAU)
+    with pytest.raises(RuntimeError):
+        model(torch.randn(5, 7, dtype=torch.float64))
+    assert torch._C._len_torch_function_stack() == 0
+    want = gradients(model, model(x).square().sum() + 0)
+    assert want and model.penal_connection.sites.stack == []
+
+
+def test_bad_input() -> None:
+    model, x = toy("plain")
+    with pytest.raises(InputError, match="no Markov chain"):
+        penalize(nn.Linear(3, 3), torch.ones(2, 3), tau=1.0)
+    with pytest.raises(InputError, match="per = "):
+        penalize(model, x, tau=1.0, per="batch")  # type: ignore[arg-type]
+    with pytest.raises(InputError, match="scale belongs"):
+        penalize(model, x, tau=1.0, scale=2.0)
+    penalize(model, x, tau=1.0)
+    with pytest.raises(InputError, match="penalised already"):
+        penalize(model, x, tau=1.0)
+
+
+def test_observing_a_penalised_model() -> None:
+    """The observer sees the gradients as trained, and both sets of hooks go away in any order."""
+    model, x = toy("plain")
+    states, sums = [], [x]
+    for block in model.blocks:
+        states.append(block(sums[-1]))
+        sums.append(sums[-1] + states[-1])
+    total = model.head(sums[-1]).square().sum() + TAU / 2 * sum(z.square().sum() for z in states)
+    wanted = torch.autograd.grad(total, states)
+    penalize(model, x, tau=TAU)
+    chain = MarkovChain.trace(model, x)
+    record = chain.observe(lambda y, _: y.square().sum(), x, None)
+    for node, (z, g) in enumerate(zip(states, wanted, strict=True)):
+        z = z.detach()
+        g = g - TAU * z  # the total derivative with respect to x_l has no part of the node's own penalty
+        assert torch.allclose(record.products[node], (z * g).sum(1), rtol=1e-9, atol=1e-11)
+    with chain.watch() as watch:
+        model(x).square().sum().backward()
+        model.penal_connection.remove()
+        model(x).square().sum().backward()
+    assert len(watch.records) == 2
+    assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
+    assert torch._C._len_torch_function_stack() == 0
+
+
+def kept(model: nn.Module, x: Tensor) -> int:
+    """Bytes that autograd keeps for the backward pass."""
+    storages: dict[int, int] = {}
+
+    def pack(value: Tensor) -> Tensor:
+        storages[value.untyped_storage().data_ptr()] = value.untyped_storage().nbytes()
+        return value
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda value: value):
+        loss = model(x).square().mean()
+    assert loss.requires_grad
+    return sum(storages.values())
+
+
+def test_no_memory_in_pre_norm_blocks() -> None:
+    blocks = [nn.TransformerEncoderLayer(16, 2, 32, dropout=0.0, batch_first=True, norm_first=True) for _ in range(3)]
+    model, x = nn.Sequential(*blocks, nn.LayerNorm(16)), torch.randn(4, 6, 16)
+    plain = kept(model, x)
+    assert kept(penalize(model, x, tau=TAU), x) == plain

@@ -1,0 +1,129 @@
+"""Spectra from products against explicit matrices."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from scipy.sparse.linalg import aslinearoperator
+from torch import nn
+from torch.autograd.functional import jacobian as explicit
+
+from diagnostics.phase import draw_spectrum, save
+from diagnostics.spectra import Jacobian, jacobian, spectrum, top_singular, trace_k
+from pathspace.errors import InputError
+
+
+def model_and_batch(seed: int = 0) -> tuple[nn.Sequential, torch.Tensor]:
+    torch.manual_seed(seed)
+    model = nn.Sequential(nn.Linear(30, 80), nn.Tanh(), nn.Linear(80, 90), nn.ReLU(), nn.Linear(90, 70)).double()
+    return model, torch.randn(1, 30).double()
+
+
+@pytest.mark.parametrize(("start", "end"), [(None, None), ("0", None), (None, "2"), ("1", "3")])
+def test_the_operator_is_the_explicit_jacobian(start: str | None, end: str | None) -> None:
+    model, x = model_and_batch()
+    first = 0 if start is None else int(start) + 1
+    last = len(model) if end is None else int(end) + 1
+    z = model[:first](x).detach()
+    matrix = explicit(model[first:last], z).reshape(-1, z.numel()).numpy()
+    found = jacobian(model, x, start=start, end=end)
+    assert found.shape == matrix.shape
+    assert np.abs(found.dense() - matrix).max() < 1e-13
+    random = np.random.default_rng(0)
+    u, v = random.normal(size=matrix.shape[1]), random.normal(size=matrix.shape[0])
+    assert np.abs(found.matvec(u) - matrix @ u).max() < 1e-13
+    assert np.abs(found.rmatvec(v) - v @ matrix).max() < 1e-13
+    exact = float((matrix**2).sum()) / matrix.shape[1]
+    for method in ("hutchinson", "hutch++"):
+        estimate = trace_k(found, 60, method)
+        assert estimate.agrees(exact)
+        assert estimate.error < 0.2 * exact
+    values = np.linalg.svd(matrix, compute_uv=False)
+    for one, value in zip(top_singular(found, 5), values, strict=False):
+        assert abs(one.value - value) <= one.error + 1e-10
+        assert one.error < 1e-6
+    density = spectrum(found, probes=10, steps=30)
+    assert density.trace_k().agrees(exact)
+    assert density.largest == pytest.approx(values[0], rel=1e-9)
+    assert density.below(values[len(values) // 2]).agrees(0.5, 5)
+
+
+def test_the_quadrature_is_exact_with_all_steps() -> None:
+    matrix = np.random.default_rng(0).normal(size=(12, 15))
+    found = spectrum(aslinearoperator(matrix), probes=4, steps=12)
+    assert found.weights.sum(1) == pytest.approx(np.ones(4), abs=1e-12)
+    for probe in range(4):
+        assert np.sort(found.nodes[probe]) == pytest.approx(
+            np.sort(np.linalg.svd(matrix, compute_uv=False) ** 2), rel=1e-9
+        )
+
+
+def test_variance_of_the_estimators() -> None:
+    # Rademacher probes of tr K have variance 2 sum_{i != j} K_ij^2
+    matrix = np.random.default_rng(3).normal(size=(25, 30))
+    k = matrix @ matrix.T / 30
+    predicted = math.sqrt(2 * float((k**2).sum() - (np.diag(k) ** 2).sum()) / 2000)
+    estimate = trace_k(aslinearoperator(matrix), 2000)
+    assert estimate.error == pytest.approx(predicted, rel=0.08)
+    # a decaying spectrum is where Hutch++ pays
+    left, _, right = np.linalg.svd(matrix, full_matrices=False)
+    steep = aslinearoperator((left * 10.0 ** -np.arange(25)) @ right)
+    exact = float((10.0 ** (-2 * np.arange(25))).sum()) / 30
+    plain, better = trace_k(steep, 30), trace_k(steep, 30, "hutch++")
+    assert abs(better.value - exact) < 1e-6 * exact < plain.error
+
+
+def test_low_rank_is_semidefinite_not_definite() -> None:
+    random = np.random.default_rng(0)
+    matrix = random.normal(size=(80, 30)) @ random.normal(size=(30, 80))
+    estimate = trace_k(aslinearoperator(matrix), 200, "hutch++")
+    assert estimate.agrees(float((matrix**2).sum()) / 80)
+    found = top_singular(aslinearoperator(matrix), 40)
+    assert found[29].value > 1e-6 > found[30].value
+
+
+def test_convolutions_and_batches() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(2, 3, 3), nn.BatchNorm2d(3), nn.ReLU(), nn.Flatten(), nn.Linear(48, 4)).double()
+    x = torch.randn(3, 2, 6, 6).double()
+    matrix = explicit(model, x).reshape(12, -1).numpy()
+    found = jacobian(model, x)
+    assert np.abs(found.dense() - matrix).max() < 1e-12
+    one = top_singular(found, 3)
+    assert [s.value for s in one] == pytest.approx(np.linalg.svd(matrix, compute_uv=False)[:3], rel=1e-8)
+
+
+def test_marchenko_pastur_edge_of_a_random_matrix() -> None:
+    # singular values of a square Gaussian matrix: quarter circle, density 2/pi at 0 for entries of variance 1/N
+    matrix = np.random.default_rng(0).normal(size=(400, 400)) / 20
+    found = spectrum(aslinearoperator(matrix), probes=6, steps=60)
+    assert found.largest == pytest.approx(2, abs=0.05)
+    assert found.below(0.2).agrees(0.127, 5)
+    assert found.density(np.array([0.9]), 0.1)[0] == pytest.approx(math.sqrt(4 - 0.81) / math.pi, rel=0.1)
+
+
+def test_refusals(tmp_path) -> None:
+    model, x = model_and_batch()
+    with pytest.raises(InputError, match="no layer 'nowhere'"):
+        jacobian(model, x, start="nowhere")
+    with pytest.raises(InputError, match="does not depend"):
+        jacobian(model, x, start="3", end="1")
+    with pytest.raises(InputError, match="floating-point"):
+        jacobian(nn.Embedding(3, 2), torch.tensor([1]))
+    operator = aslinearoperator(np.eye(3))
+    for arguments in ({"method": "exact"}, {"probes": 1}, {"probes": 3, "method": "hutch++"}):
+        with pytest.raises(InputError, match="trace_k"):
+            trace_k(operator, **arguments)
+    figure = draw_spectrum(spectrum(operator, 2, 3))
+    assert save(figure, tmp_path / "s.svg").read_text().startswith("<?xml")
+    with pytest.raises(InputError, match=r"\.png"):
+        save(figure, tmp_path / "s.bmp")
+
+
+def test_linear_maps_have_constant_products() -> None:
+    z = torch.randn(3).double().requires_grad_()
+    found = Jacobian(z * 2, z)
+    assert np.abs(found.dense() - 2 * np.eye(3)).max() == 0

@@ -1,0 +1,415 @@
+"""The penal connection: train a model as if ``tau/2 * sum_l ||z_l||^2`` were added to its loss.
+
+The gradient is the only thing that changes: outputs, parameters and ``state_dict`` are those of the model. A gradient
+of that gradient is refused by autograd, because a second backward would add the penalty again. Where
+``x_l`` and ``x_{l-1}`` are kept by autograd anyway (a norm layer reads them), ``z_l = x_l - x_{l-1}`` costs no memory.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any, Literal, TypeVar
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+
+from diagnostics.chain import ChainNode, MarkovChain
+from diagnostics.sites import Addition, Sites
+from pathspace.errors import InputError, UnsupportedError
+
+Model = TypeVar("Model", bound=nn.Module)
+Tau = float | Mapping[str, float] | Callable[[int], float]
+_ATTRIBUTE = "penal_connection"
+
+
+class _Saved(torch.autograd.Function):
+    """Identity whose gradient is ``g + coefficient * z``; saves z itself."""
+
+    @staticmethod
+    def forward(ctx: Any, direction: Tensor, coefficient: float) -> Tensor:
+        ctx.save_for_backward(direction)
+        ctx.coefficient = coefficient
+        return direction.view_as(direction)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *gradients: Tensor) -> Any:
+        (direction,) = ctx.saved_tensors
+        return torch.add(gradients[0], direction, alpha=ctx.coefficient), None
+
+
+class _Sum(torch.autograd.Function):
+    """``stream + scale * branch``, which finds ``z`` again as the difference of two tensors kept anyway."""
+
+    @staticmethod
+    def forward(ctx: Any, stream: Tensor, branch: Tensor, scale: float, coefficient: float) -> Tensor:
+        out = torch.add(stream, branch, alpha=scale) if scale != 1 else stream + branch
+        ctx.save_for_backward(stream, out)
+        ctx.scale, ctx.coefficient, ctx.types = scale, coefficient, (stream.dtype, branch.dtype)
+        return out
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *gradients: Tensor) -> Any:
+        stream, out = ctx.saved_tensors
+        to_stream = gradients[0].to(ctx.types[0]) if ctx.needs_input_grad[0] else None
+        to_branch = None
+        if ctx.needs_input_grad[1]:
+            whole = torch.add(gradients[0], out - stream, alpha=ctx.coefficient)
+            to_branch = (ctx.scale * whole if ctx.scale != 1 else whole).to(ctx.types[1])
+        return to_stream, to_branch, None, None
+
+
+class _Nothing(torch.autograd.Function):
+    """Zero, with the gradient ``coefficient * z``: added to the other operand of an addition that overwrites z."""
+
+    @staticmethod
+    def forward(ctx: Any, direction: Tensor, coefficient: float) -> Tensor:
+        ctx.save_for_backward(direction.clone())
+        ctx.coefficient = coefficient
+        return direction.new_zeros(()).expand_as(direction)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *gradients: Tensor) -> Any:
+        (direction,) = ctx.saved_tensors
+        return ctx.coefficient * direction, None
+
+
+def penal(direction: Tensor, tau: float) -> Tensor:
+    """Mark a predicted direction in a hand-written model.
+
+    Written ``x = x + penal(self.block(x), tau)``.
+
+    The value is unchanged; the gradient that reaches ``direction`` becomes ``g + tau * direction``.
+
+    Args:
+        direction: ``z_l``, any shape.
+        tau: strength of the penalty ``tau/2 * ||z_l||^2``.
+
+    Returns:
+        A tensor equal to ``direction``.
+
+    Example:
+        >>> z = torch.tensor([1.0, 2.0], requires_grad=True)
+        >>> penal(z, 0.5).sum().backward()
+        >>> z.grad
+        tensor([1.5000, 2.0000])
+
+    Reference:
+        Learnable Markov chain paper, Algorithm 1.
+    """
+    if not (torch.is_grad_enabled() and direction.requires_grad):
+        return direction
+    return _Saved.apply(direction, tau)  # type: ignore[no-any-return]
+
+
+def penal_add(stream: Tensor, direction: Tensor, tau: float) -> Tensor:
+    """``stream + direction`` with the penal connection, free of memory where both are kept anyway (pre-norm blocks).
+
+    Args:
+        stream: ``x_{l-1}``.
+        direction: ``z_l``, of the same shape.
+        tau: strength of the penalty ``tau/2 * ||z_l||^2``.
+
+    Returns:
+        ``x_l``; do not overwrite it in place (use :func:`penal` there, autograd raises otherwise).
+
+    Example:
+        >>> x, z = torch.zeros(2), torch.tensor([1.0, 2.0], requires_grad=True)
+        >>> penal_add(x, z, 0.5).sum().backward()
+        >>> z.grad
+        tensor([1.5000, 2.0000])
+    """
+    if not (torch.is_grad_enabled() and direction.requires_grad):
+        return stream + direction
+    return _Sum.apply(stream, direction, 1.0, tau)  # type: ignore[no-any-return]
+
+
+class PenalConnection:
+    """What :func:`penalize` attaches to a model, found at ``model.penal_connection``.
+
+    Attributes:
+        chain: the traced chain.
+        tau: the current setting; assign a number, a mapping by node name, or a function of the step.
+        step: what a function of the step is called with; advanced by :meth:`advance` or by the optimizer given.
+    """
+
+    def __init__(self, chain: MarkovChain, tau: Tau, per: str, scale: float | Callable[[], float]) -> None:
+        self.nodes, self.per, self.scale, self.step = chain.nodes, per, scale, 0
+        self.tau = tau
+        # recomputation calls a module again, so the number of the call identifies nothing
+        self.by_site: dict[tuple[str, int], list[ChainNode]] = {}
+        for node in chain.nodes:
+            self.by_site.setdefault((node.site.module, node.site.order), []).append(node)
+        self.batch = 1
+        self.overwritten = _overwritten(chain)
+        self.sites = Sites(self._meet)
+        self.handles: list[Any] = []
+
+    @property
+    def tau(self) -> Tau:
+        """The current setting."""
+        return self._tau
+
+    @tau.setter
+    def tau(self, value: Tau) -> None:
+        names = {node.name for node in self.nodes}
+        if isinstance(value, Mapping):
+            unknown = sorted(set(value) - names)
+            if unknown:
+                raise InputError(
+                    f"tau names the node {unknown[0]!r}, which is none of {sorted(names)}; choose among these."
+                )
+        for number in value.values() if isinstance(value, Mapping) else [] if callable(value) else [value]:
+            if not isinstance(number, int | float) or number != number:
+                raise InputError(f"tau = {number!r}, expected a number; 0 switches the penal connection off.")
+        self._tau = value
+
+    def advance(self) -> None:
+        """Go to the next step of a schedule."""
+        self.step += 1
+
+    def remove(self) -> None:
+        """Give the model back as it was before :func:`penalize`."""
+        self.sites.detach()
+        for handle in self.handles:
+            handle.remove()
+        self.handles.clear()
+
+    def coefficient(self, node: ChainNode) -> float:
+        """What multiplies ``z_l`` now: tau, divided by the batch size and scaled if the penalty is per sample."""
+        tau = self._tau
+        by_name = tau.get(node.name, 0.0) if isinstance(tau, Mapping) else tau
+        value = by_name(self.step) if callable(by_name) else by_name
+        if self.per == "sample":
+            value = value / self.batch * (self.scale() if callable(self.scale) else self.scale)
+        return float(value)
+
+    def _pick(self, module: str, order: int) -> tuple[ChainNode, float] | None:
+        nodes = self.by_site.get((module, order))
+        if not nodes:
+            return None
+        values = {self.coefficient(node) for node in nodes}
+        if len(values) > 1:
+            raise UnsupportedError(
+                f"The nodes {[node.name for node in nodes]} are calls of one module and have different tau; "
+                "give them the same."
+            )
+        return nodes[0], values.pop()
+
+    def _begin(self, module: nn.Module, args: Any, kwargs: Any) -> None:
+        for value in (*args, *kwargs.values()):
+            if isinstance(value, Tensor) and value.ndim:
+                self.batch = int(value.shape[0])
+                return
+
+    def _meet(self, addition: Addition) -> Tensor:
+        found = self._pick(addition.site.module, addition.site.order)
+        if found is None:
+            return addition.run()
+        node, coefficient = found
+        stream, branch = node.split(addition)
+        if branch.ndim != len(node.shape) or stream.shape != branch.shape:
+            raise UnsupportedError(
+                f"The addition number {addition.site.order} of module {addition.site.module!r} joins shapes "
+                f"{tuple(stream.shape)} and {tuple(branch.shape)} and is not the node {node.name!r} that was traced; "
+                "call penalize in the mode, and with the kind of inputs, in which the model is trained."
+            )
+        if not coefficient or not torch.is_grad_enabled() or not branch.requires_grad:
+            return addition.run()
+        if addition.in_place:
+            return self._in_place(addition, node, stream, branch, coefficient)
+        if node.direction == 0 and addition.alpha != 1:
+            stream = stream * addition.alpha  # alpha belongs to the right operand, which is the stream here
+        exact = torch.float32 in (stream.dtype, branch.dtype) or torch.float64 in (stream.dtype, branch.dtype)
+        if exact and node.site not in self.overwritten:
+            return _Sum.apply(stream, branch, node.scale, coefficient)  # type: ignore[no-any-return]
+        marked = _Saved.apply(branch, coefficient * node.scale**2)
+        return torch.add(stream, marked, alpha=node.scale) if node.scale != 1 else stream + marked
+
+    @staticmethod
+    def _in_place(addition: Addition, node: ChainNode, stream: Tensor, branch: Tensor, coefficient: float) -> Tensor:
+        coefficient *= node.scale**2
+        if node.direction == 1:
+            return stream.add_(_Saved.apply(branch, coefficient), alpha=node.scale)  # type: ignore[no-any-return]
+        # alpha multiplies the stream here, and what is added to it must reach the direction as it is
+        streamed = stream * addition.alpha if addition.alpha != 1 else stream
+        return branch.add_(streamed + _Nothing.apply(branch, coefficient))  # type: ignore[no-any-return]
+
+
+class _Marker:
+    """Forward hook used under ``torch.compile``, where directions that a module returns are marked."""
+
+    def __init__(self, connection: PenalConnection, module: str, order: int, position: int | None) -> None:
+        self.connection, self.key, self.position = connection, (module, order), position
+
+    def __call__(self, module: nn.Module, args: Any, output: Any) -> Any:
+        if not torch.compiler.is_compiling():
+            return None
+        found = self.connection._pick(*self.key)
+        if found is None:
+            return None
+        node, coefficient = found
+        tau = coefficient * node.scale**2
+        if self.position is None:
+            return penal(output, tau)
+        return tuple(penal(v, tau) if i == self.position else v for i, v in enumerate(output))
+
+
+def penalize(
+    model: Model,
+    *inputs: Any,
+    tau: Tau,
+    kwargs: Mapping[str, Any] | None = None,
+    per: Literal["sum", "sample"] = "sum",
+    scale: float | Callable[[], float] = 1.0,
+    optimizer: torch.optim.Optimizer | None = None,
+) -> Model:
+    """Train a residual-like model as a learnable Markov chain.
+
+    Its gradient becomes that of ``Loss + tau/2 * sum_l ||z_l||^2``, with ``z_l`` the predicted directions of
+    :class:`diagnostics.MarkovChain`.
+
+    Two conventions of scale. ``per="sum"`` (default) is the paper's hook: the penalty is the sum over the batch, next
+    to whatever loss is differentiated, so its weight against a mean loss grows with the batch, shrinks with a loss
+    scale, and depends on the number of processes. ``per="sample"`` is ``tau/2 * mean over samples``, and survives all
+    of these: batch size and data parallelism by themselves, a loss scale or a division of the loss by ``scale``.
+
+    Args:
+        model: the model; hooks are attached to it and it is returned.
+        *inputs: positional example inputs, for the trace only.
+        tau: a number, a mapping from node names (others get 0), or a function of the step.
+        kwargs: keyword example inputs.
+        per: ``"sum"`` or ``"sample"``.
+        scale: with ``per="sample"``, the factor on the loss, for instance ``lambda: scaler.get_scale() / 4`` when
+            four micro-batches are accumulated; a function is called in every forward.
+        optimizer: an optimizer whose steps advance a schedule.
+
+    Returns:
+        The same model: same parameters, same ``state_dict`` keys, any batch size, train and eval mode. Its
+        ``penal_connection`` changes tau and removes everything again.
+
+    Raises:
+        InputError: a chain without nodes, a model penalised twice, or an unusable tau, ``per`` or ``scale``.
+        CaptureError: the model cannot be captured.
+
+    Example:
+        >>> layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True, norm_first=True)
+        >>> layer = penalize(layer, torch.randn(2, 5, 8), tau=3e-4)
+        >>> layer(torch.randn(7, 3, 8)).sum().backward()
+        >>> [node.name for node in layer.penal_connection.nodes]
+        ['self_attn', 'linear2']
+
+    Reference:
+        Learnable Markov chain paper, section 2.2, Algorithm 1.
+    """
+    if per not in ("sum", "sample"):
+        raise InputError(f"per = {per!r}, expected 'sum' (the paper's hook) or 'sample' (survives scaling).")
+    if per == "sum" and scale != 1.0:
+        raise InputError("scale belongs to per='sample'; the paper's convention, per='sum', adds tau * z as it is.")
+    if hasattr(model, _ATTRIBUTE):
+        raise InputError(
+            f"{type(model).__name__} is penalised already; change model.penal_connection.tau, or call its remove()."
+        )
+    chain = MarkovChain.trace(model, *inputs, kwargs=kwargs)
+    if not chain.nodes:
+        raise InputError(f"{chain.sentence()[:-1]}, so there is nothing to penalise; choose a residual model.")
+    connection = PenalConnection(chain, tau, per, scale)
+    handles = connection.handles
+    handles.append(model.register_forward_pre_hook(connection._begin, with_kwargs=True))
+    returned = _returned(chain)
+    modules = dict(model.named_modules())
+    for key, nodes in connection.by_site.items():
+        if nodes[0].site in returned:
+            name, position = returned[nodes[0].site]
+            handles.append(modules[name].register_forward_hook(_Marker(connection, *key, position)))
+    missing = sorted(node.name for node in chain.nodes if node.site not in returned)
+    handles.append(model.register_forward_pre_hook(partial(_refuse_compilation, missing)))
+    connection.sites.attach(model, outermost=True)
+    object.__setattr__(model, _ATTRIBUTE, connection)
+    if optimizer is not None:
+        handles.append(optimizer.register_step_post_hook(lambda *_: connection.advance()))
+    handles.append(_Attribute(model))
+    return model
+
+
+class _Attribute:
+    """Handle that takes ``penal_connection`` off the model again."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.model = model
+
+    def remove(self) -> None:
+        self.model.__dict__.pop(_ATTRIBUTE, None)
+
+
+def _refuse_compilation(missing: list[str], module: nn.Module, args: Any) -> None:
+    # dynamo swallows an exception that it traces; this call it cannot trace, so the answer comes when the model runs
+    if missing and torch._C._dynamo.eval_frame.get_eval_frame_callback() not in (None, False):
+        raise UnsupportedError(
+            f"torch.compile cannot penalise the direction {missing[0]!r}, which no module returns; write "
+            "x + penal(z, tau) there, or run the model uncompiled."
+        )
+
+
+def _overwritten(chain: MarkovChain) -> frozenset[Any]:
+    """Sites after which the running model overwrites ``x_l`` or ``x_{l-1}``: z must be saved there."""
+    from diagnostics.chain import _run
+
+    known = chain.by_site()
+    held: list[tuple[Any, Tensor, int]] = []
+
+    def note(addition: Addition) -> Tensor:
+        result = addition.run()
+        if addition.site in known:
+            stream, _ = known[addition.site].split(addition)
+            held.extend((addition.site, value, value._version) for value in (result, stream))
+        return result
+
+    _run(chain.model, chain.example, note)
+    return frozenset(site for site, value, version in held if value._version != version)
+
+
+def _returned(chain: MarkovChain) -> dict[Any, tuple[str, int | None]]:
+    """Sites whose direction is what some module returned: the module, and the position in its tuple."""
+    from diagnostics.chain import _run
+
+    known = chain.by_site()
+    outputs: list[tuple[Tensor, str, int | None]] = []
+    calls: Counter[str] = Counter()
+    found: dict[Any, tuple[str, int | None]] = {}
+
+    def left(name: str, module: nn.Module, args: Any, output: Any) -> None:
+        calls[name] += 1
+        if isinstance(output, Tensor):
+            outputs.append((output, name, None))
+        elif isinstance(output, tuple):
+            outputs.extend((value, name, i) for i, value in enumerate(output) if isinstance(value, Tensor))
+
+    def note(addition: Addition) -> Tensor:
+        if addition.site in known and addition.site not in found:
+            _, branch = known[addition.site].split(addition)
+            for value, name, position in reversed(outputs):
+                if value is branch:
+                    found[addition.site] = (name, position)
+                    break
+        return addition.run()
+
+    handles = [module.register_forward_hook(partial(left, name)) for name, module in chain.model.named_modules()]
+    try:
+        _run(chain.model, chain.example, note)
+    finally:
+        for handle in handles:
+            handle.remove()
+    # a module that is also called for something else would be penalised there too
+    served = Counter(name for name, _ in found.values())
+    places = {(name, site.module, site.order) for site, (name, _) in found.items()}
+    keys = Counter(name for name, *_ in places)
+    return {s: (name, i) for s, (name, i) in found.items() if served[name] == calls[name] and keys[name] == 1}
+
+
+__all__ = ["PenalConnection", "penal", "penal_add", "penalize"]
