@@ -17,6 +17,7 @@ from pathspace.potentials import log_prefixes, log_suffixes
 from pathspace.reduction import ReductionGraph
 from pathspace.rescale import rescale
 from pathspace.skeleton import Skeleton
+from pathspace.traced import last_graph
 
 M = TypeVar("M", bound=nn.Module)
 
@@ -59,7 +60,11 @@ def canonicalise(model: M, skeleton: Skeleton, tree: str = "out", optimizer: Opt
 
 
 def balance(
-    model: M, graph: ReductionGraph, p: float = 2, tolerance: float = 1e-12, optimizer: Optimizer | None = None
+    model: M,
+    graph: ReductionGraph | None = None,
+    p: float = 2,
+    tolerance: float = 1e-12,
+    optimizer: Optimizer | None = None,
 ) -> M:
     """Rescale a model in place so that incoming and outgoing weights of every unit have equal norms.
 
@@ -71,7 +76,7 @@ def balance(
 
     Args:
         model: the model whose parameters ``graph`` holds, or a copy of it.
-        graph: its reduction graph; its current weights are read.
+        graph: its reduction graph, by default that of the last :func:`pathspace.trace` of ``model``.
         p: which norm.
         tolerance: largest relative difference of the two sides.
         optimizer: see :func:`pathspace.rescale`.
@@ -80,19 +85,21 @@ def balance(
         The model.
 
     Raises:
-        InputError: ``p`` is not positive, or the norms differ by more than ``tolerance`` after 200 steps.
+        InputError: ``p`` is not positive, the model was never traced, or the norms differ by more than ``tolerance``
+            after 200 steps.
 
     Example:
         >>> import torch, pathspace as ps
         >>> model = torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.ReLU(), torch.nn.Linear(3, 1)).double()
         >>> graph = ps.trace(model, torch.randn(1, 2).double())
-        >>> balanced = ps.balance(model, graph)
+        >>> balanced = ps.balance(model)
         >>> incoming = balanced[0].weight.square().sum(1) + balanced[0].bias.square()
         >>> bool(torch.allclose(incoming, balanced[2].weight.square()[0]))
         True
     """
     if not p > 0:
         raise InputError(f"balance found p={p!r}, expected a positive number.")
+    graph = last_graph(model, "balance") if graph is None else graph
     tails, heads, sizes = _pairs(model, graph, p)
     free = _attainable(graph, tails, heads)
     change = _change(graph, tails, heads)[:, free]

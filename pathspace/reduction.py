@@ -17,6 +17,7 @@ from pathspace.errors import InputError, UnsupportedError
 from pathspace.inference.interpreter import interpret
 from pathspace.inference.semantics import Pin
 from pathspace.inference.units import Scales
+from pathspace.traced import remember
 
 if TYPE_CHECKING:
     import networkx as nx
@@ -347,4 +348,4 @@ def trace(
     from pathspace.inference.build import build
 
     scales, _ = interpret(captured, Scales, strict, norm_eps)
-    return build(captured, scales, norm_eps)
+    return remember(model, build(captured, scales, norm_eps))
