@@ -1,4 +1,4 @@
-"""The command ``pathspace diagnose``: a model's Markov chain on a batch, as a table, pictures and JSON."""
+"""The command ``pathspace diagnose``: a model's signal and Markov chain on a batch, as tables, pictures and JSON."""
 
 from __future__ import annotations
 
@@ -13,6 +13,8 @@ if TYPE_CHECKING:
 
     from diagnostics.chain import MarkovChain
     from diagnostics.efficiency import ChainRecord
+    from diagnostics.signal import LayerSignal
+    from diagnostics.tables import Table
 
 
 def register(app: typer.Typer) -> None:
@@ -37,14 +39,24 @@ def diagnose(
     plots: Annotated[
         str | None,
         typer.Option(
-            "--plots", metavar="FOLDER", help="Also save cosines.png and walk.png in this folder.", show_default=False
+            "--plots",
+            metavar="FOLDER",
+            help="Also save signal.png, cosines.png and walk.png in this folder.",
+            show_default=False,
+        ),
+    ] = None,
+    layers: Annotated[
+        str | None,
+        typer.Option(
+            "--layers", metavar="PATTERN", help="Only layers of this name, e.g. 'layer4.*'.", show_default=False
         ),
     ] = None,
     seed: SeedOption = 0,
     train: TrainOption = None,
 ) -> None:
-    """Find the residual additions of a model, and measure on a batch how far each one points down a loss.
+    """Measure on a batch what every layer does to signals and gradients, and how far residual branches point downhill.
 
+    Gains are Var[vJ] / Var[v] over random v: of the layer itself, beside what theory says, and from the output back.
     The loss is the negative log-likelihood of random classes where the outputs are scores, (B, classes) or
     (B, tokens, classes), and the mean square otherwise: what it says is about the chain, not about a task.
 
@@ -60,22 +72,29 @@ def diagnose(
     if json not in (None, "-"):
         ensure_writable(str(json))
     if plots is not None:
-        for name in ("cosines.png", "walk.png"):
+        for name in ("signal.png", "cosines.png", "walk.png"):
             ensure_writable(f"{plots}/{name}")
     with _working("Loading", target) as status:
         loaded = _load(target, inputs, seed, train)
-        status("Tracing and observing")
+        status("Following signals")
         from diagnostics.chain import MarkovChain
+        from diagnostics.signal import signal
+
+        table = signal(loaded.model, *loaded.args, kwargs=loaded.kwargs, names=layers, jvp=False, seed=seed)
+        status("Tracing and observing")
 
         chain = MarkovChain.trace(loaded.model, *loaded.args, kwargs=loaded.kwargs)
         batch: Any = loaded.kwargs if loaded.kwargs and not loaded.args else loaded.args
         record = chain.observe(_loss(seed), batch, None) if len(chain) else None
-        if plots is not None and record is not None:
-            _draw(chain, record, batch, plots)
-    result = _result(chain, record)
+        if plots is not None:
+            _draw_signal(table, plots)
+            if record is not None:
+                _draw(chain, record, batch, plots)
+    result = {**_result(chain, record), "signal": table.to_dicts()}
     _deliver(result, json)
     if json != "-":
         console = Console()
+        console.print(_signal(table))
         console.print(chain.sentence(), soft_wrap=True, highlight=False)
         if record is not None:
             console.print(_table(chain, record))
@@ -174,6 +193,36 @@ def _table(chain: MarkovChain, record: ChainRecord) -> Any:
             escape(node.name), node.kind, *cells, f"{row['direction_over_stream']:.3g}", f"{row['gauge']:+.2e}"
         )
     return table
+
+
+def _signal(table: Table[LayerSignal]) -> Any:
+    from rich import box
+    from rich.markup import escape
+    from rich.table import Table as RichTable
+
+    def number(value: Any) -> str:
+        value = getattr(value, "value", value)
+        return "" if value is None else f"{value:.3g}"
+
+    longest = max((len(row.layer) for row in table), default=0)
+    result = RichTable(title="Signal by depth", box=box.SIMPLE, padding=(0, 1, 0, 0), pad_edge=False)
+    result.add_column("layer", overflow="fold", min_width=min(longest, 24))
+    result.add_column("kind", overflow="fold")
+    for heading in ("variance", "gain", "theory", "from output", "dead"):
+        result.add_column(heading, justify="right", no_wrap=True)
+    for row in table:
+        dead = "" if not row.dead else f"{row.dead} of {row.units}"
+        cells = (row.variance, row.vjp_gain, row.expected_gain, row.output_gain)
+        result.add_row(escape(row.layer), row.kind, *map(number, cells), dead)
+    return result
+
+
+def _draw_signal(table: Table[LayerSignal], folder: str) -> None:
+    from diagnostics.phase import draw_signal
+    from pathspace.files import replacing
+
+    with replacing(f"{folder}/signal.png") as temporary:
+        draw_signal(table).savefig(temporary, dpi=150)
 
 
 def _draw(chain: MarkovChain, record: ChainRecord, batch: Any, folder: str) -> None:

@@ -164,7 +164,7 @@ def draw_signal(table: Table[LayerSignal]) -> Figure:
     for axes, title in zip((variance, gain, back), titles, strict=True):
         axes.set(title=title, xlabel="call", yscale="log")
         axes.axhline(1, color="black", linewidth=0.8)
-    gain.legend(frameon=False, loc="center")
+    gain.legend(frameon=False, loc="upper center", bbox_to_anchor=(0.5, -0.14), ncols=2)
     return figure
 
 

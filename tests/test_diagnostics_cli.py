@@ -58,7 +58,10 @@ def test_table_pictures_and_json(model: Path, tmp_path: Path) -> None:
     assert found["length"] == 3 and found["samples"] == 8
     assert [node["name"] for node in found["nodes"]] == ["0.branch", "1.branch", "2.branch"]
     assert -1 <= found["nodes"][0]["cosine_mean"] <= 1
-    for name in ("cosines.png", "walk.png"):
+    signal = found["signal"]
+    assert [row["layer"] for row in signal][-1] == "3" and all(row["variance"] > 0 for row in signal)
+    assert "Signal by depth" in text and all(row["layer"] in text for row in signal)
+    for name in ("signal.png", "cosines.png", "walk.png"):
         assert (tmp_path / name).read_bytes().startswith(b"\x89PNG")
     code, text = run(f"{model}:chain", "--json", "-")
     assert code == 0 and json.loads(text) == found
