@@ -7,13 +7,13 @@ import functools
 
 import pytest
 import torch
-from cases import CASES
 from hypothesis import given
 from oracles.alignment import path_problem
 from oracles.gsgd import PathProblem, ends, gsgd_step
 from oracles.networks import Case, RandomDag, random_rnn
 from oracles.strategies import dag_specs, modest, rnn_specs, rules, tied_dag_specs
 from torch import Tensor, nn
+from training_cases import TRAINED
 
 import pathspace as ps
 from training import GSGD, init_skeleton
@@ -44,6 +44,8 @@ NETWORKS = [
     "gated_product",
     "batchnorm_conv",
     "batchnorm_residual",
+    "batchnorm_cnn",
+    "transformer_block",
 ]
 
 
@@ -116,7 +118,7 @@ def problem_of(model: nn.Module, args: tuple[Tensor, ...], rule: str) -> PathPro
 
 @pytest.mark.parametrize("name", NETWORKS)
 def test_weights_come_back_from_path_values(name: str) -> None:
-    model, args, _ = in_double(CASES[name]())
+    model, args, _ = in_double(TRAINED[name]())
     problem = problem_of(model, args, "random")
     vector = problem.vector(dict(model.named_parameters())).detach()
     back = problem.weights(problem.path_values(vector), vector[torch.from_numpy(problem.fixed)])
@@ -125,11 +127,20 @@ def test_weights_come_back_from_path_values(name: str) -> None:
 
 @pytest.mark.parametrize("change", [0.3, 1.7])
 @pytest.mark.parametrize(
-    "name", ["mlp_2x4x1x3x2", "residual_mlp", "rnn_op_2_layers", "batchnorm_conv", "gated_product", "tied_depth"]
+    "name",
+    [
+        "mlp_2x4x1x3x2",
+        "residual_mlp",
+        "rnn_op_2_layers",
+        "batchnorm_conv",
+        "gated_product",
+        "tied_depth",
+        "transformer_block",
+    ],
 )
 def test_the_oracle_step_is_invariant(name: str, change: float) -> None:
     """Also where a path value changes sign (`change` above 1)."""
-    model, args, target = in_double(CASES[name]())
+    model, args, target = in_double(TRAINED[name]())
     problem, loss = problem_of(model, args, "modulo"), squared_error(args, target)
     lr, outcome = rate(problem, loss, model, change), []
     for twin in rescaled_copies(model, args, 2):
@@ -178,17 +189,19 @@ def check_one_step(model: nn.Module, args: tuple[Tensor, ...], target: Tensor, s
 @pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize("name", NETWORKS)
 def test_one_step_is_that_of_the_oracle(name: str, rule: str, initialised: bool) -> None:
-    model, args, target = in_double(CASES[name]())
+    model, args, target = in_double(TRAINED[name]())
     skeleton = ps.trace(model, *args).skeleton(rule, seed=6)
     if initialised:
         init_skeleton(model, skeleton)
     check_one_step(model, args, target, skeleton)
 
 
-@pytest.mark.parametrize("name", ["mlp_2x3x5x2", "residual_mlp", "conv_gap", "rnn_op_2_layers", "batchnorm_residual"])
+@pytest.mark.parametrize(
+    "name", ["mlp_2x3x5x2", "residual_mlp", "conv_gap", "rnn_op_2_layers", "batchnorm_residual", "transformer_block"]
+)
 def test_five_steps_are_five_of_the_oracle(name: str) -> None:
     """One optimizer goes on from its own state, while the oracle starts from the weights alone every time."""
-    model, args, target = in_double(CASES[name]())
+    model, args, target = in_double(TRAINED[name]())
     skeleton = ps.trace(model, *args).skeleton()
     init_skeleton(model, skeleton)
     loss, problem = squared_error(args, target), path_problem(skeleton.graph, skeleton)
@@ -221,7 +234,7 @@ def test_one_step_on_random_recurrent_networks(spec: tuple, rule: str) -> None:
 @pytest.mark.parametrize("name", ["mlp_2x3x5x2", "rnn_op", "batchnorm_residual"])
 def test_weights_of_zero_outside_the_skeleton_are_ordinary(name: str) -> None:
     """Biases start at zero: the oracle, which takes logarithms, starts from 1e-200 instead."""
-    model, args, target = in_double(CASES[name]())
+    model, args, target = in_double(TRAINED[name]())
     skeleton = ps.trace(model, *args).skeleton()
     loss, problem = squared_error(args, target), path_problem(skeleton.graph, skeleton)
     outside = {key: ~mask for key, mask in skeleton.masks.items() if "bias" in key}
@@ -245,7 +258,7 @@ def test_weights_of_zero_outside_the_skeleton_are_ordinary(name: str) -> None:
     ["mlp_2x3x5x2", "residual_mlp", "conv_gap", "rnn_op", "rnn_op_2_layers", "batchnorm_conv", "tied_transposed"],
 )
 def test_thirty_steps_do_not_see_the_scales(name: str) -> None:
-    model, args, target = in_double(CASES[name]())
+    model, args, target = in_double(TRAINED[name]())
     init_skeleton(model, ps.trace(model, *args).skeleton())
     loss = squared_error(args, target)
 

@@ -19,6 +19,8 @@ NETWORKS = [
     "rnn_op",
     "rnn_op_2_layers",
     "batchnorm_conv",
+    "batchnorm_cnn",
+    "transformer_block",
     "gated_product",
     "tied_transposed",
 ]
@@ -46,7 +48,7 @@ def test_momentum_is_that_of_path_values(name: str, more: dict[str, object], rul
     assert largest_difference(case.model, expected) < 1e-10
 
 
-@pytest.mark.parametrize("name", ["mlp_2x3x5x2", "rnn_op", "residual_mlp", "batchnorm_conv"])
+@pytest.mark.parametrize("name", ["mlp_2x3x5x2", "rnn_op", "residual_mlp", "batchnorm_conv", "transformer_block"])
 def test_weight_decay_acts_on_path_values(name: str) -> None:
     for make, reference in (
         (GSGD, lambda v: torch.optim.SGD(v, lr=1e-3, weight_decay=0.3)),
@@ -80,11 +82,22 @@ MEMBERS = {
 }
 
 
-@pytest.mark.parametrize("name", ["residual_mlp", "rnn_op_2_layers", "conv_gap"])
+# where a rate of descent makes the loss jump about, rounding grows from step to step whatever the optimizer
+GENTLE = {"transformer_block": 0.1}
+
+
+@pytest.mark.parametrize("name", ["residual_mlp", "rnn_op_2_layers", "conv_gap", "batchnorm_cnn", "transformer_block"])
 @pytest.mark.parametrize("member", MEMBERS)
 def test_a_hundred_steps_do_not_see_the_scales(member: str, name: str) -> None:
     case = Problem(name, unit=True)
-    runs = [case.train(m, lambda m: MEMBERS[member](m, case.skeleton(m)), 100) for m in case.twins(2)]
+
+    def make(model: nn.Module) -> torch.optim.Optimizer:
+        optimizer = MEMBERS[member](model, case.skeleton(model))
+        for group in optimizer.param_groups:
+            group["lr"] = group["lr"] * GENTLE.get(name, 1.0)
+        return optimizer
+
+    runs = [case.train(m, make, 100) for m in case.twins(2)]
     assert runs[0][-1] < runs[0][0]
     assert runs[1] == pytest.approx(runs[0], rel=1e-9)
 

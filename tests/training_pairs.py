@@ -7,10 +7,10 @@ import functools
 from collections.abc import Callable, Iterator
 
 import torch
-from cases import CASES
 from oracles.alignment import path_problem
 from oracles.gsgd import PathProblem
 from torch import Tensor, nn
+from training_cases import TRAINED
 
 import pathspace as ps
 
@@ -22,7 +22,7 @@ class Problem:
     """A small network with random inputs and targets, its graph's skeleton, and a loss to be differentiated."""
 
     def __init__(self, name: str, rule: str = "modulo", unit: bool = False) -> None:
-        model, args = CASES[name]()
+        model, args = TRAINED[name]()
         generator = torch.Generator().manual_seed(3)
         self.model = model.double()
         with torch.no_grad():
