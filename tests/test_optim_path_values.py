@@ -205,7 +205,7 @@ def test_a_bound_on_the_multiplier_makes_default_initialisation_usable() -> None
 # --- Path-SGD
 
 
-@pytest.mark.parametrize("name", ["mlp_2x3x5x2", "residual_mlp", "rnn_first_input_nobias", "rnn_op"])
+@pytest.mark.parametrize("name", ["mlp_2x3x5x2", "residual_mlp", "rnn_first_input_nobias", "rnn_op", "rnn_op_2_layers"])
 def test_kappa_is_that_of_all_paths(name: str) -> None:
     import pathspace as ps
 
@@ -226,6 +226,25 @@ def test_kappa_is_that_of_all_paths(name: str) -> None:
     plain = optimizer.path_norm.kappa(second=False)
     if name.startswith("rnn"):
         assert any(float((plain[key] - total[key]).abs().max()) > 1e-3 for key in plain)
+
+
+@pytest.mark.parametrize("name", ["conv_fully", "conv_gap", "residual_cnn"])
+def test_kappa_of_convolutions_is_half_the_second_derivative(name: str) -> None:
+    """A tap is met at every position, by paths of their own: all of them are in the path norm of the whole output."""
+    case = Problem(name)
+    model, example = case.model, tuple(a[:1] for a in case.args)
+    ones = tuple(torch.ones_like(a) for a in example)
+    kappa = PathSGD(model.named_parameters(), model=model, example=example).path_norm.kappa()
+    start = {key: p.detach() for key, p in model.named_parameters()}
+
+    def norm(weight: torch.Tensor, key: str) -> torch.Tensor:
+        squares = {k: v.square() for k, v in {**start, key: weight}.items()}
+        return torch.func.functional_call(model, squares, ones).sum()
+
+    for key, weight in start.items():
+        hessian = torch.func.hessian(norm)(weight, key).reshape(weight.numel(), weight.numel())
+        expected = 0.5 * hessian.diagonal().view(weight.shape)
+        torch.testing.assert_close(kappa[key], expected, rtol=1e-10, atol=0)
 
 
 @pytest.mark.parametrize("second", [True, False])
