@@ -20,7 +20,9 @@ from torch import Tensor
 from pathspace import InputError, Skeleton
 from training.optim.kernels import groups
 from training.optim.layout import PLAIN
-from training.optim.pathwise import EXTRA, PathOptimizer, modes, number
+from training.optim.pathwise import EXTRA, PathOptimizer
+from training.optim.settings import modes, number
+from training.optim.sharding import local
 
 
 class GAdam(PathOptimizer):
@@ -48,7 +50,7 @@ class GAdam(PathOptimizer):
 
     Raises:
         InputError: a parameter of the skeleton is missing, or a setting is out of range.
-        UnsupportedError: a skeleton weight of 0, sharded parameters, or a mode that is refused.
+        UnsupportedError: a skeleton weight of 0, shards other than those of ``fully_shard``, or a mode that is refused.
 
     Parameters outside path space move by Adam on their weights in the same step.
 
@@ -150,7 +152,7 @@ class GAdam(PathOptimizer):
                 state["exp_avg_sq"] = torch.zeros_like(parameter)
             if part.kind == PLAIN and parameter.grad is None:
                 continue
-            mean, square = (part.shaped(state[key]) for key in ("exp_avg", "exp_avg_sq"))
+            mean, square = (part.shaped(local(state[key])) for key in ("exp_avg", "exp_avg_sq"))
             keep, step = (None, self._tail[i]) if columns is None else columns
             first = step if span is None else before[span[0] : span[1]].view(part.tail.shape).to(weight.dtype)
             if group["weight_decay"]:

@@ -23,7 +23,9 @@ from torch import Tensor
 from pathspace import InputError, Skeleton
 from training.optim.kernels import descend
 from training.optim.layout import PLAIN, Part
-from training.optim.pathwise import EXTRA, PathOptimizer, modes, number
+from training.optim.pathwise import EXTRA, PathOptimizer
+from training.optim.settings import modes, number
+from training.optim.sharding import local
 
 
 class GSGD(PathOptimizer):
@@ -53,7 +55,7 @@ class GSGD(PathOptimizer):
 
     Raises:
         InputError: a parameter of the skeleton is missing, or a setting is out of range.
-        UnsupportedError: a skeleton weight of 0, sharded parameters, or a mode that is refused.
+        UnsupportedError: a skeleton weight of 0, shards other than those of ``fully_shard``, or a mode that is refused.
 
     Parameters outside path space (pinned or unused ones) move by plain gradient descent in the same step. A frozen
     parameter keeps its share of the path values, but is rescaled along with its units.
@@ -240,10 +242,11 @@ class GSGD(PathOptimizer):
                 continue
             state = self.state[parameter]
             if "momentum_buffer" not in state:
-                state["momentum_buffer"] = grads[i].clone()
+                state["momentum_buffer"] = torch.zeros_like(parameter)
+                buffer = local(state["momentum_buffer"]).copy_(grads[i])
             else:
-                state["momentum_buffer"].mul_(group["momentum"]).add_(grads[i], alpha=1 - group["dampening"])
-            buffer = state["momentum_buffer"]
+                buffer = local(state["momentum_buffer"])
+                buffer.mul_(group["momentum"]).add_(grads[i], alpha=1 - group["dampening"])
             result[i] = grads[i].add(buffer, alpha=group["momentum"]) if group["nesterov"] else buffer
         return result
 
@@ -262,7 +265,7 @@ class GSGD(PathOptimizer):
         """Carry the buffers along with the gauge: they hold ``M_e pre_tail s_head``, and ``pre`` has changed."""
         for part, (parameter, g), columns in zip(self._layout.parts, self._owned, self._columns, strict=True):
             if columns is not None and self.param_groups[g]["momentum"]:
-                buffer = self.state[parameter]["momentum_buffer"]
+                buffer = local(self.state[parameter]["momentum_buffer"])
                 moved = part.shaped(buffer)
                 moved.div_(columns[0])
                 if moved.data_ptr() != buffer.data_ptr():

@@ -6,6 +6,7 @@ import torch
 from torch import nn
 
 from pathspace import InputError, Skeleton
+from training.optim.sharding import refuse_shards
 
 
 @torch.no_grad()
@@ -23,6 +24,7 @@ def init_skeleton(model: nn.Module, skeleton: Skeleton) -> None:
 
     Raises:
         InputError: the model lacks a parameter of the skeleton.
+        UnsupportedError: the model is sharded already.
 
     Example:
         >>> import torch, pathspace as ps
@@ -34,6 +36,7 @@ def init_skeleton(model: nn.Module, skeleton: Skeleton) -> None:
         [[1.0, 1.0]]
     """
     parameters = dict(model.named_parameters(remove_duplicate=False))
+    refuse_shards("init_skeleton", list(parameters.values()), "set the skeleton weights before calling fully_shard.")
     for name, mask in skeleton.masks.items():
         if name not in parameters:
             raise InputError(

@@ -7,7 +7,7 @@ edges on the trees.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -33,6 +33,7 @@ class Part:
         tree: flat positions (in ``view``) of the edges on the trees.
         kind: ``dynamic`` where path values of chains enter, ``static`` where the factors are constant, ``plain``
             where they are all 1 (both ends at the root, or outside path space).
+        offset: flat position in the whole tensor of the first number held here (0 unless it is cut into shards).
     """
 
     order: tuple[int, ...] | None
@@ -43,6 +44,7 @@ class Part:
     reduced: tuple[int, ...]
     tree: Tensor
     kind: str
+    offset: int = 0
 
     def shaped(self, value: Tensor) -> Tensor:
         """A tensor laid out like the parameter, seen as ``view`` (a view whenever memory allows)."""
@@ -99,8 +101,16 @@ def plain_part(parameter: Tensor) -> Part:
     return Part(None, parameter.stride(), tuple(parameter.shape), ids, ids, (), empty, PLAIN)
 
 
-def make_part(skeleton: Skeleton, block: int, parameter: Tensor) -> tuple[Part, np.ndarray, np.ndarray, np.ndarray]:
+def make_part(
+    skeleton: Skeleton, block: int, parameter: Tensor, rows: tuple[int, int] | None = None
+) -> tuple[Part, np.ndarray, np.ndarray, np.ndarray]:
     """Lay out one tensor of path space.
+
+    Args:
+        skeleton: the skeleton.
+        block: the block of the graph that the tensor is.
+        parameter: the tensor, or the rows of it that are held here.
+        rows: which rows those are.
 
     Returns:
         The part; head and tail ids of its tree edges (0 for edges of ``T_out``, which stay); ids of the units whose
@@ -108,10 +118,17 @@ def make_part(skeleton: Skeleton, block: int, parameter: Tensor) -> tuple[Part, 
     """
     entry = skeleton.graph.blocks[block]
     order = memory_order(parameter)
-    tail, head = (ids if order is None else ids.permute(order) for ids in (entry.tail, entry.head))
-    shape = entry.shape if order is None else tuple(entry.shape[d] for d in order)
+    tail, head, whole, offset = entry.tail, entry.head, tuple(entry.shape), 0
     outer = np.unique(skeleton.tree_out.index[skeleton.tree_out.block == block])
     inner = np.setdiff1d(skeleton.tree_in.index[skeleton.tree_in.block == block], outer)
+    if rows is not None and whole:
+        first, after = rows
+        tail, head = (ids[first:after] if ids.shape[0] > 1 else ids for ids in (tail, head))
+        width = int(np.prod(whole[1:], dtype=int))
+        whole, offset = (after - first, *whole[1:]), first * width
+        outer, inner = (flat[(flat >= offset) & (flat < after * width)] - offset for flat in (outer, inner))
+    tail, head = (ids if order is None else ids.permute(order) for ids in (tail, head))
+    shape = whole if order is None else tuple(whole[d] for d in order)
     if len(shape) and tail.shape[0] == 1:
         # rows and columns: a row of numbers in memory has one tail each
         rest = int(np.prod(shape[1:], dtype=int))
@@ -124,7 +141,7 @@ def make_part(skeleton: Skeleton, block: int, parameter: Tensor) -> tuple[Part, 
         view, reduced = shape, tuple(d for d in range(len(shape)) if tail.shape[d] == 1 and shape[d] > 1)
     flat = np.concatenate([inner, outer])
     if order is not None:
-        index = np.unravel_index(flat, entry.shape)
+        index = np.unravel_index(flat, whole)
         flat = np.ravel_multi_index([index[d] for d in order], shape) if len(flat) else flat
     place = torch.from_numpy(flat.astype(np.int64))
 
@@ -138,17 +155,23 @@ def make_part(skeleton: Skeleton, block: int, parameter: Tensor) -> tuple[Part, 
     chained = bool((torch.from_numpy(skeleton.chain)[tail.abs()] != 0).any())
     rooted = not bool((tail != 0).any()) and not bool((head != 0).any())
     kind = DYNAMIC if chained else PLAIN if rooted else STATIC
-    part = Part(order, parameter.stride(), view, tail, head, reduced, place.to(parameter.device), kind)
+    part = Part(order, parameter.stride(), view, tail, head, reduced, place.to(parameter.device), kind, offset)
     return part, np.where(moves, tree_head, 0), np.where(moves, tree_tail, 0), np.where(moves, tree_head, tree_tail)
 
 
-def make_layout(skeleton: Skeleton, parameters: Sequence[Tensor], blocks: Sequence[int | None]) -> Layout:
+def make_layout(
+    skeleton: Skeleton,
+    parameters: Sequence[Tensor],
+    blocks: Sequence[int | None],
+    rows: Callable[[int], tuple[int, int]] | None = None,
+) -> Layout:
     """Lay out all tensors of an optimizer.
 
     Args:
         skeleton: the skeleton.
         parameters: the tensors.
         blocks: the block of the graph that each of them is, ``None`` for those outside path space.
+        rows: which rows are held here of a tensor of so many rows; all of them by default.
     """
     chain, sign = skeleton.chain, skeleton.chain_sign
     parts: list[Part] = []
@@ -162,7 +185,9 @@ def make_layout(skeleton: Skeleton, parameters: Sequence[Tensor], blocks: Sequen
             spans.append(None)
             trees.append(0)
             continue
-        part, *ids = make_part(skeleton, block, parameter)
+        shape = skeleton.graph.blocks[block].shape
+        held = rows(shape[0]) if rows is not None and shape and rows(shape[0]) != (0, shape[0]) else None
+        part, *ids = make_part(skeleton, block, parameter, held)
         parts.append(part)
         trees.append(len(ids[0]))
         for side, values in zip(ends, ids, strict=True):

@@ -24,7 +24,8 @@ from torch.utils import _pytree as pytree
 
 from pathspace import InputError, UnsupportedError
 from pathspace import trace as trace_graph
-from training.optim.pathwise import number
+from training.optim.settings import number
+from training.optim.sharding import refuse_shards
 
 CHUNK = 256
 LINEAR = ("Linear", "Conv1d", "Conv2d", "Conv3d", "RNN")
@@ -133,7 +134,7 @@ class PathSGD(Optimizer):
 
     Raises:
         InputError: parameters without names, or a setting out of range.
-        UnsupportedError: the model has layers whose outputs are not sums over paths.
+        UnsupportedError: the model has layers whose outputs are not sums over paths, or sharded parameters.
 
     Example:
         >>> import torch
@@ -164,6 +165,11 @@ class PathSGD(Optimizer):
         number("PathSGD", "every", every, low=1)
         number("PathSGD", "min_kappa", min_kappa)
         super().__init__(params, {"lr": lr, "maximize": maximize})
+        refuse_shards(
+            "PathSGD",
+            [p for group in self.param_groups for p in group["params"]],
+            "the path norm is a pass through the whole network; use DistributedDataParallel instead.",
+        )
         self.path_norm = PathNorm(model, example, reused)
         self.second, self.every, self.min_kappa = second, every, min_kappa
         self._name = {id(p): name for name, p in model.named_parameters()}

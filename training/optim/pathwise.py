@@ -22,12 +22,13 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
 from pathspace import InputError, Skeleton, UnsupportedError
 from training.optim.kernels import Scratch, leaving
 from training.optim.layout import DYNAMIC, PLAIN, STATIC, Layout, make_layout
+from training.optim.settings import number
+from training.optim.sharding import Whole, find_shards, local, version
 
 EXTRA = ("prefix", "value", "tree", "crossed", "stopped")
 
@@ -36,50 +37,6 @@ def power(table: Tensor, ids: Tensor) -> Tensor:
     """``table[|id|] ** sign(id)``."""
     value = table[ids.abs()]
     return torch.where(ids < 0, value.reciprocal(), value)
-
-
-def number(owner: str, name: str, value: Any, low: float = 0.0, high: float = float("inf")) -> None:
-    """Refuse a setting that is out of range.
-
-    Args:
-        owner: the class that is asking.
-        name: the setting.
-        value: what was found; tensors are not looked at.
-        low: smallest value allowed.
-        high: values below this are allowed.
-
-    Raises:
-        InputError: it is no number, or out of range.
-    """
-    if isinstance(value, Tensor):
-        if value.numel() != 1:
-            raise InputError(f"{owner} found {name} as a tensor of {value.numel()} elements, expected one element.")
-        return
-    if not isinstance(value, int | float) or not low <= value < high:
-        bound = f"at least {low:g}" if high == float("inf") else f"at least {low:g} and below {high:g}"
-        raise InputError(f"{owner} found {name}={value!r}, expected a number of {bound}.")
-
-
-def modes(owner: str, fused: bool | None, differentiable: bool) -> None:
-    """Refuse the modes of torch's optimizers that make no sense here.
-
-    Args:
-        owner: the class that is asking.
-        fused: as given by the user.
-        differentiable: as given by the user.
-
-    Raises:
-        UnsupportedError: either was asked for.
-    """
-    if fused:
-        raise UnsupportedError(
-            f"{owner} found fused=True, expected False: its kernels are chosen for the device; leave fused out."
-        )
-    if differentiable:
-        raise UnsupportedError(
-            f"{owner} found differentiable=True, expected False: the step writes into the weights in place; "
-            "differentiate through a functional step of your own instead."
-        )
 
 
 class PathOptimizer(Optimizer):
@@ -93,7 +50,8 @@ class PathOptimizer(Optimizer):
 
     Raises:
         InputError: a parameter of the skeleton is missing or has another shape.
-        UnsupportedError: sharded, complex or scattered parameters, or a skeleton weight of 0.
+        UnsupportedError: complex or scattered parameters, shards other than those of ``fully_shard``, or a skeleton
+            weight of 0.
 
     Reference:
         The two-tree basis and its closed form: ``docs/g-sgd.md``.
@@ -124,11 +82,6 @@ class PathOptimizer(Optimizer):
             for name, parameter in zip(names, group["params"], strict=True):
                 block = graph.index.get(name) if name is not None else by_identity.get(id(parameter))
                 result.append(block)
-                if isinstance(parameter, DTensor):
-                    raise UnsupportedError(
-                        f"{owner} found parameter {name!r} sharded over several devices, expected whole tensors: its "
-                        "sums over the edges of a unit would need every shard; use DistributedDataParallel instead."
-                    )
                 if parameter.is_complex():
                     raise UnsupportedError(
                         f"{owner} found parameter {name!r} with complex numbers, expected real ones: paths have real "
@@ -157,7 +110,12 @@ class PathOptimizer(Optimizer):
     def _connect(self) -> None:
         """Lay out index vectors and recompute everything that follows from the weights."""
         self._owned = [(p, g) for g, group in enumerate(self.param_groups) for p in group["params"]]
-        self._parameters = weights = [p for p, _ in self._owned]
+        names = [
+            name for group in self.param_groups for name in group.get("param_names") or [None] * len(group["params"])
+        ]
+        self._shards = find_shards(type(self).__name__, list(zip(names, [p for p, _ in self._owned], strict=True)))
+        # what this device holds of them
+        self._parameters = weights = [local(p) for p, _ in self._owned]
         devices = {p.device for p, block in zip(weights, self._blocks, strict=True) if block is not None}
         if len(devices) > 1:
             raise UnsupportedError(
@@ -166,7 +124,7 @@ class PathOptimizer(Optimizer):
             )
         if not hasattr(self, "_scratch"):
             self._scratch = Scratch(sum(p.numel() for p in weights))
-        self._layout: Layout = make_layout(self.skeleton, weights, self._blocks)
+        self._layout: Layout = make_layout(self.skeleton, weights, self._blocks, self._shards.rows)
         layout = self._layout
         group_of = {block: g for (_, g), block in zip(self._owned, self._blocks, strict=True) if block is not None}
         # a chain has the settings of the group of its first unit's entering edge
@@ -240,11 +198,15 @@ class PathOptimizer(Optimizer):
         skeleton, layout, tables = self.skeleton, self._layout, []
         place = {block: i for i, block in enumerate(self._blocks) if block is not None}
         for tree in (skeleton.tree_in, skeleton.tree_out):
-            values = torch.ones(len(tree.block), dtype=torch.float64)
+            values = torch.zeros(len(tree.block), dtype=torch.float64)
             for block, units in tree.by_block():
-                flat = self._owned[place[block]][0].detach().reshape(-1)
-                index = torch.from_numpy(tree.index[units]).to(flat.device)
-                values[torch.from_numpy(units)] = flat[index].double().cpu()
+                flat = self._parameters[place[block]].detach().reshape(-1)
+                index = tree.index[units] - layout.parts[place[block]].offset
+                held = (index >= 0) & (index < flat.numel())
+                some = flat[torch.from_numpy(index[held]).to(flat.device)]
+                values[torch.from_numpy(units[held])] = some.double().cpu()
+            values = self._shards.sum(values.to(self._value.device)).cpu()
+            values[0] = 1
             bad = (values == 0) | ~values.isfinite()
             if bool(bad.any()):
                 unit = int(bad.nonzero()[0])
@@ -280,6 +242,7 @@ class PathOptimizer(Optimizer):
                 kept.append(factor.to(parameter) if wanted and not bool((factor == 1).all()) else None)
 
     _linear = False
+    _shards: Whole
     _crossed: Tensor
     _stopped: Tensor
 
@@ -288,20 +251,21 @@ class PathOptimizer(Optimizer):
         return scale if self._linear else scale.square()
 
     def _note_versions(self) -> None:
-        self._versions = [parameter._version for parameter in self._parameters]
+        self._versions = [version(parameter) for parameter, _ in self._owned]
 
     def _check_versions(self) -> None:
         """Look after weights that were changed by someone else, without asking the device for anything."""
         if torch.compiler.is_compiling():
             return
-        if self._pointers != [parameter.data_ptr() for parameter in self._parameters] or any(
-            part.strides != p.stride() for part, p in zip(self._layout.parts, self._parameters, strict=True)
+        held = [local(parameter) for parameter, _ in self._owned]
+        if self._pointers != [parameter.data_ptr() for parameter in held] or any(
+            part.strides != p.stride() for part, p in zip(self._layout.parts, held, strict=True)
         ):
             self._connect()
-        elif self._versions != [parameter._version for parameter in self._parameters]:
-            # weights off the trees may change freely
-            now, kept = self._tree_weights(), self._as_written()
-            if torch.equal(now, kept):
+        elif self._versions != [version(parameter) for parameter, _ in self._owned]:
+            # weights off the trees may change freely; with shards, all devices decide together
+            changed = self._tree_weights() != self._as_written()
+            if not bool(self._shards.sum(changed.any().to(torch.int64))):
                 self._note_versions()
             else:
                 self.resync()
@@ -328,12 +292,13 @@ class PathOptimizer(Optimizer):
                 chained.append(leaving(part, weight, grad, self._scratch))
             if len(part.tree):
                 trees.append(grad.reshape(-1).index_select(0, part.tree))
-        if not trees:
-            return torch.zeros_like(self._value)
-        everything = torch.cat([*chained, *trees]) * self._coefficient
-        if layout.signs is not None:
-            everything.mul_(layout.signs)
-        return torch.zeros_like(self._value).index_add_(0, layout.target, everything)
+        total = torch.zeros_like(self._value)
+        if chained or trees:
+            everything = torch.cat([*chained, *trees]) * self._coefficient
+            if layout.signs is not None:
+                everything.mul_(layout.signs)
+            total.index_add_(0, layout.target, everything)
+        return self._shards.sum(total)
 
     def _pass(self, ratio: Tensor) -> None:
         """Carry out the ratios on everything that is kept by unit, and prepare what the tensors need."""
@@ -389,8 +354,9 @@ class PathOptimizer(Optimizer):
         for parameter, group in self._owned:
             grad = parameter.grad
             if grad is None:
-                grads.append(torch.zeros_like(parameter))
+                grads.append(torch.zeros_like(local(parameter)))
                 continue
+            grad = local(grad)
             if grad.is_sparse or grad.is_complex():
                 raise UnsupportedError(
                     f"{type(self).__name__} found a sparse or complex gradient, expected a dense real one; use dense "
@@ -445,7 +411,8 @@ class PathOptimizer(Optimizer):
             return torch.zeros(())
         views = self._current()
         directions = self._views(grads)
-        total = (self._log_gradient(views, directions) / self._value)[1:].square().sum()
+        chains = (self._log_gradient(views, directions) / self._value)[1:].square().sum()
+        total = torch.zeros_like(chains)
         for i, (part, grad) in enumerate(zip(self._layout.parts, directions, strict=True)):
             span = self._layout.spans[i]
             square = grad.double().square()
@@ -458,11 +425,12 @@ class PathOptimizer(Optimizer):
                 square = square * (tail.double() if not self._linear else tail.double().square())
             square = square.reshape(-1).index_fill(0, part.tree, 0.0)
             total = total + square.sum().to(total)
-        norm = total.sqrt()
+        norm = (chains + self._shards.sum(total)).sqrt()
         scale = (max_norm / (norm + 1e-6)).clamp(max=1.0)
         for parameter, _ in self._owned:
             if parameter.grad is not None:
-                parameter.grad.mul_(scale.to(parameter.grad))
+                grad = local(parameter.grad)
+                grad.mul_(scale.to(grad))
         return norm
 
     # --- state
@@ -479,6 +447,7 @@ class PathOptimizer(Optimizer):
         """State of the optimizer, with what is kept by unit and the skeleton's fingerprint."""
         state = super().state_dict()
         state["path_space"] = {"fingerprint": self.fingerprint(), "optimizer": type(self).__name__}
+        state["path_space"]["shard"] = [self._shards.rank, self._shards.world]
         state["path_space"] |= {name: getattr(self, f"_{name}").clone() for name in self._extra}
         return state
 
@@ -488,9 +457,16 @@ class PathOptimizer(Optimizer):
         """Load a state made with the same skeleton; weights may be loaded before or after.
 
         Raises:
-            InputError: the state belongs to another optimizer or another skeleton.
+            InputError: the state belongs to another optimizer, another skeleton or other shards.
         """
         extra = state_dict.get("path_space")
+        here = [self._shards.rank, self._shards.world]
+        if extra is not None and extra.get("shard", here) != here:
+            raise InputError(
+                f"{type(self).__name__} found a state saved by device {extra['shard'][0]} of {extra['shard'][1]}, "
+                f"expected that of device {here[0]} of {here[1]}; each device keeps and loads the state of its own "
+                "shards."
+            )
         if (
             extra is None
             or extra["fingerprint"] != self.fingerprint()

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.optim import SGD, Optimizer
 
-from training.optim.pathwise import number
+from training.optim.settings import number
 
 
 class EMASGD(SGD):
