@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
+    from pathspace.reduction import ReductionGraph
+
 FORMATS = (".svg", ".png", ".pdf")
 SCALAR = 150
 MOST_SCALAR = 1_000
@@ -133,14 +135,27 @@ def _scalars(skeleton: Skeleton, chosen: Path | None) -> nx.MultiDiGraph:
     return result
 
 
-def _blocks(skeleton: Skeleton) -> nx.MultiDiGraph:
-    """Groups of units that meet the same tensors on the same sides; vectors that enter from the root are counted."""
-    graph, result = skeleton.graph, nx.MultiDiGraph()
+def unit_groups(graph: ReductionGraph) -> tuple[np.ndarray, list[tuple[np.ndarray, np.ndarray]]]:
+    """Units that meet the same tensors on the same sides get the same number.
+
+    Args:
+        graph: a reduction graph.
+
+    Returns:
+        One number per unit, 0 for the root, shape ``(H + 1,)``; and for every block the units at its tails and heads.
+
+    Example:
+        >>> import torch, pathspace as ps
+        >>> model = torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.ReLU(), torch.nn.Linear(3, 1))
+        >>> label, sides = unit_groups(ps.trace(model, torch.randn(1, 2)))
+        >>> len(set(label[1:].tolist())), sides[0][1].tolist()
+        (1, [1, 2, 3])
+    """
     expand = abs(graph.expand).tocsr()
 
     def members(ids: Any) -> np.ndarray:
         rows = expand[np.unique(np.abs(ids.numpy()))]
-        return np.unique(rows.indices[rows.data != 0])
+        return np.asarray(np.unique(rows.indices[rows.data != 0]))
 
     label = np.zeros(graph.num_units + 1, np.int64)
     label[1:] = 1
@@ -149,8 +164,14 @@ def _blocks(skeleton: Skeleton) -> nx.MultiDiGraph:
         for side, units in enumerate(pair):
             units = units[units > 0]
             if len(units):
-                # the sides of vectors (biases, gains) do not set units apart that all matrices treat alike
                 label[units] = (label[units] * 2_654_435_761 + 2 * i + side + 1) % (1 << 61)
+    return label, sides
+
+
+def _blocks(skeleton: Skeleton) -> nx.MultiDiGraph:
+    """Groups of units that meet the same tensors on the same sides; vectors that enter from the root are counted."""
+    graph, result = skeleton.graph, nx.MultiDiGraph()
+    label, sides = unit_groups(graph)
     groups = {int(key): int((label[1:] == key).sum()) for key in np.unique(label[1:])}
     if len(groups) > MOST_GROUPS:
         raise UnsupportedError(f"draw found {len(groups):,} groups of units and shows up to {MOST_GROUPS:,}.")

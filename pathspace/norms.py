@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -388,19 +388,7 @@ def path_statistics(skeleton: Skeleton, p: float = 1) -> PathStatistics:
     """
     if not p > 0:
         raise InputError(f"path_statistics found p={p!r}, expected a positive number.")
-    graph = skeleton.graph
-    prefix, suffix = log_prefixes(skeleton), log_suffixes(skeleton)
-    first = [np.flatnonzero((skeleton.chain == k + 1) & (skeleton.chain_sign > 0))[0] for k in
-             range(skeleton.num_chains)]  # fmt: skip
-    parts = [(prefix[: len(suffix)] + suffix)[np.array(first, np.int64)]]
-    basis = skeleton.basis()
-    for i, block in enumerate(graph.blocks):
-        weight = graph.parameters[block.name].detach().double().cpu().abs().log()
-        ends = [np.sign(ids.numpy()) * table[ids.abs().numpy()] for ids, table in ((block.tail, prefix),
-                                                                                  (block.head, suffix))]  # fmt: skip
-        value = weight + torch.from_numpy(ends[0]) + torch.from_numpy(ends[1])
-        parts.append(value.reshape(-1)[basis._free(i)].numpy())
-    logs = np.concatenate(parts)
+    logs = np.concatenate([weights + scales for weights, scales in log_factors(skeleton)])
     kept = logs[np.isfinite(logs)]
     if not len(kept):
         nothing = -math.inf
@@ -417,3 +405,42 @@ def path_statistics(skeleton: Skeleton, p: float = 1) -> PathStatistics:
         largest=top,
         p=p,
     )
+
+
+def log_factors(skeleton: Skeleton) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """The two factors of every basis path value, ``log |w_e|`` and ``log |pre(tail) suf(head)|``, piece by piece.
+
+    The sum of a pair is the logarithm of a path value; minus twice the second is that of the factor by which a step
+    on path values multiplies the learning rate of ``w_e`` (of ``p_k`` itself, whose weight counts as 1).
+
+    Args:
+        skeleton: the two trees.
+
+    Yields:
+        Pairs of flat arrays: first the ``p_k`` of all chains, then the edges in neither tree, tensor by tensor.
+
+    Raises:
+        InputError: a skeleton weight is zero.
+
+    Example:
+        >>> import torch, pathspace as ps
+        >>> model = torch.nn.Sequential(torch.nn.Linear(2, 2, bias=False), torch.nn.ReLU(), torch.nn.Linear(2, 1))
+        >>> skeleton = ps.trace(model, torch.randn(1, 2)).skeleton()
+        >>> sum(len(weights) for weights, scales in log_factors(skeleton)) == len(skeleton.basis())
+        True
+    """
+    graph = skeleton.graph
+    prefix, suffix = log_prefixes(skeleton), log_suffixes(skeleton)
+    positive = np.flatnonzero((skeleton.chain > 0) & (skeleton.chain_sign > 0))
+    # the first unit of every chain stands for it
+    first = positive[np.unique(skeleton.chain[positive], return_index=True)[1]]
+    yield np.zeros(len(first)), prefix[first] + suffix[first]
+    basis = skeleton.basis()
+    for i, block in enumerate(graph.blocks):
+        weight = graph.parameters[block.name].detach().double().cpu().abs().log()
+        tail, head = (
+            torch.from_numpy(np.sign(ids.numpy()) * table[ids.abs().numpy()])
+            for ids, table in ((block.tail, prefix), (block.head, suffix))
+        )
+        free = basis._free(i)
+        yield weight.reshape(-1)[free].numpy(), (tail + head).expand(block.shape).reshape(-1)[free].numpy()
