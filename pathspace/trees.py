@@ -114,7 +114,10 @@ class Grower:
         matrices = [i for i in blocks if len(self.graph.blocks[i].shape) > 1]
         stages = [(matrices, True), (list(blocks), True), (matrices, False), (list(blocks), False)]
         while not self._reached.all():
-            if not any(self._round(chosen, forward) for chosen, forward in stages) and not self._joint_round():
+            # a tree of largest weights walks against an edge rather than along one of weight 0
+            kinds = (False, True) if self.rule == "magnitude" else (True,)
+            rounds = (self._round(chosen, forward, zeros) for zeros in kinds for chosen, forward in stages)
+            if not any(rounds) and not self._joint_round():
                 raise UnsupportedError(
                     f"{int((~self._reached).sum())} units of the reduction graph cannot be connected to the root; "
                     "please "
@@ -157,7 +160,7 @@ class Grower:
         others = csr_array(rows - own)
         self._rest.append((units, csr_array(others.multiply(-coefficient[:, None]))))
 
-    def _round(self, blocks: list[int], forward: bool) -> bool:
+    def _round(self, blocks: list[int], forward: bool, zeros: bool) -> bool:
         found: list[tuple[int, np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray]] = []
         for block in blocks:
             rows = self.rows(block, forward)
@@ -174,6 +177,11 @@ class Grower:
             if len(position) == 0:
                 continue
             flat, column, score = self._pick(block, rows, position, open_)
+            if not zeros:
+                alive = score > 0
+                if not alive.any():
+                    continue
+                flat, column, score, position = flat[alive], column[alive], score[alive], position[alive]
             far = rows.far[position if len(rows.far) > 1 else 0, column]
             found.append((block, rows.near[position], flat, far, score, position))
         if not found:

@@ -215,3 +215,16 @@ def test_coefficients_refuse_what_is_no_circulation() -> None:
     basis = basis_of("mlp_3x4x2", "modulo")
     with pytest.raises(ps.InputError, match="expected"):
         basis.coefficients(np.eye(traced("mlp_3x4x2").num_weights, dtype=np.int64)[0])
+
+
+def test_a_tree_of_largest_weights_holds_no_zero_if_it_can_be_helped() -> None:
+    torch.manual_seed(0)
+    layer = nn.MultiheadAttention(8, 2, batch_first=True)  # its biases start at 0, and lie nearest to the root
+    x = torch.randn(2, 5, 8)
+    graph = ps.trace(layer, x, x, x)
+    assert graph.num_units
+    skeleton = graph.skeleton(rule="magnitude")
+    for tree in (skeleton.tree_in, skeleton.tree_out):
+        assert bool((tree.gather(graph) != 0).all())
+    assert len(skeleton.basis()) == graph.dimension
+    assert ps.check(ps.proof(skeleton)).accepted
