@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
 
-.PHONY: demo test lint docs bench setup clean
+.PHONY: demo test lint browser docs bench setup clean
 
 demo: $(READY)
 	$(BIN)/pathspace demo
@@ -15,6 +15,11 @@ lint: $(READY)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+# The pages of 'pathspace report' in a real browser, which has to be there (PATHSPACE_BROWSER names another one).
+browser: $(READY)
+	PYTHONPATH=tests $(BIN)/python -c 'import sys, test_report_browser as t; sys.exit(None if t.CHROME else "found no browser: install chromium, or set PATHSPACE_BROWSER")'
+	$(BIN)/pytest tests/test_report_browser.py
 
 docs: $(READY)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[docs]'

@@ -7,6 +7,7 @@ Signal: :func:`signal` and :func:`gradients` by layer, :func:`jacobian` and its 
 :func:`critical_point`), :func:`residual_control`.
 Parameters: :func:`degeneracy`, growing a model (:func:`predict_growth`, :func:`rank_growths`, :func:`widen`,
 :func:`deepen`), :func:`cost` and :func:`compare_costs`, :func:`suggest_decay`.
+Page: :func:`report` looks at a model from all sides and returns a :class:`Report`, one self-contained HTML page.
 Results: :class:`Table` and :class:`Estimate`; :func:`compare` for two runs or checkpoints.
 """
 
@@ -20,6 +21,7 @@ from diagnostics.efficiency import ChainRecord
 from diagnostics.gradients import gradients
 from diagnostics.growth import deepen, predict_growth, rank_growths, widen
 from diagnostics.noise import suggest_decay
+from diagnostics.report import Report, report
 from diagnostics.signal import signal
 from diagnostics.spectra import jacobian, spectrum, top_singular, trace_k
 from diagnostics.tables import Estimate, Table, compare
@@ -28,6 +30,7 @@ __all__ = [
     "ChainRecord",
     "Estimate",
     "MarkovChain",
+    "Report",
     "Table",
     "compare",
     "compare_costs",
@@ -42,6 +45,7 @@ __all__ = [
     "jacobian",
     "predict_growth",
     "rank_growths",
+    "report",
     "residual_control",
     "signal",
     "spectrum",

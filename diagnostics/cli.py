@@ -1,4 +1,4 @@
-"""The command ``pathspace diagnose``: a model's signal and Markov chain on a batch, as tables, pictures and JSON."""
+"""The commands ``pathspace diagnose``, signal and Markov chain on a batch, and ``pathspace report``."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def register(app: typer.Typer) -> None:
-    """Add the command of this package to the command line.
+    """Add the commands of this package to the command line.
 
     Args:
         app: the application of ``pathspace``, which finds this function by its entry point.
@@ -27,9 +27,12 @@ def register(app: typer.Typer) -> None:
         >>> app = typer.Typer()
         >>> register(app)
         >>> [command.callback.__name__ for command in app.registered_commands]
-        ['diagnose']
+        ['diagnose', 'report']
     """
+    from diagnostics.report.command import report
+
     app.command()(diagnose)
+    app.command()(report)
 
 
 def diagnose(

@@ -21,8 +21,9 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 from rich import box
-from rich.console import Console
+from rich.console import Console, RenderableType
 from rich.markup import escape
+from rich.progress_bar import ProgressBar
 from rich.table import Table
 from typer.core import TyperGroup
 
@@ -469,15 +470,17 @@ def _load(spec: str, inputs: Sequence[str] | None, seed: int, train: bool | None
 
 
 @contextlib.contextmanager
-def _working(what: str, target: str) -> Iterator[Callable[[str], None]]:
+def _working(what: str, target: str) -> Iterator[Callable[..., None]]:
     """Show on a terminal what is going on, and keep standard output for results.
+
+    What is yielded takes the name of a stage, and for long work the share that is done, which is shown as a bar.
 
     What the user's code and torch print meanwhile is shown on standard error at the end; torch prints whole
     graphs before some exceptions, so after a failure it is dropped in favour of the one sentence.
     """
     if _debug.get():
         with contextlib.redirect_stdout(sys.stderr):
-            yield lambda _stage: None
+            yield lambda _stage, _share=None: None
         return
     printed = io.StringIO()
     disabled = logging.root.manager.disable
@@ -488,7 +491,7 @@ def _working(what: str, target: str) -> Iterator[Callable[[str], None]]:
             contextlib.redirect_stdout(printed),
             contextlib.redirect_stderr(printed),
         ):
-            yield lambda stage: status.update(f"{stage} {escape(target)}")
+            yield lambda stage, share=None: status.update(_stage(f"{stage} {escape(target)}", share))
     except SystemExit as error:
         raise CaptureError(
             f"The model of '{target}' ended the program, SystemExit ({error.code}), instead of returning: "
@@ -497,6 +500,14 @@ def _working(what: str, target: str) -> Iterator[Callable[[str], None]]:
     finally:
         logging.disable(disabled)
     sys.stderr.write(printed.getvalue())
+
+
+def _stage(text: str, share: float | None) -> RenderableType:
+    if share is None:
+        return text
+    line = Table.grid(padding=(0, 1))
+    line.add_row(ProgressBar(total=1.0, completed=share, width=24), f"{share:4.0%}", text)
+    return line
 
 
 def load_extensions() -> None:

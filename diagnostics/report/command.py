@@ -1,0 +1,83 @@
+"""The command ``pathspace report``: one HTML page about a model."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from pathspace.cli import (
+    InputOption,
+    JsonOption,
+    NormEps,
+    NormEpsOption,
+    Rule,
+    RuleOption,
+    SeedOption,
+    TargetArgument,
+    TrainOption,
+)
+
+
+def report(
+    target: TargetArgument,
+    output: Annotated[
+        str, typer.Option("--output", "-o", metavar="FILE", help="The .html to write.", show_default=False)
+    ],
+    inputs: InputOption = None,
+    json: JsonOption = None,
+    seed: SeedOption = 0,
+    rule: RuleOption = Rule.modulo,
+    norm_eps: NormEpsOption = NormEps.ignore,
+    train: TrainOption = None,
+) -> None:
+    """Write one page about a model: graph, certificate, pins, path values, chain, signal, degeneracy.
+
+    The page holds all it needs and opens from disk. What a batch is good for depends on its size: give at least a
+    few samples. Gradients are those of random classes; diagnostics.report takes a loss of your own.
+
+    [bold]pathspace report net.py:Net --input 8x3x32x32 -o report.html[/]
+
+    Exit codes: 0 written, whatever the certificate says; 2 bad input; an existing file stays whole unless the new one
+    is complete.
+    """
+    from json import dumps
+
+    from rich.console import Console
+
+    from pathspace.cli import _load, _working
+    from pathspace.files import ensure_writable, replacing
+
+    for file in (output, None if json == "-" else json):
+        if file is not None:
+            ensure_writable(file)
+    with _working("Loading", target) as status:
+        loaded = _load(target, inputs, seed, train)
+        status("Reading", 0.0)
+        from diagnostics.report.page import report as look
+
+        found = look(
+            loaded.model,
+            *loaded.args,
+            kwargs=loaded.kwargs,
+            rule=rule.value,
+            norm_eps=norm_eps.value,
+            seed=seed,
+            progress=lambda doing, share: status(f"{doing}:", share),
+        )
+    found.save(output)
+    if json is not None:
+        text = dumps(found.to_dict(), indent=2, allow_nan=False) + "\n"
+        if json == "-":
+            print(text, end="")
+        else:
+            with replacing(json) as temporary:
+                temporary.write_text(text, encoding="utf-8")
+    if json != "-":
+        console = Console()
+        for part in ("model", "certificate"):
+            console.print(found.sentences[part], soft_wrap=True, markup=False, highlight=False)
+        console.print(f"Wrote {output}", soft_wrap=True, markup=False, highlight=False)
+
+
+__all__ = ["report"]

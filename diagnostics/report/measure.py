@@ -1,0 +1,291 @@
+"""What the page tells, measured: one function per part, each returning plain values or the reason for having none."""
+
+from __future__ import annotations
+
+import inspect
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+
+from diagnostics.chain import MarkovChain
+from diagnostics.degeneracy import MAX_EXACT, degeneracy
+from diagnostics.gradients import gradients, imbalance
+from diagnostics.signal import signal
+from pathspace import Explanation, Skeleton, check, proof, verify
+from pathspace.errors import PathspaceError
+from pathspace.norms import log_factors
+
+Facts = dict[str, Any]
+Loss = Callable[[Any, Any], Tensor]
+
+MOST_SIGNAL = 300_000_000
+MOST_DEGENERACY = 200_000
+MOST_PROOF = 200_000
+DEGENERACY_ROWS = 200
+BINS = 48
+_FINE = 0.02
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A model on its example inputs, and the loss by which gradients are taken.
+
+    Attributes:
+        model: the model, in the mode it is in.
+        args: positional inputs.
+        kwargs: keyword inputs.
+        loss: ``loss(outputs, targets)``.
+        targets: handed to the loss.
+        own_loss: whether the loss is the user's.
+    """
+
+    model: nn.Module
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    loss: Loss
+    targets: Any
+    own_loss: bool
+
+    @property
+    def batch(self) -> Any:
+        """The inputs as one value: a tuple, or a mapping where some are given by keyword."""
+        if not self.kwargs:
+            return self.args
+        if not self.args:
+            return self.kwargs
+        bound = inspect.signature(self.model.forward).bind(*self.args, **self.kwargs)
+        return dict(bound.arguments)
+
+    @property
+    def weights(self) -> int:
+        """Number of scalar parameters."""
+        return sum(parameter.numel() for parameter in self.model.parameters())
+
+
+def attempt(what: str, measure: Callable[[], Facts]) -> Facts:
+    """Measure, or say in a sentence why not: no part of a page may cost the others.
+
+    Args:
+        what: the part, as the start of the sentence.
+        measure: does the work.
+
+    Returns:
+        What was measured, or ``{"absent": sentence}``.
+
+    Example:
+        >>> attempt("The chain", lambda: {"length": 1 // 0})
+        {'absent': 'The chain was not measured: ZeroDivisionError (integer division or modulo by zero).'}
+    """
+    try:
+        return measure()
+    except PathspaceError as error:
+        return {"absent": f"{what} was not measured: {_one_line(str(error))}"}
+    except MemoryError:
+        return {"absent": f"{what} was not measured: the memory was exhausted; give smaller inputs."}
+    except Exception as error:  # a user's model or loss may raise anything
+        return {"absent": f"{what} was not measured: {type(error).__name__} ({_one_line(str(error)).rstrip('.')})."}
+
+
+def _one_line(text: str) -> str:
+    text = " ".join(text.split())
+    return text if len(text) <= 400 else text[:400].rsplit(" ", 1)[0] + " ..."
+
+
+def the_model(subject: Subject, explanation: Explanation) -> Facts:
+    """Name, size, mode and inputs of the model, and where its parameters went."""
+    model, graph = subject.model, explanation.graph
+    shapes = [
+        f"{'x'.join(map(str, leaf.shape)) or 'scalar'} {str(leaf.dtype).removeprefix('torch.')}"
+        for leaf in pytree.tree_leaves((subject.args, subject.kwargs))
+        if isinstance(leaf, Tensor)
+    ]
+    return {
+        "name": type(model).__name__,
+        "tensors": len(explanation.parameters),
+        "total": sum(graph.parameters[entry.name].numel() for entry in explanation.parameters),
+        **explanation.totals,
+        "units": graph.num_units,
+        "approximate": len(graph.approximate),
+        "dimension": graph.dimension,
+        "has_cuts": graph.has_cuts,
+        "training": model.training,
+        "inputs": shapes,
+        "norm_eps": graph.norm_eps,
+    }
+
+
+def the_account(explanation: Explanation) -> Facts:
+    """Every parameter, and every operation that fixed a scale."""
+    return {
+        "parameters": [{**asdict(entry), "status": entry.status} for entry in explanation.parameters],
+        "pins": [asdict(pin) for pin in explanation.graph.pinned],
+    }
+
+
+def the_certificate(subject: Subject, options: Mapping[str, Any]) -> Facts:
+    """The verdicts of :func:`pathspace.verify` with their evidence."""
+    certificate = verify(subject.model, *subject.args, kwargs=subject.kwargs, **options)
+    return certificate.to_dict()
+
+
+def the_proof(skeleton: Skeleton, name: str) -> Facts:
+    """The proof of Theorem 3, and what the independent checker says of it."""
+    units = skeleton.graph.num_units
+    if units > MOST_PROOF:
+        return {
+            "absent": f"The proof was not written: the page judges proofs of up to {MOST_PROOF:,} units, and there are "
+            f"{units:,}; 'pathspace verify --proof' writes it."
+        }
+    document = proof(skeleton, name)
+    judgement = check(document)
+    return {
+        "accepted": judgement.accepted,
+        "reason": judgement.reason,
+        "weights": judgement.weights,
+        "units": judgement.units,
+        "dimension": judgement.dimension,
+        "digest": document["digest"],
+    }
+
+
+def the_values(skeleton: Skeleton) -> Facts:
+    """Histograms of ``log10 |path value|`` and of ``log10`` of the learning rate's multiplier, over all basis paths."""
+    values, multipliers = Tally(), Tally()
+    for weights, scales in log_factors(skeleton):
+        values.add((weights + scales) / math.log(10))
+        multipliers.add(-2 * scales / math.log(10))
+    return {"rule": skeleton.rule, "values": values.to_dict(), "multipliers": multipliers.to_dict()}
+
+
+class Tally:
+    """A histogram of numbers that come in pieces and are not known beforehand: fine bins now, coarse ones at the end.
+
+    Example:
+        >>> tally = Tally()
+        >>> tally.add(np.array([0.0, 1.0, 1.0, -np.inf]))
+        >>> tally.to_dict()["count"], tally.to_dict()["zeros"], tally.to_dict()["median"]
+        (3, 1, 1.0)
+    """
+
+    def __init__(self) -> None:
+        self.zeros = self.count = 0
+        self.fine: dict[int, int] = {}
+        self.total = 0.0
+        self.low, self.high = math.inf, -math.inf
+
+    def add(self, numbers: np.ndarray) -> None:
+        """Count numbers; those at minus infinity are zeros of which the logarithm was taken."""
+        kept = numbers[np.isfinite(numbers)]
+        self.zeros += len(numbers) - len(kept)
+        if not len(kept):
+            return
+        self.count += len(kept)
+        self.total += float(kept.sum())
+        self.low, self.high = min(self.low, float(kept.min())), max(self.high, float(kept.max()))
+        keys, counts = np.unique(np.floor(kept / _FINE).astype(np.int64), return_counts=True)
+        for key, count in zip(keys.tolist(), counts.tolist(), strict=True):
+            self.fine[key] = self.fine.get(key, 0) + count
+
+    def to_dict(self) -> Facts:
+        """Bins of equal width with their counts, mean, range, and quantiles to within a hundredth of a decade."""
+        if not self.count:
+            return {"count": 0, "zeros": self.zeros, "edges": [], "counts": []}
+        keys = sorted(self.fine)
+        most = min(BINS, max(8, math.isqrt(self.count)))
+        each = max(1, -(-(keys[-1] - keys[0] + 1) // most))
+        bins = -(-(keys[-1] - keys[0] + 1) // each)
+        counts = [0] * bins
+        for key in keys:
+            counts[(key - keys[0]) // each] += self.fine[key]
+        return {
+            "count": self.count,
+            "zeros": self.zeros,
+            "edges": [round((keys[0] + i * each) * _FINE, 6) for i in range(bins + 1)],
+            "counts": counts,
+            "mean": self.total / self.count,
+            "smallest": self.low,
+            "largest": self.high,
+            **{name: self._quantile(q) for name, q in (("q05", 0.05), ("median", 0.5), ("q95", 0.95))},
+        }
+
+    def _quantile(self, q: float) -> float:
+        seen, wanted = 0, q * self.count
+        for key in sorted(self.fine):
+            seen += self.fine[key]
+            if seen >= wanted:
+                # the middle of the fine bin, but never beyond what was seen
+                return min(max((key + 0.5) * _FINE, self.low), self.high)
+        return self.high
+
+
+def the_chain(subject: Subject) -> Facts:
+    """The residual additions as a Markov chain, observed on the batch."""
+    chain = MarkovChain.trace(subject.model, *subject.args, kwargs=subject.kwargs)
+    if not len(chain):
+        return {"absent": chain.sentence()}
+    record = chain.observe(subject.loss, subject.batch, subject.targets)
+    return {"sentence": chain.sentence(), **record.to_dict(), "dismissed": len(chain.dismissed)}
+
+
+def the_signal(subject: Subject) -> Facts:
+    """Variance and gains of every layer."""
+    if subject.weights > MOST_SIGNAL:
+        return {
+            "absent": f"Signal propagation was not measured: the page measures models of up to {MOST_SIGNAL:,} "
+            f"weights, and this one has {subject.weights:,}; call diagnostics.signal with names= for some layers."
+        }
+    table = signal(subject.model, *subject.args, kwargs=subject.kwargs, jvp=False)
+    rows = [
+        {
+            "layer": row.layer,
+            "kind": row.kind,
+            "mean": row.mean,
+            "variance": row.variance,
+            "zeros": row.zeros,
+            "units": row.units,
+            "dead": row.dead,
+            "vjp_gain": None if row.vjp_gain is None else row.vjp_gain.value,
+            "vjp_error": None if row.vjp_gain is None else row.vjp_gain.error,
+            "expected_gain": row.expected_gain,
+            "output_gain": None if row.output_gain is None else row.output_gain.value,
+        }
+        for row in table
+    ]
+    return {"rows": rows, "notes": list(table.notes)}
+
+
+def the_gradients(subject: Subject) -> Facts:
+    """Gradient RMS of every parameter tensor on the batch."""
+    if subject.weights > MOST_SIGNAL:
+        return {
+            "absent": f"Gradients were not measured: the page measures models of up to {MOST_SIGNAL:,} weights, and "
+            f"this one has {subject.weights:,}; call diagnostics.gradients with names= for some parameters."
+        }
+    table = gradients(subject.model, subject.loss, [(subject.batch, subject.targets)])
+    rows = [{"parameter": row.parameter, "rms": row.rms, "relative": row.relative} for row in table]
+    notes = [note for note in table.notes if not note.startswith("Gradient noise")]
+    return {"rows": rows, "imbalance": imbalance(table), "notes": notes}
+
+
+def the_degeneracy(subject: Subject, explanation: Explanation) -> Facts:
+    """Directions of parameter space that leave the outputs on the batch alone, by cause."""
+    trainable = sum(p.numel() for p in subject.model.parameters() if p.requires_grad)
+    if trainable > MOST_DEGENERACY:
+        return {
+            "absent": f"Degeneracy was not measured: the page looks at models of up to {MOST_DEGENERACY:,} trainable "
+            f"scalars, and this one has {trainable:,}; call diagnostics.degeneracy on a part of it."
+        }
+    found = degeneracy(
+        subject.model,
+        *subject.args,
+        kwargs=subject.kwargs,
+        graph=explanation.graph,
+        max_rows=DEGENERACY_ROWS if trainable > MAX_EXACT else 2000,
+    )
+    tensors = [asdict(row) for row in found.tensors if row.dead or (row.gauge or 0) > 0.005]
+    return {**{key: value for key, value in asdict(found).items() if key != "tensors"}, "tensors": tensors}

@@ -1,0 +1,286 @@
+"""The report: everything that can be measured about a model, put on one page that needs nothing but a browser."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from importlib.resources import files
+from typing import Any
+
+from jinja2 import Environment, PackageLoader, StrictUndefined, select_autoescape
+from markupsafe import Markup
+from torch import Tensor, nn
+
+from diagnostics.report import charts, measure, pictures, sentences
+from diagnostics.report.layers import describe
+from diagnostics.report.measure import Facts, Loss, Subject, attempt
+from pathspace import Skeleton, explain
+from pathspace.errors import InputError
+from pathspace.files import replacing
+from pathspace.potentials import log_prefixes, log_suffixes
+
+Progress = Callable[[str, float], None]
+
+
+@dataclass(frozen=True)
+class Report:
+    """What was found out about a model.
+
+    Attributes:
+        facts: all numbers, as plain values; a part that was not measured holds ``{"absent": sentence}``.
+        sentences: the interpretation of each part, computed from its numbers.
+        html: the page, self-contained.
+    """
+
+    facts: dict[str, Facts]
+    sentences: dict[str, str]
+    html: str = field(repr=False)
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the page; an existing file is replaced whole or not at all.
+
+        Args:
+            path: the file.
+
+        Raises:
+            InputError: it cannot be written.
+        """
+        with replacing(path) as temporary:
+            temporary.write_text(self.html, encoding="utf-8")
+
+    def to_dict(self) -> dict[str, Any]:
+        """Numbers and sentences as plain values that JSON can hold (what is not finite becomes ``None``)."""
+        return {"sentences": self.sentences, **{name: _plain(facts) for name, facts in self.facts.items()}}
+
+    def _repr_html_(self) -> str:
+        # a frame keeps the page's style and script apart from the notebook's
+        frame = Markup(
+            '<iframe srcdoc="{}" style="width: 100%; height: 700px; border: 1px solid #888" title="{}"></iframe>'
+        )
+        return str(frame.format(self.html, f"Report on {self.facts['model']['name']}"))
+
+
+def report(
+    model: nn.Module,
+    *inputs: Any,
+    kwargs: Mapping[str, Any] | None = None,
+    loss_fn: Loss | None = None,
+    targets: Any = None,
+    rule: str = "modulo",
+    norm_eps: str = "ignore",
+    seed: int = 0,
+    progress: Progress | None = None,
+) -> Report:
+    """Look at a model from all sides, and put what was found on one page.
+
+    Args:
+        model: any module that can be captured; left as it is.
+        *inputs: example inputs, a batch.
+        kwargs: example inputs by keyword.
+        loss_fn: ``loss_fn(outputs, targets)``, a scalar; without it gradients are those of the negative
+            log-likelihood of random classes (of the mean square, where outputs are no scores), and the page says so.
+        targets: handed to ``loss_fn``.
+        rule: how the skeleton is chosen, see :func:`pathspace.skeleton.choose`.
+        norm_eps: see :func:`pathspace.trace`.
+        seed: of the skeleton, of random rescalings and of the stand-in loss.
+        progress: called with what is being done, and the share of the work behind it.
+
+    Returns:
+        The report; ``save(path)`` writes the page, and a notebook shows it.
+
+    Raises:
+        CaptureError: the model fails on these inputs or cannot be captured.
+        InputError: unknown ``rule`` or ``norm_eps``.
+
+    Example:
+        >>> import torch
+        >>> model = nn.Sequential(nn.Linear(2, 3), nn.ReLU(), nn.Linear(3, 2))
+        >>> found = report(model, torch.randn(8, 2))
+        >>> found.facts["certificate"]["dimension"], found.facts["chain"]["absent"]
+        (14, 'Sequential is no Markov chain: no addition joins a stream and a branch computed from it.')
+    """
+    from diagnostics.cli import _loss
+
+    loss = loss_fn if loss_fn is not None else _loss(seed)
+    subject = Subject(model, inputs, dict(kwargs or {}), loss, targets, loss_fn is not None)
+    steps = _Steps(progress)
+    with steps("tracing"):
+        explanation = explain(model, *inputs, kwargs=kwargs, norm_eps=norm_eps)
+        skeleton = explanation.graph.skeleton(rule=rule, seed=seed)
+        walks = _walkable(skeleton)
+        facts: dict[str, Facts] = {
+            "model": measure.the_model(subject, explanation),
+            "account": measure.the_account(explanation),
+            "graph": describe(skeleton, walks),
+        }
+    options = {"norm_eps": norm_eps, "rule": rule, "seed": seed}
+    parts: dict[str, tuple[str, str, Callable[[], Facts]]] = {
+        "certificate": ("verifying", "The certificate", lambda: measure.the_certificate(subject, options)),
+        "proof": ("judging the proof", "The proof", lambda: measure.the_proof(skeleton, type(model).__name__)),
+        "values": ("path values", "The distribution of path values", lambda: measure.the_values(walks)),
+        "chain": ("Markov chain", "The Markov chain", lambda: measure.the_chain(subject)),
+        "signal": ("signal by depth", "Signal propagation", lambda: measure.the_signal(subject)),
+        "gradients": ("gradients", "The size of gradients", lambda: measure.the_gradients(subject)),
+        "degeneracy": ("degeneracy", "Degeneracy", lambda: measure.the_degeneracy(subject, explanation)),
+    }
+    for name, (doing, what, work) in parts.items():
+        with steps(doing):
+            facts[name] = attempt(what, work)
+    with steps("writing the page"):
+        facts = {name: _plain(found) for name, found in facts.items()}
+        told = _told(facts, subject, rule)
+        html = _render(facts, told, skeleton)
+    return Report(facts, told, html)
+
+
+class _Steps:
+    """Say what is being done, step by step."""
+
+    def __init__(self, progress: Progress | None, count: int = 9) -> None:
+        self.progress, self.count, self.done = progress, count, 0
+        self.doing = ""
+
+    def __call__(self, doing: str) -> _Steps:
+        self.doing = doing
+        return self
+
+    def __enter__(self) -> None:
+        if self.progress is not None:
+            self.progress(self.doing, self.done / self.count)
+
+    def __exit__(self, *_: object) -> None:
+        self.done += 1
+
+
+def _walkable(skeleton: Skeleton) -> Skeleton:
+    """The skeleton, or where it holds a weight of 0 one of the largest weights, along which products can be taken."""
+    try:
+        log_prefixes(skeleton), log_suffixes(skeleton)
+    except InputError:
+        return skeleton.graph.skeleton(rule="magnitude")
+    return skeleton
+
+
+def _told(facts: dict[str, Facts], subject: Subject, rule: str) -> dict[str, str]:
+    """The sentence of every part; where there are no numbers, the reason."""
+
+    def of(part: str, tell: Callable[[Facts], str]) -> str:
+        return str(facts[part].get("absent") or tell(facts[part]))
+
+    return {
+        "model": sentences.model(facts["model"], facts["chain"]),
+        "graph": sentences.graph(facts["graph"]),
+        "certificate": of("certificate", sentences.certificate),
+        "proof": of("proof", sentences.proof),
+        "pins": sentences.pins(facts["account"]),
+        "values": of("values", lambda found: sentences.values(found, rule)),
+        "multipliers": of("values", sentences.multipliers),
+        "chain": of("chain", sentences.chain),
+        "variance": of("signal", sentences.variance),
+        "gains": of("signal", sentences.gains),
+        "gradients": of("gradients", sentences.gradient),
+        "degeneracy": of("degeneracy", sentences.degeneracy),
+        "loss": "Gradients are those of the loss that was given."
+        if subject.own_loss
+        else "No loss was given: gradients are those of random classes (of the mean square, where outputs are no "
+        "scores), so they speak of the network at this point and not of a task.",
+    }
+
+
+def _figures(facts: dict[str, Facts], skeleton: Skeleton) -> dict[str, Markup]:
+    found: dict[str, Markup] = {}
+    if len(facts["graph"]["layers"]) <= pictures.MOST_ROWS:
+        found["graph"] = pictures.lanes(facts["graph"])
+    small = pictures.weights(skeleton)
+    if small is not None:
+        found["weights"] = small
+    for name, across in (("values", "size of the path value"), ("multipliers", "multiplier of the learning rate")):
+        if facts["values"].get(name, {}).get("count"):
+            found[name] = charts.histogram(facts["values"][name], f"Histogram: {across}", across)
+    if any(node["cosine_mean"] is not None for node in facts["chain"].get("nodes", [])):
+        found["chain"] = charts.cosines(facts["chain"]["nodes"], "Cosine of every node with descent")
+    rows = facts["signal"].get("rows", [])
+    if rows:
+        names = [row["layer"] for row in rows]
+        found["variance"] = charts.depth(names, [row["variance"] for row in rows], "Variance by depth", "variance")
+        found["gains"] = charts.depth(
+            names,
+            [row["vjp_gain"] for row in rows],
+            "VJP gain by depth",
+            "VJP gain",
+            [row["expected_gain"] for row in rows],
+        )
+    rows = facts["gradients"].get("rows", [])
+    if rows:
+        names = [row["parameter"] for row in rows]
+        sizes = [row["rms"] for row in rows]
+        found["gradients"] = charts.depth(
+            names, sizes, "Gradient RMS by tensor", "gradient RMS", across="parameter tensors in order"
+        )
+    cause = facts["degeneracy"]
+    if "deficit" in cause:
+        kinds = ("rank", "gauge", "dead", "undetermined", "unexplained")
+        found["degeneracy"] = charts.shares([(kind, cause[kind], kind) for kind in kinds], "Directions by cause")
+    return found
+
+
+def _render(facts: dict[str, Facts], told: dict[str, str], skeleton: Skeleton) -> str:
+    environment = Environment(
+        loader=PackageLoader("diagnostics.report"),
+        autoescape=select_autoescape(default=True, default_for_string=True),
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters["n"] = sentences.number
+    folder = files("diagnostics.report") / "templates"
+    style, script = (Markup((folder / name).read_text(encoding="utf-8")) for name in ("report.css", "report.js"))
+    shown = {"graph": facts["graph"], "account": facts["account"], "signal": facts["signal"], "sentences": told}
+    shown |= {name: facts[name] for name in ("model", "values", "chain", "gradients", "degeneracy", "certificate")}
+    return environment.get_template("report.html.j2").render(
+        facts=facts,
+        told=told,
+        figures=_figures(facts, skeleton),
+        pins=_grouped(facts["account"]["pins"]),
+        data=_embedded(shown),
+        style=style,
+        script=script,
+        most=pictures.MOST_ROWS,
+    )
+
+
+def _grouped(pins: list[Facts]) -> list[Facts]:
+    """Operations that fixed scales, those alike in name and reason in one row."""
+    groups: dict[tuple[str, str], list[Facts]] = {}
+    for pin in pins:
+        groups.setdefault((pin["op"], pin["reason"]), []).append(pin)
+    return [
+        {"op": op, "reason": reason, "pins": found, "elements": sum(pin["elements"] for pin in found)}
+        for (op, reason), found in groups.items()
+    ]
+
+
+def _embedded(value: Any) -> Markup:
+    """JSON that cannot end the script element it stands in, whatever names a model has."""
+    text = json.dumps(value, allow_nan=False, separators=(",", ":"))
+    for character in "<>&\u2028\u2029":
+        text = text.replace(character, f"\\u{ord(character):04x}")
+    return Markup(text)
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    if isinstance(value, Tensor):
+        return _plain(value.tolist())
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value
+
+
+__all__ = ["Report", "report"]

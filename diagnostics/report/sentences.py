@@ -1,0 +1,275 @@
+"""One sentence per figure, computed from the numbers that the figure shows and from nothing else."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+Facts = dict[str, Any]
+
+
+def number(value: float | int | None, digits: int = 3) -> str:
+    """A number for people: thousands separated, few digits, powers of ten spelled ``1.2e-05``.
+
+    Example:
+        >>> number(11689512), number(0.25), number(390.4, 2), number(1.234e-7), number(None)
+        ('11,689,512', '0.25', '390', '1.23e-07', 'none')
+    """
+    if value is None or (isinstance(value, float) and math.isnan(value)):
+        return "none"
+    if isinstance(value, int):
+        return f"{value:,}"
+    if not math.isfinite(value):
+        return "infinity" if value > 0 else "-infinity"
+    return f"{value:,.0f}" if 10 ** (digits - 1) <= abs(value) < 1e6 else f"{value:.{digits}g}"
+
+
+def plural(count: int, noun: str, many: str = "") -> str:
+    """``"1 unit"``, ``"2 units"``.
+
+    Example:
+        >>> plural(1, "unit"), plural(2000, "unit"), plural(2, "class", "classes")
+        ('1 unit', '2,000 units', '2 classes')
+    """
+    return f"{count:,} {noun if count == 1 else many or noun + 's'}"
+
+
+def power(log: float) -> str:
+    """Ten to a power of two digits behind the point, written out where that is readable.
+
+    Example:
+        >>> power(0.0), power(-1.0), power(13.25)
+        ('1', '0.1', '10^13.2')
+    """
+    return number(10**log, 2) if -4 < log < 5 else f"10^{log:.1f}"
+
+
+def model(facts: Facts, chain: Facts) -> str:
+    """The model in one paragraph."""
+    total = facts["total"]
+    text = (
+        f"{facts['name']} has {plural(total, 'parameter')} in {plural(facts['tensors'], 'tensor')} and was read in "
+        f"{'training' if facts['training'] else 'evaluation'} mode on {', '.join(facts['inputs']) or 'no tensor'}. "
+        f"{plural(facts['path_space'], 'scalar')} of them lie on paths"
+    )
+    rest = [f"{plural(facts[key], 'is', 'are')} {key}" for key in ("pinned", "unused") if facts[key]]
+    text += (", " + " and ".join(rest) if rest else ", which is all of them") + ". "
+    units = facts["units"]
+    if units:
+        text += (
+            f"{plural(units, 'unit')} can be rescaled freely without changing the function"
+            + (
+                f" ({plural(facts['approximate'], 'of them', 'of them')} up to the epsilon of a normalisation)"
+                if facts["approximate"]
+                else ""
+            )
+            + f", so {number(facts['dimension'])} independent path values describe it"
+        )
+    else:
+        text += f"No unit can be rescaled, so all {number(facts['dimension'])} weights are path values themselves"
+    text += "; normalisations cut its paths. " if facts["has_cuts"] else ". "
+    return text + str(chain.get("sentence") or chain.get("absent", ""))
+
+
+def graph(facts: Facts) -> str:
+    """What the picture of the reduction graph shows."""
+    layers, groups = facts["layers"], facts["groups"]
+    if not groups:
+        return (
+            f"All {plural(len(layers), 'layer')} read from the root and write to it: every scale is fixed, and there "
+            "is nothing to rescale."
+        )
+    widest = max(groups, key=lambda group: len(group["entering"]) + len(group["leaving"]))
+    touching = len(widest["entering"]) + len(widest["leaving"])
+    return (
+        f"{plural(len(layers), 'layer')} and {plural(sum(g['units'] for g in groups), 'unit')} in "
+        f"{plural(len(groups), 'group')}; the busiest group, {plural(widest['units'], 'unit')} numbered "
+        f"{widest['ids']}, is read or written {plural(touching, 'time')}."
+    )
+
+
+def certificate(facts: Facts) -> str:
+    """The verdict."""
+    statements = [facts[key]["holds"] for key in ("theorem1", "theorem2", "theorem3", "invariance")]
+    held, failed, moot = (sum(verdict is kind for verdict in statements) for kind in (True, False, None))
+    text = f"{held} of 4 statements hold"
+    if failed:
+        text += f", {failed} {'fails' if failed == 1 else 'fail'}"
+    if moot:
+        text += f", {moot} {'does' if moot == 1 else 'do'} not apply"
+    rank, dimension = facts["rank"], number(facts["dimension"])
+    if rank is not None:
+        verb = "meets" if rank == facts["dimension"] else "misses"
+        return f"{text}; the exact rank of the path matrix, {number(rank)}, {verb} m - H = {dimension}."
+    return f"{text}; both bounds on the dimension {dimension} come from the two trees, no matrix formed."
+
+
+def proof(facts: Facts) -> str:
+    """The independent judgement."""
+    if facts["accepted"]:
+        return (
+            f"A checker that shares no code with the library accepts the proof of dimension "
+            f"{number(facts['dimension'])}: {number(facts['weights'])} weights less {plural(facts['units'], 'unit')}."
+        )
+    return f"A checker that shares no code with the library rejects the proof: {facts['reason']}."
+
+
+def pins(facts: Facts) -> str:
+    """What fixed how many scales."""
+    found = facts["pins"]
+    fixed = [pin for pin in found if pin["elements"] or pin["parameters"]]
+    if not fixed:
+        return "No operation fixed the scale of an activation or kept a parameter out of path space."
+    by: dict[str, int] = {}
+    for pin in fixed:
+        by[pin["op"]] = by.get(pin["op"], 0) + 1
+    most = max(by, key=lambda op: by[op])
+    return (
+        f"{plural(len(fixed), 'operation')} fixed scales, most often {most} ({plural(by[most], 'time')}); between them "
+        f"they fixed {plural(sum(pin['elements'] for pin in fixed), 'activation scale')} and kept "
+        f"{plural(len({name for pin in fixed for name in pin['parameters']}), 'parameter tensor')} out of path space."
+    )
+
+
+def values(facts: Facts, rule: str) -> str:
+    """The spread of path values."""
+    found = facts["values"]
+    if not found["count"]:
+        return "Every basis path has the value 0."
+    spread = found["q95"] - found["q05"]
+    text = (
+        f"Nine in ten path values lie between {power(found['q05'])} and {power(found['q95'])} in size, "
+        f"{_decades(spread)}; the median is {power(found['median'])}"
+    )
+    if found["zeros"]:
+        text += f", and {number(found['zeros'])} are 0"
+    if facts["rule"] != rule:
+        text += f" (trees chosen by {facts['rule']}, because those chosen by {rule} hold a weight of 0)"
+    return text + "."
+
+
+def _decades(spread: float) -> str:
+    return "within a factor of ten" if spread <= 1 else f"a range of {spread:.1f} powers of ten"
+
+
+def multipliers(facts: Facts) -> str:
+    """What steps on path values would do to the learning rate."""
+    found = facts["multipliers"]
+    if not found["count"]:
+        return "There is no weight outside the trees, so no learning rate is multiplied."
+    largest = found["largest"]
+    advice = (
+        "one learning rate suits all weights"
+        if max(abs(largest), abs(found["smallest"])) <= 1
+        else "training.init_skeleton, or max_multiplier= of training.GSGD, keeps such steps in bounds"
+        if largest > 4
+        else "a step on path values moves some weights much further than others"
+        if largest > 1
+        else "steps on path values move every weight less far than plain steps, at one learning rate"
+        if largest <= 0
+        else "a step on path values moves some weights much less far than others"
+    )
+    return (
+        f"A step on path values multiplies the learning rate by {power(found['median'])} for the median weight and by "
+        f"up to {power(largest)}: {advice}."
+    )
+
+
+def chain(facts: Facts) -> str:
+    """Whether the nodes point down the loss."""
+    nodes = facts["nodes"]
+    down = sum((node["cosine_mean"] or 0) > 0 for node in nodes)
+    known = [node for node in nodes if node["cosine_mean"] is not None]
+    if not known:
+        return (
+            f"No gradient reaches any of the {plural(len(nodes), 'node')} (a last layer of zeros, as some models start "
+            "with, lets none through), so nothing can be said of their directions."
+        )
+    text = (
+        f"{down} of {plural(len(nodes), 'node')} {'points' if down == 1 else 'point'} down the loss on average over "
+        f"{plural(facts['samples'], 'sample')}, efficiency {_signed(facts['efficiency'])}"
+    )
+    best = max(known, key=lambda node: node["cosine_mean"])
+    return text + f"; the best is {best['name']} with cosine {_signed(best['cosine_mean'])}."
+
+
+def _signed(value: float | None) -> str:
+    return "none" if value is None else f"{value:+.3g}"
+
+
+def variance(facts: Facts) -> str:
+    """How activations grow or shrink with depth."""
+    rows = [row for row in facts["rows"] if row["variance"] and row["variance"] > 0]
+    if not rows:
+        return "No layer has outputs that vary."
+    first, last = rows[0], rows[-1]
+    ratio = last["variance"] / first["variance"]
+    change = (
+        "keeps its size to within a factor of ten"
+        if 0.1 <= ratio <= 10
+        else f"{'grows' if ratio > 1 else 'shrinks'} by a factor of {number(max(ratio, 1 / ratio), 2)}"
+    )
+    dead = sum(row["dead"] or 0 for row in facts["rows"])
+    text = (
+        f"From {first['layer']} to {last['layer']} the variance of activations {change} "
+        f"({number(first['variance'], 2)} to {number(last['variance'], 2)})"
+    )
+    if dead:
+        return f"{text}; {plural(dead, 'unit')} passed no gradient on this batch."
+    return f"{text}; no layer hands on a dead unit."
+
+
+def gains(facts: Facts) -> str:
+    """How layers treat gradients, and whether theory agrees."""
+    rows = [row for row in facts["rows"] if row["vjp_gain"]]
+    if not rows:
+        return "No layer has a gain that can be measured."
+    logs = [math.log10(row["vjp_gain"]) for row in rows]
+    low, high = rows[logs.index(min(logs))], rows[logs.index(max(logs))]
+    text = (
+        f"Layer gains run from {number(low['vjp_gain'], 2)} ({low['layer']}) to {number(high['vjp_gain'], 2)} "
+        f"({high['layer']})"
+    )
+    compared = [row for row in rows if row["expected_gain"]]
+    if compared:
+        near = sum(0.5 <= row["vjp_gain"] / row["expected_gain"] <= 2 for row in compared)
+        text += f"; {near} of {len(compared)} are within a factor of two of what theory expects of the layer"
+    return text + "."
+
+
+def gradient(facts: Facts) -> str:
+    """How even gradients are across tensors."""
+    rows = [row for row in facts["rows"] if row["rms"] is not None]
+    alive = [row for row in rows if row["rms"] > 0]
+    if not alive:
+        return "No gradient is larger than 0."
+    low, high = min(alive, key=lambda row: row["rms"]), max(alive, key=lambda row: row["rms"])
+    ratio = high["rms"] / low["rms"]
+    text = (
+        f"Gradients of {plural(len(rows), 'tensor')} differ by a factor of {number(ratio, 2)} in RMS, between "
+        f"{low['parameter']} ({number(low['rms'], 2)}) and {high['parameter']} ({number(high['rms'], 2)})"
+    )
+    if len(alive) < len(rows):
+        text += f"; {plural(len(rows) - len(alive), 'more tensor')} got a gradient of 0"
+    return f"{text}."
+
+
+def degeneracy(facts: Facts) -> str:
+    """How many directions do nothing, and why."""
+    bound = "at most " if facts["method"] == "randomised" else ""
+    causes = [
+        f"{number(facts[key])} {text}"
+        for key, text in (
+            ("gauge", "from rescaling"),
+            ("dead", "dead on these data"),
+            ("undetermined", "for want of data"),
+            ("unexplained", "unexplained"),
+        )
+        if facts[key]
+    ]
+    share = facts["deficit"] / facts["parameters"] if facts["parameters"] else 0.0
+    text = (
+        f"{bound}{number(facts['deficit'])} of {plural(facts['parameters'], 'direction')} ({share:.0%}) of parameter "
+        f"space leave all {plural(facts['outputs'], 'output')} alone"
+    )
+    return text[:1].upper() + text[1:] + (": " + ", ".join(causes) if causes else "") + "."

@@ -1,0 +1,390 @@
+"""The report as a document: well-formed, self-contained, every number where it belongs, sentences true to numbers."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import typer
+from torch import nn
+from typer.testing import CliRunner
+from zoo.entry import load
+
+import pathspace as ps
+from diagnostics import Report, cli, report
+from diagnostics.report import sentences
+from diagnostics.report.layers import arrange, describe
+from diagnostics.report.measure import Tally, the_values
+from diagnostics.report.page import _embedded
+from pathspace.cli import OneSentenceGroup
+
+VOID = {"meta", "input", "br", "hr", "link", "img"}
+
+
+class Tagger(nn.Module):
+    """A stacked recurrent network between two linear maps."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.out = nn.Linear(3, 5), nn.Linear(4, 2)
+        self.rnn = nn.RNN(5, 4, 2, nonlinearity="relu", batch_first=True)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.out(self.rnn(self.embed(x))[0])
+
+
+class Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.enter, self.leave = nn.LayerNorm(6), nn.Linear(6, 8), nn.Linear(8, 6)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + self.leave(torch.nn.functional.gelu(self.enter(self.norm(x))))
+
+
+def mlp() -> tuple[nn.Module, torch.Tensor]:
+    return nn.Sequential(nn.Linear(2, 3), nn.ReLU(), nn.Linear(3, 2)), torch.randn(8, 2)
+
+
+def stacked_rnn() -> tuple[nn.Module, torch.Tensor]:
+    return Tagger(), torch.randn(4, 6, 3)
+
+
+def residual() -> tuple[nn.Module, torch.Tensor]:
+    return nn.Sequential(nn.Linear(4, 6), Block(), Block(), nn.Linear(6, 3)), torch.randn(8, 4)
+
+
+def convolutional() -> tuple[nn.Module, torch.Tensor]:
+    model = nn.Sequential(
+        nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 2)
+    )
+    return model.eval(), torch.randn(4, 3, 8, 8)
+
+
+MODELS = {build.__name__: build for build in (mlp, stacked_rnn, residual, convolutional)}
+
+
+@pytest.fixture(scope="module", params=MODELS)
+def found(request: pytest.FixtureRequest) -> Report:
+    torch.manual_seed(0)
+    model, x = MODELS[request.param]()
+    return report(model, x)
+
+
+class Page(HTMLParser):
+    """Elements with their attributes and text; every one must be closed."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(convert_charrefs=True)
+        self.open: list[str] = []
+        self.elements: list[tuple[str, dict[str, str | None]]] = []
+        self.scripts: list[tuple[dict[str, str | None], str]] = []
+        self.text = ""
+        self.feed(text)
+        self.close()
+        assert not self.open
+
+    def handle_starttag(self, tag: str, attrs: Any) -> None:
+        self.elements.append((tag, dict(attrs)))
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        if self.open and self.open[-1] == "script":
+            attributes = next(a for t, a in reversed(self.elements) if t == "script")
+            self.scripts.append((attributes, data))
+        elif not self.open or self.open[-1] != "style":
+            self.text += data
+
+    def data(self) -> dict[str, Any]:
+        (text,) = [text for attributes, text in self.scripts if attributes.get("type") == "application/json"]
+        found: dict[str, Any] = json.loads(text)
+        return found
+
+
+def test_the_page_is_well_formed_and_needs_no_network(found: Report) -> None:
+    page = Page(found.html)
+    ids = [attributes["id"] for _, attributes in page.elements if "id" in attributes]
+    assert len(ids) == len(set(ids))
+    for name, attributes in page.elements:
+        assert "src" not in attributes and name not in ("link", "iframe", "img", "object")
+        if "href" in attributes:
+            assert str(attributes["href"]).removeprefix("#") in ids
+        assert not any(key.startswith("on") for key in attributes)
+    # the one address is the name of the SVG namespace, which nobody fetches
+    assert set(re.findall(r"(?:https?:)?//[\w.]+\.[a-z]{2,}[\w./]*", found.html)) <= {"http://www.w3.org/2000/svg"}
+    assert "url(" not in found.html and "@import" not in found.html
+    policy = next(a["content"] for _, a in page.elements if a.get("http-equiv") == "Content-Security-Policy")
+    assert str(policy).startswith("default-src 'none'")
+    for rule in ("prefers-color-scheme: dark", "@media print"):
+        assert rule in found.html
+
+
+def test_every_parameter_and_every_unit_is_accounted_for(found: Report) -> None:
+    data = Page(found.html).data()
+    parameters = data["account"]["parameters"]
+    total = sum(int(np.prod(entry["shape"])) for entry in parameters)
+    assert sum(e["path_space"] + e["pinned"] + e["unused"] for e in parameters) == total == data["model"]["total"]
+    tensors = [tensor for layer in data["graph"]["layers"] for tensor in layer["tensors"]]
+    assert sorted(t["name"] for t in tensors) == sorted(e["name"] for e in parameters if e["path_space"])
+    assert sum(t["edges"] for t in tensors) == data["certificate"]["weights"]
+    assert sum(group["units"] for group in data["graph"]["groups"]) == data["certificate"]["units"]
+    boxes = [a for _, a in Page(found.html).elements if "data-layer" in a]
+    assert [int(str(box["data-layer"])) for box in boxes] == list(range(len(data["graph"]["layers"])))
+
+
+def test_sentences_stand_on_the_page_and_follow_from_its_numbers(found: Report) -> None:
+    page = Page(found.html)
+    data, text = page.data(), " ".join(page.text.split())
+    for name, sentence in found.sentences.items():
+        if name != "loss" or "nodes" in data["chain"] or "rows" in data["gradients"]:
+            assert " ".join(sentence.split()) in text, name
+    told = data["sentences"]
+    assert told == found.sentences
+    values, rows = data["values"], data["signal"]["rows"]
+    assert told["values"] == sentences.values(values, "modulo")
+    assert sentences.power(values["values"]["median"]) in told["values"]
+    assert sentences.power(values["multipliers"]["largest"]) in told["multipliers"]
+    varied = [row["variance"] for row in rows if row["variance"]]
+    assert f"({sentences.number(varied[0], 2)} to {sentences.number(varied[-1], 2)})" in told["variance"]
+    gains = [row["vjp_gain"] for row in rows if row["vjp_gain"]]
+    assert all(sentences.number(end, 2) in told["gains"] for end in (min(gains), max(gains)))
+    if "nodes" in data["chain"]:
+        down = sum(node["cosine_mean"] > 0 for node in data["chain"]["nodes"])
+        assert told["chain"].startswith(f"{down} of {len(data['chain']['nodes'])} nodes")
+    cause = data["degeneracy"]
+    assert cause["rank"] + cause["deficit"] == cause["parameters"]
+    assert (
+        told["degeneracy"]
+        .lower()
+        .startswith(
+            ("at most " if cause["method"] == "randomised" else "") + f"{cause['deficit']:,} of {cause['parameters']:,}"
+        )
+    )
+
+
+def test_figures_agree_with_the_library(found: Report) -> None:
+    certificate, graph = found.facts["certificate"], found.facts["graph"]
+    assert certificate["holds"] and found.facts["proof"]["accepted"]
+    assert found.facts["proof"]["dimension"] == certificate["dimension"]
+    values = found.facts["values"]
+    assert values["values"]["count"] + values["values"]["zeros"] == certificate["basis_paths"]
+    assert sum(values["values"]["counts"]) == values["values"]["count"]
+    # a unit has one edge in either tree
+    for side in ("incoming", "outgoing"):
+        assert sum(t[side] for layer in graph["layers"] for t in layer["tensors"]) == certificate["units"]
+
+
+def test_notebooks_show_the_page_in_a_frame(found: Report) -> None:
+    shown = found._repr_html_()
+    (frame,) = [attributes for name, attributes in Page(shown).elements if name == "iframe"]
+    assert frame["srcdoc"] == found.html
+
+
+def test_histograms_are_those_of_the_path_values() -> None:
+    torch.manual_seed(0)
+    model, x = residual()
+    skeleton = ps.trace(model, x).skeleton(rule="magnitude")
+    found = the_values(skeleton)
+    exact = skeleton.basis().values().abs().log10().numpy()
+    finite = exact[np.isfinite(exact)]
+    assert found["values"]["count"] == len(finite)
+    counts, _ = np.histogram(finite, found["values"]["edges"])
+    assert np.abs(counts - np.array(found["values"]["counts"])).max() <= 1  # a value may lie on an edge
+    assert found["values"]["mean"] == pytest.approx(finite.mean())
+    assert found["values"]["median"] == pytest.approx(np.quantile(finite, 0.5, method="inverted_cdf"), abs=0.02)
+    # a plain step with the multiplier is what a step on path values does: dw = -lr dL/dv / (pre suf)
+    statistics = ps.path_statistics(skeleton)
+    assert found["values"]["largest"] == pytest.approx(statistics.largest / math.log(10))
+
+
+def test_tally_of_pieces_is_that_of_the_whole() -> None:
+    numbers = np.random.default_rng(0).normal(size=5000) * 3
+    whole, parts = Tally(), Tally()
+    whole.add(numbers)
+    for piece in np.array_split(numbers, 7):
+        parts.add(piece)
+    one, other = whole.to_dict(), parts.to_dict()
+    assert one.pop("mean") == pytest.approx(other.pop("mean")) and one == other
+    assert one["q05"] == pytest.approx(np.quantile(numbers, 0.05), abs=0.03)
+    nothing = Tally()
+    nothing.add(np.array([-np.inf]))
+    assert nothing.to_dict() == {"count": 0, "zeros": 1, "edges": [], "counts": []}
+
+
+def test_layers_of_recurrent_and_normalised_networks() -> None:
+    layers, lanes = arrange(ps.trace(*stacked_rnn()))
+    assert [(layer.name, layer.reads, layer.writes) for layer in layers] == [
+        ("embed", (0,), (1,)),
+        ("rnn.weight_ih_l0", (1,), (2,)),
+        ("rnn.weight_hh_l0", (2,), (2,)),
+        ("rnn.weight_ih_l1", (2,), (3,)),
+        ("rnn.weight_hh_l1", (3,), (3,)),
+        ("out", (3,), (0,)),
+    ]
+    assert [len(lane.units) for lane in lanes.values()] == [5, 4, 4]
+    layers, _ = arrange(ps.trace(*convolutional()))
+    assert [(layer.name, layer.after is not None) for layer in layers] == [("0", False), ("1", True), ("5", False)]
+
+
+def test_lanes_never_overlap() -> None:
+    for name in ("resnet18", "vit_small", "densenet_small"):
+        entry = load().get(name)
+        if entry is None:
+            continue
+        model, args, kwargs = entry.make()
+        graph = ps.trace(model, *args, kwargs=kwargs)
+        facts = describe(graph.skeleton())
+        taken: set[tuple[int, int]] = set()
+        for group in facts["groups"]:
+            rows = {(group["lane"], row) for row in range(group["first"], group["last"] + 1)}
+            assert not rows & taken and group["lane"] > 0
+            taken |= rows
+        assert sum(len(layer["tensors"]) for layer in facts["layers"]) == len(graph.blocks)
+
+
+def test_masks_on_the_page_are_the_skeletons() -> None:
+    skeleton = ps.trace(*mlp()).skeleton()
+    for layer in describe(skeleton)["layers"]:
+        for tensor in layer["tensors"]:
+            cells = {(row, column): kind for row, column, kind in (tensor["mask"] or {"cells": []})["cells"]}
+            incoming, outgoing = (np.atleast_2d(s[tensor["name"]]) for s in (skeleton.incoming, skeleton.outgoing))
+            for place, inside in np.ndenumerate(incoming):
+                assert cells.get(place, 0) == int(inside) + 2 * int(outgoing[place])
+
+
+def test_names_cannot_break_the_page() -> None:
+    evil = "</script><script>alert(1)</script>"
+    assert json.loads(str(_embedded({"name": evil}))) == {"name": evil} and "<" not in _embedded({"name": evil})
+    model = nn.Sequential()
+    model.add_module(evil, nn.Linear(2, 3))
+    model.add_module("<b>&amp;", nn.ReLU())
+    model.add_module("last", nn.Linear(3, 1))
+    page = Page(report(model, torch.randn(4, 2)).html)
+    assert page.data()["graph"]["layers"][0]["name"] == evil
+    assert evil in page.text and len([name for name, _ in page.elements if name == "script"]) == 2
+
+
+def test_a_loss_of_ones_own_is_used() -> None:
+    torch.manual_seed(0)
+    model, x = residual()
+    y = torch.randint(0, 3, (8,))
+    found = report(model, x, loss_fn=nn.functional.cross_entropy, targets=y)
+    model.zero_grad()
+    nn.functional.cross_entropy(model(x), y).backward()
+    rms = {row["parameter"]: row["rms"] for row in found.facts["gradients"]["rows"]}
+    for name, parameter in model.named_parameters():
+        assert parameter.grad is not None
+        assert rms[name] == pytest.approx(float(parameter.grad.square().mean().sqrt()), rel=1e-4, abs=1e-12)
+    assert found.sentences["loss"] == "Gradients are those of the loss that was given."
+
+
+def test_what_does_not_apply_says_so_in_a_sentence() -> None:
+    def broken(outputs: Any, targets: Any) -> torch.Tensor:
+        raise ZeroDivisionError("of my own")
+
+    model, x = residual()
+    found = report(model, x, loss_fn=broken)
+    assert found.sentences["chain"] == "The Markov chain was not measured: ZeroDivisionError (of my own)."
+    assert found.sentences["gradients"] == "The size of gradients was not measured: ZeroDivisionError (of my own)."
+    with torch.no_grad():
+        model[0].weight[0, 0] = math.nan  # type: ignore[index]
+    found = report(model, x)
+    assert "NaN" in found.sentences["certificate"] and "certificate" in found.facts
+    Page(found.html).data()  # JSON knows no NaN
+    large = nn.Sequential(nn.Linear(500, 500), nn.ReLU(), nn.Linear(500, 2))
+    found = report(large, torch.randn(2, 500))
+    assert "models of up to 200,000 trainable scalars, and this one has 251,502" in found.sentences["degeneracy"]
+    frozen = nn.Sequential(nn.Linear(2, 2), nn.ReLU(), nn.Linear(2, 1)).requires_grad_(False)
+    assert "trainable" in report(frozen, torch.randn(3, 2)).sentences["gradients"]
+    nothing = report(nn.Flatten(), torch.randn(3, 2))
+    assert nothing.facts["model"]["total"] == 0 and "There is no weight" in nothing.sentences["multipliers"]
+
+
+def test_the_model_stays_as_it_is() -> None:
+    model, x = convolutional()
+    model.train()
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    state = torch.get_rng_state()
+    report(model, x)
+    assert model.training and all(bool((value == before[name]).all()) for name, value in model.state_dict().items())
+    assert all(parameter.grad is None for parameter in model.parameters())
+    assert bool((torch.get_rng_state() == state).all())
+
+
+def test_progress_rises_and_names_what_is_done() -> None:
+    seen: list[tuple[str, float]] = []
+    report(*mlp(), progress=lambda doing, share: seen.append((doing, share)))
+    shares = [share for _, share in seen]
+    assert shares == sorted(shares) and shares[0] == 0 and shares[-1] < 1 and len({doing for doing, _ in seen}) == 9
+
+
+NET = """
+import torch
+from torch import nn
+
+def small():
+    return nn.Sequential(nn.Linear(2, 3), nn.ReLU(), nn.Linear(3, 2)), torch.randn(8, 2)
+
+class Stop(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.a, self.calls = nn.Linear(2, 2), 0
+    def forward(self, x):
+        if not torch.compiler.is_compiling():
+            self.calls += 1
+            if self.calls > 3:
+                raise KeyboardInterrupt
+        return self.a(x)
+"""
+
+
+def run(*words: str) -> tuple[int, str]:
+    app = typer.Typer(cls=OneSentenceGroup)
+    app.callback()(lambda: None)
+    cli.register(app)
+    result = CliRunner().invoke(app, ["report", *words], env={"COLUMNS": "100"})
+    return result.exit_code, result.output
+
+
+def test_the_command_writes_page_and_json(tmp_path: Path) -> None:
+    (tmp_path / "net.py").write_text(NET)
+    target, page = f"{tmp_path}/net.py:small", tmp_path / "report.html"
+    code, text = run(target, "-o", str(page), "--json", str(tmp_path / "report.json"))
+    assert code == 0, text
+    assert f"Wrote {page}" in text and "4 of 4 statements hold" in text
+    data = Page(page.read_text()).data()
+    numbers = json.loads((tmp_path / "report.json").read_text())
+    assert numbers["certificate"]["dimension"] == data["certificate"]["dimension"] == 14
+    code, text = run(target, "-o", str(page), "--json", "-")
+    assert code == 0 and json.loads(text)["model"]["units"] == 3
+
+
+def test_bad_input_and_interrupts_leave_no_half_page(tmp_path: Path) -> None:
+    (tmp_path / "net.py").write_text(NET)
+    page = tmp_path / "report.html"
+    page.write_text("precious")
+    for words, part in (
+        ((f"{tmp_path}/net.py:missing", "-o", str(page)), "There is no 'missing'"),
+        ((f"{tmp_path}/net.py:small", "-o", str(tmp_path / "none" / "report.html")), "does not exist"),
+        ((f"{tmp_path}/net.py:small", "--input", "4x5", "-o", str(page)), "Sequential"),
+    ):
+        code, text = run(*words)
+        assert code == 2 and part in text and "Traceback" not in text
+    code, text = run(f"{tmp_path}/net.py:Stop", "--input", "4x2", "-o", str(page))
+    assert code == 130 and "Interrupted before the end." in text
+    assert page.read_text() == "precious" and {path.name for path in tmp_path.iterdir()} <= {
+        "net.py",
+        "report.html",
+        "__pycache__",
+    }

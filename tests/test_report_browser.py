@@ -1,0 +1,148 @@
+"""The page in a real browser: no error, and its controls do what they say. Collected only where a browser runs.
+
+A probe written into the page uses its controls and leaves what it saw in the document, which the browser prints; so
+nothing is needed but the browser itself (``make browser`` insists on one).
+"""
+
+from __future__ import annotations
+
+import html
+import json
+import os
+import re
+import shutil
+import subprocess
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from diagnostics import report
+
+NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
+FLAGS = ["--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--virtual-time-budget=3000"]
+
+
+def dump(browser: str, address: str, folder: Path | None = None, *more: str) -> str:
+    """The document as the browser has it once its scripts have run."""
+    place = [] if folder is None else [f"--user-data-dir={folder}"]
+    words = [browser, *FLAGS, *place, *more, "--dump-dom", address]
+    return subprocess.run(words, capture_output=True, text=True, timeout=120, check=True).stdout
+
+
+@cache
+def browser() -> str | None:
+    """A browser that starts, or None."""
+    for name in (os.environ.get("PATHSPACE_BROWSER", ""), *NAMES):
+        found = shutil.which(name) if name else None
+        if found:
+            try:
+                if "<html" in dump(found, "about:blank"):
+                    return found
+            except (OSError, subprocess.SubprocessError):
+                continue
+    return None
+
+
+PROBE = """
+(() => {
+  const seen = { errors };
+  const $ = (id) => document.getElementById(id);
+  const box = () => $("graph").getAttribute("viewBox").split(" ").map(Number);
+  const click = (target) => target.dispatchEvent(new MouseEvent("click", { bubbles: true }));
+  const key = (target, name) => target.dispatchEvent(new KeyboardEvent("keydown", { key: name, bubbles: true }));
+  const pointer = (kind, x, y) => new PointerEvent(kind, { clientX: x, clientY: y, button: 0, bubbles: true });
+  seen.start = box();
+  click($("zoom-in")); seen.zoomed = box();
+  $("view").dispatchEvent(pointer("pointerdown", 200, 200));
+  window.dispatchEvent(pointer("pointermove", 150, 120)); seen.moved = box();
+  window.dispatchEvent(pointer("pointerup", 150, 120));
+  const first = document.querySelector(".layer");
+  click(first); seen.swallowed = !document.querySelector(".chosen");
+  $("view").dispatchEvent(pointer("pointerdown", 150, 120));
+  window.dispatchEvent(pointer("pointerup", 150, 120));
+  click($("zoom-reset")); seen.reset = box();
+  click($("zoom-fit")); seen.fit = box();
+  const wheel = (ctrlKey) => new WheelEvent("wheel", { deltaY: -200, ctrlKey, bubbles: true, cancelable: true });
+  $("view").dispatchEvent(wheel(false)); seen.scrolled = box();
+  $("view").dispatchEvent(wheel(true)); seen.wheeled = box();
+  seen.layers = [...document.querySelectorAll(".layer")].map((layer) => {
+    click(layer);
+    return { title: $("details").querySelector("h3").textContent, text: $("details").textContent,
+             cells: $("details").querySelectorAll(".mask rect").length,
+             chosen: document.querySelectorAll(".chosen").length };
+  });
+  seen.groups = [...document.querySelectorAll(".group")].map((group) => {
+    key(group, "Enter");
+    return $("details").textContent;
+  });
+  $("search").value = "2"; $("search").dispatchEvent(new Event("input"));
+  seen.found = document.querySelector(".found").dataset.layer;
+  window.dispatchEvent(new Event("beforeprint")); seen.paper = box();
+  window.dispatchEvent(new Event("afterprint"));
+  seen.size = [$("graph").clientWidth, $("view").clientHeight];
+  seen.background = getComputedStyle(document.body).backgroundColor;
+  seen.wide = document.documentElement.scrollWidth <= document.documentElement.clientWidth;
+  const out = document.createElement("pre");
+  out.id = "probe"; out.textContent = JSON.stringify(seen);
+  document.body.append(out);
+})();
+"""
+WATCH = """<script>const errors = [];
+window.addEventListener("error", (event) => errors.push(String(event.message)));
+window.addEventListener("securitypolicyviolation", (event) => errors.push(event.blockedURI));
+for (const kind of ["error", "warn"]) { console[kind] = (...all) => errors.push(all.join(" ")); }
+</script>"""
+
+
+def used(found: str, page: Path, folder: Path, *more: str) -> dict[str, Any]:
+    """What the probe saw on a page."""
+    text = page.read_text()
+    page.write_text(
+        text.replace("<style>", WATCH + "<style>", 1).replace("</body>", f"<script>{PROBE}</script></body>")
+    )
+    shown = dump(found, page.as_uri(), folder, *more)
+    match = re.search(r'<pre id="probe">(.*?)</pre>', shown, re.DOTALL)
+    assert match, shown[-2000:]
+    seen: dict[str, Any] = json.loads(html.unescape(match[1]))
+    return seen
+
+
+CHROME = browser()
+
+if CHROME is not None:
+
+    def test_controls_work_and_nothing_is_wrong(tmp_path: Path) -> None:
+        assert CHROME is not None
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 5), nn.ReLU(), nn.Linear(5, 2))
+        found = report(model, torch.randn(8, 4))
+        found.save(tmp_path / "report.html")
+        seen = used(CHROME, tmp_path / "report.html", tmp_path / "profile", "--window-size=1200,900")
+        assert seen["errors"] == [] and seen["wide"]
+        start, zoomed, moved = seen["start"], seen["zoomed"], seen["moved"]
+        assert zoomed[2] == round(start[2] / 1.3, 6) or abs(zoomed[2] * 1.3 - start[2]) < 1e-6
+        assert moved[0] > zoomed[0] and moved[1] > zoomed[1] and moved[2] == zoomed[2]
+        assert seen["swallowed"], "a drag must not choose the layer it ends on"
+        assert seen["reset"] == start
+        assert seen["scrolled"] == seen["fit"] and seen["wheeled"][2] < seen["fit"][2]
+        layers = found.facts["graph"]["layers"]
+        assert [entry["title"] for entry in seen["layers"]] == [layer["name"] for layer in layers]
+        for entry, layer in zip(seen["layers"], layers, strict=True):
+            assert entry["chosen"] == 1 and all(tensor["name"] in entry["text"] for tensor in layer["tensors"])
+            assert entry["cells"] == sum(len(t["mask"]["cells"]) for t in layer["tensors"] if t["mask"])
+        assert len(seen["groups"]) == 2 and "6 units" in seen["groups"][0] and "Scales" in seen["groups"][0]
+        assert seen["found"] == "1" and seen["paper"][:2] == [0, 0]
+
+    def test_colours_follow_the_reader(tmp_path: Path) -> None:
+        assert CHROME is not None
+        found = report(nn.Sequential(nn.Linear(2, 3), nn.ReLU(), nn.Linear(3, 2)), torch.randn(8, 2))
+        colours = set()
+        for name, more in (("light", []), ("dark", ["--blink-settings=preferredColorScheme=0"])):
+            found.save(tmp_path / f"{name}.html")
+            seen = used(CHROME, tmp_path / f"{name}.html", tmp_path / name, *more)
+            assert seen["errors"] == []
+            colours.add(seen["background"])
+        assert colours == {"rgb(255, 255, 255)", "rgb(20, 23, 26)"}
