@@ -42,7 +42,7 @@ def rescale(
     graph: ReductionGraph | Tensor | None = None,
     phi: Tensor | None = None,
     optimizer: Optimizer | None = None,
-    keep_trajectory: bool = False,
+    keep_trajectory: bool | None = None,
 ) -> M:
     """Apply a gauge transformation to ``model`` in place: ``w_e <- w_e exp(phi(head e) - phi(tail e))``.
 
@@ -50,17 +50,19 @@ def rescale(
     ``f`` on a weight divides its gradient by ``f``; the optimizer's buffers are transported alike, first moments
     divided by ``f`` and second moments by ``f^2``, as if they had been gathered in the rescaled network.
 
-    From there a rescaling-invariant optimizer goes the way it would have gone. Plain SGD does not: its step is made
-    of gradients, and changes weights that are ``f`` times larger by ``1/f`` times the amount. ``keep_trajectory``
-    makes it do so, by measuring each weight in its new unit of length: every gradient is multiplied by ``f^2`` for the
-    duration of the step.
+    From there a rescaling-invariant optimizer goes the way it would have gone. Plain SGD would not: its step is made
+    of gradients, and changes weights that are ``f`` times larger by ``1/f`` times the amount. So a ``torch.optim.SGD``
+    is made to measure each weight in its new unit of length, by multiplying every gradient by ``f^2`` for the duration
+    of each step (with momentum and weight decay, too); its momentum is then multiplied by ``f``.
+    ``keep_trajectory=False`` divides the momentum by ``f`` instead and lets SGD go its own way from here.
 
     Args:
         model: the traced model, or a copy with the same parameter names.
         graph: its reduction graph; ``rescale(model, phi)`` takes that of the last :func:`pathspace.trace` of ``model``.
         phi: log-scales of the units, shape ``(num_units,)``.
         optimizer: an optimizer of ``model``'s parameters, whose buffers are transported in place.
-        keep_trajectory: let ``optimizer``, a ``torch.optim.SGD``, train the same functions as without the rescaling.
+        keep_trajectory: let ``optimizer`` train the same functions as without the rescaling; by default if it is a
+            ``torch.optim.SGD``.
 
     Returns:
         The model.
@@ -104,13 +106,15 @@ def rescale(
 
 
 def _transport(
-    optimizer: Optimizer | None, factors: Mapping[Tensor, tuple[Tensor, Tensor]], keep_trajectory: bool
+    optimizer: Optimizer | None, factors: Mapping[Tensor, tuple[Tensor, Tensor]], keep_trajectory: bool | None
 ) -> list[Callable[[], None]]:
     """What has to be done to an optimizer's buffers, looked up before anything is changed."""
     if optimizer is None:
         if keep_trajectory:
             raise InputError("rescale found keep_trajectory=True without an optimizer; pass optimizer= as well.")
         return []
+    if keep_trajectory is None:
+        keep_trajectory = type(optimizer) is torch.optim.SGD
     if keep_trajectory and type(optimizer) is not torch.optim.SGD:
         raise InputTypeError(
             f"rescale found keep_trajectory=True with {type(optimizer).__name__}, expected torch.optim.SGD, the only "
