@@ -127,10 +127,8 @@ class GAdam(PathOptimizer):
         super()._allocate()
         if not hasattr(self, "_mean") or self._mean.shape != self._value.shape:
             self._mean, self._square = torch.zeros_like(self._value), torch.zeros_like(self._value)
-            self._steps = torch.zeros((), dtype=torch.float64, device=self._value.device)
-
-    def _step_factor(self, ratio: Tensor) -> Tensor:
-        return (self._prefix * ratio).reciprocal_()
+            # one element rather than none: a compiled step would take a float64 scalar for a constant
+            self._steps = torch.zeros(1, dtype=torch.float64, device=self._value.device)
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]
@@ -142,8 +140,10 @@ class GAdam(PathOptimizer):
         self._check_versions()
         weights, directions = self._current(), self._views(grads)
         self._steps.add_(1)
-        before = self._prefix.reciprocal()
-        self._pass(self._ratios(self._log_gradient(weights, directions)))
+        before = self._factor.clone()
+        corrections = self._corrections()
+        self._pass(self._ratios(self._log_gradient(weights, directions), corrections))
+        rates: dict[tuple[int, torch.dtype], tuple[Tensor, Tensor]] = {}
         for i, (part, (parameter, g)) in enumerate(zip(self._layout.parts, self._owned, strict=True)):
             group, weight, span, columns = self.param_groups[g], weights[i], self._layout.spans[i], self._columns[i]
             state = self.state[parameter]
@@ -157,20 +157,25 @@ class GAdam(PathOptimizer):
             first = step if span is None else before[span[0] : span[1]].view(part.tail.shape).to(weight.dtype)
             if group["weight_decay"]:
                 weight.mul_(1 - group["lr"] * group["weight_decay"])
-            rate, small = self._bias(group, weight)
+            if (g, weight.dtype) not in rates:
+                # small numbers, kept on the device: nothing waits for them
+                one, root = corrections[g]
+                rate, small = group["lr"] * root / one, group["eps"] * root
+                rates[g, weight.dtype] = rate.to(weight).reshape(()), small.to(weight).reshape(())
+            rate, small = rates[g, weight.dtype]
             for w, d, m, v, f, k, s, h in groups(
-                self._scratch.rows(part, weight.device),
+                self._scratch.plan(part, weight)[0],
                 *(weight, directions[i], mean, square, first, keep, step, self._head[i]),
             ):
                 self._move(w, d, m, v, (f, k, s, h), (*group["betas"], rate, small))
-        self._write_trees()
+        self._write_trees(weights)
         return loss
 
-    def _bias(self, group: dict[str, Any], like: Tensor) -> tuple[Tensor, Tensor]:
-        """``lr sqrt(1 - b2^t) / (1 - b1^t)`` and ``eps sqrt(1 - b2^t)``: no number leaves the device."""
-        one, two = group["betas"]
-        root = (1 - two**self._steps).sqrt()
-        return (group["lr"] * root / (1 - one**self._steps)).to(like), (group["eps"] * root).to(like)
+    def _corrections(self) -> list[tuple[Tensor, Tensor]]:
+        """``1 - b1^t`` and ``sqrt(1 - b2^t)`` of every group."""
+        betas = [group["betas"] for group in self.param_groups]
+        found = {pair: (1 - pair[0] ** self._steps, (1 - pair[1] ** self._steps).sqrt_()) for pair in set(betas)}
+        return [found[pair] for pair in betas]
 
     def _move(
         self,
@@ -185,28 +190,29 @@ class GAdam(PathOptimizer):
         assert weight is not None and direction is not None and mean is not None and square is not None
         first, keep, step, head = factors
         one, two, rate, small = settings
-        gradient = torch.mul(direction, rate.new_ones(()) if first is None else first, out=self._scratch.like(weight))
-        if head is not None:
-            gradient.mul_(head)
+        work, gradient = self._scratch.like(weight), direction
+        for factor in (first, head):
+            if factor is not None:
+                gradient = torch.mul(gradient, factor, out=work)
         mean.lerp_(gradient, 1 - one)
         square.mul_(two).addcmul_(gradient, gradient, value=1 - two)
-        bottom = torch.sqrt(square, out=gradient).add_(small)
-        moved = torch.div(mean, bottom, out=bottom).mul_(rate if step is None else step * rate)
+        bottom = torch.sqrt(square, out=work).add_(small)
+        moved = torch.div(mean, bottom, out=work)
         if head is not None:
             moved.mul_(head)
         if keep is not None:
             weight.mul_(keep)
-        weight.sub_(moved)
+        weight.addcmul_(moved, rate if step is None else step * rate, value=-1)
 
-    def _ratios(self, gradient: Tensor) -> Tensor:
+    def _ratios(self, gradient: Tensor, corrections: list[tuple[Tensor, Tensor]]) -> Tensor:
         lr, decay, eps = (self._setting(name) for name in ("lr", "weight_decay", "eps"))
-        groups_here = sorted(set(self._chain_group))
-        one, two = self.param_groups[groups_here[-1]]["betas"]
+        last = max(self._chain_group)
+        one, two = self.param_groups[last]["betas"]
         by_value = gradient / self._value
         self._mean.lerp_(by_value, 1 - one)
         self._square.mul_(two).addcmul_(by_value, by_value, value=1 - two)
-        mean = self._mean / (1 - one**self._steps)
-        bottom = (self._square / (1 - two**self._steps)).sqrt_().add_(eps)
+        mean = self._mean / corrections[last][0]
+        bottom = self._square.sqrt().div_(corrections[last][1]).add_(eps)
         # with eps = 0 the root's is 0 / 0
         ratio = self._ones - lr * decay - lr * mean / bottom / self._value
         ratio[0] = 1

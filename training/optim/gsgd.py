@@ -126,16 +126,20 @@ class GSGD(PathOptimizer):
             "fused": fused,
             "differentiable": differentiable,
         }
-        self._chained_heads: dict[Part, tuple[Tensor, Tensor | None]] = {}
+        self._chained: dict[tuple[Part, str], tuple[Tensor, Tensor | None]] = {}
         super().__init__(params, defaults, skeleton, min_ratio)
 
     def _allocate(self) -> None:
         super()._allocate()
+        self._chained.clear()
+        for part in self._layout.parts if self.max_multiplier is not None else ():
+            for side in ("tail", "head"):
+                self._chains(part, side)
         if not hasattr(self, "_momentum_value") or self._momentum_value.shape != self._value.shape:
             self._momentum_value = torch.zeros_like(self._value)
 
     def _settings(self) -> dict[str, Any]:
-        return {"max_multiplier": self.max_multiplier, "_chained_heads": {}}
+        return {"max_multiplier": self.max_multiplier, "_chained": {}}
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]
@@ -176,44 +180,47 @@ class GSGD(PathOptimizer):
             torch._foreach_add_(some, by, alpha=-rate)
         if remembers:
             self._transport()
-        self._write_trees()
+        self._write_trees(weights)
         return loss
 
-    def _step_factor(self, ratio: Tensor) -> Tensor:
-        factor = super()._step_factor(ratio)
+    def _bound_steps(self) -> None:
         if self.max_multiplier is not None:
-            layout = self._layout
-            source = layout.source[: layout.tails]
-            flipped = None if layout.inverted is None else layout.inverted[: layout.tails]
-            # the values before this step: the ratio is taken back
-            factor.mul_(self._bounded(source, flipped, ratio))
-        return factor
+            for part, span in zip(self._layout.parts, self._layout.spans, strict=True):
+                if span is not None:
+                    # the values before this step: the ratio is taken back
+                    some = slice(*span)
+                    self._step[some].mul_(self._bounded(*self._chains(part, "tail"), self._keep[some]))
 
-    def _bounded(self, chains: Tensor, flipped: Tensor | None, ratio: Tensor | float = 1.0) -> Tensor:
+    def _chains(self, part: Part, side: str) -> tuple[Tensor, Tensor | None]:
+        """Chains of all tails or heads of a tensor, and where they move against them; found once."""
+        if (part, side) not in self._chained:
+            chain, sign = (torch.from_numpy(a) for a in (self.skeleton.chain, self.skeleton.chain_sign))
+            ids = getattr(part, side).reshape(-1)
+            flip = torch.where(ids < 0, -1, 1) * sign[ids.abs()] < 0
+            place = self._value.device
+            found = chain[ids.abs()].to(place, torch.int32)
+            self._chained[part, side] = (found, flip.to(place) if bool(flip.any()) else None)
+        return self._chained[part, side]
+
+    def _bounded(self, chains: Tensor, flipped: Tensor | None, keep: Tensor | None = None) -> Tensor:
         """``min(1, sqrt(max_multiplier) |p|)`` for some chains; 1 for the root's."""
         assert self.max_multiplier is not None
         value = self._value.index_select(0, chains).abs_()
         if flipped is not None:
             value = torch.where(flipped, value.reciprocal(), value)
-        value = torch.where(chains == 0, 1.0, value / (ratio.abs() if isinstance(ratio, Tensor) else ratio))
+        value = torch.where(chains == 0, 1.0, value if keep is None else value * keep.abs())
         return value.mul_(self.max_multiplier**0.5).clamp_(max=1.0)
 
     def _heads(self) -> list[Tensor | None]:
         """Factors by head; with a bound on the multiplier they follow the path values."""
         if self.max_multiplier is None:
             return self._head
-        chain, sign = (torch.from_numpy(a) for a in (self.skeleton.chain, self.skeleton.chain_sign))
         result: list[Tensor | None] = []
         for part, weight, factor in zip(self._layout.parts, self._weights, self._head, strict=True):
             if part.kind == PLAIN:
                 result.append(factor)
                 continue
-            if part not in self._chained_heads:
-                ids = part.head.reshape(-1)
-                flip = torch.where(ids < 0, -1, 1) * sign[ids.abs()] < 0
-                place = self._value.device
-                self._chained_heads[part] = (chain[ids.abs()].to(place), flip.to(place) if bool(flip.any()) else None)
-            bound = self._bounded(*self._chained_heads[part]).view(part.head.shape).to(weight.dtype)
+            bound = self._bounded(*self._chains(part, "head")).view(part.head.shape).to(weight.dtype)
             result.append(bound if factor is None else bound.mul_(factor))
         return result
 
@@ -263,11 +270,13 @@ class GSGD(PathOptimizer):
 
     def _transport(self) -> None:
         """Carry the buffers along with the gauge: they hold ``M_e pre_tail s_head``, and ``pre`` has changed."""
-        for part, (parameter, g), columns in zip(self._layout.parts, self._owned, self._columns, strict=True):
+        described = zip(self._layout.parts, self._owned, self._columns, strict=True)
+        for i, (part, (parameter, g), columns) in enumerate(described):
             if columns is not None and self.param_groups[g]["momentum"]:
                 buffer = local(self.state[parameter]["momentum_buffer"])
                 moved = part.shaped(buffer)
                 moved.div_(columns[0])
-                if moved.data_ptr() != buffer.data_ptr():
+                # a buffer that was loaded may lie otherwise than its weights
+                if i in self._scattered or buffer.stride() != self._parameters[i].stride():
                     order = part.order or tuple(range(buffer.ndim))
                     buffer.permute(order).copy_(moved.view([buffer.shape[d] for d in order]))

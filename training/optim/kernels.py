@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor
@@ -11,19 +11,21 @@ from training.optim.layout import Part
 
 
 class Scratch:
-    """Working memory shared by all tensors: at most 1/64 of the weights where tensors are large.
+    """Working memory shared by all tensors: at most 1/128 of the weights where tensors are large.
 
     Args:
-        weights: number of weights of the optimizer.
+        sizes: number of weights of each tensor.
     """
 
-    def __init__(self, weights: int) -> None:
-        self.weights = weights
+    def __init__(self, sizes: Sequence[int]) -> None:
+        self.weights, self.largest = sum(sizes), max(sizes, default=1)
         self.held: dict[tuple[torch.device, torch.dtype, int], Tensor] = {}
+        self.plans: dict[Part, tuple[int, Tensor | None]] = {}
 
     def size(self, device: torch.device) -> int:
         """Numbers per group: few enough for the cache of a processor, more where kernel launches cost."""
-        return max(1 << 14, min(self.weights // 64, (1 << 16) if device.type == "cpu" else (1 << 22)))
+        wanted = max(1 << 14, min(self.weights // 128, (1 << 15) if device.type == "cpu" else (1 << 22)))
+        return min(wanted, self.largest)
 
     def like(self, tensor: Tensor, which: int = 0) -> Tensor:
         """Memory of the shape and type of a tensor, contents unknown.
@@ -33,7 +35,7 @@ class Scratch:
             which: different numbers never share memory.
         """
         size = self.size(tensor.device)
-        if tensor.numel() > size:
+        if tensor.numel() > size or torch.compiler.is_compiling():
             return torch.empty_like(tensor)
         key = (tensor.device, tensor.dtype, which)
         if key not in self.held:
@@ -45,6 +47,17 @@ class Scratch:
         if not part.by_rows or part.view[0] * part.view[1] <= self.size(device):
             return 0
         return max(1, self.size(device) // max(part.view[1], 1))
+
+    def plan(self, part: Part, tensor: Tensor) -> tuple[int, Tensor | None]:
+        """Rows per group of a tensor, and memory of its shape where it is worked on at once; found once."""
+        if torch.compiler.is_compiling():
+            # a compiler finds its own groups and memory
+            return 0, None
+        if part not in self.plans:
+            rows = self.rows(part, tensor.device)
+            fits = not rows and tensor.numel() <= self.size(tensor.device)
+            self.plans[part] = (rows, self.like(tensor) if fits else None)
+        return self.plans[part]
 
 
 def groups(count: int, *tensors: Tensor | None) -> Iterator[list[Tensor | None]]:
@@ -66,14 +79,22 @@ def leaving(part: Part, weight: Tensor, grad: Tensor, scratch: Scratch) -> Tenso
         grad: their gradient, in the part's view.
         scratch: working memory.
     """
+    count, work = scratch.plan(part, weight)
+    if not count:
+        product = torch.mul(weight, grad, out=work)
+        if part.reduced:
+            return product.sum(part.reduced).reshape(-1)
+        return product.reshape(-1).clone() if work is not None else product.reshape(-1)
+    # groups of rows are added up element by element, in memory that stays in the cache, and then once by column
     total: Tensor | None = None
-    for w, g in groups(scratch.rows(part, weight.device), weight, grad):
+    for w, g in groups(count, weight, grad):
         assert w is not None and g is not None
-        product = torch.mul(w, g, out=scratch.like(w))
-        some = product.sum(part.reduced) if part.reduced else product.clone()
-        total = some if total is None else total.add_(some)
+        if total is None:
+            total = torch.mul(w, g, out=scratch.like(w))
+        else:
+            total[: len(w)].addcmul_(w, g)
     assert total is not None
-    return total.reshape(-1)
+    return total.sum(0)
 
 
 def descend(
@@ -98,15 +119,35 @@ def descend(
         rate: a learning rate that is a number.
         scratch: working memory.
     """
-    for w, g, k, s, h in groups(scratch.rows(part, weight.device), weight, grad, keep, step, head):
+    count, work = scratch.plan(part, weight)
+    if not count:
+        _descend(weight, grad, keep, step, head, rate, work)
+        return
+    if step is None or head is None:
+        # no working memory is needed: larger groups are quicker
+        count *= 4
+    for w, g, k, s, h in groups(count, weight, grad, keep, step, head):
         assert w is not None and g is not None
-        if k is not None:
-            w.mul_(k)
-        if s is None and h is None:
-            w.add_(g, alpha=-rate)
-        elif s is None or h is None:
-            factor = h if s is None else s
-            assert factor is not None
-            w.addcmul_(g, factor, value=-rate)
-        else:
-            w.addcmul_(torch.mul(g, s, out=scratch.like(w)), h, value=-rate)
+        _descend(w, g, k, s, h, rate, None if s is None or h is None else scratch.like(w))
+
+
+def _descend(
+    weight: Tensor,
+    grad: Tensor,
+    keep: Tensor | None,
+    step: Tensor | None,
+    head: Tensor | None,
+    rate: float,
+    work: Tensor | None,
+) -> None:
+    """The same for some rows."""
+    if keep is not None:
+        weight.mul_(keep)
+    if step is None and head is None:
+        weight.add_(grad, alpha=-rate)
+    elif step is None or head is None:
+        factor = head if step is None else step
+        assert factor is not None
+        weight.addcmul_(grad, factor, value=-rate)
+    else:
+        weight.addcmul_(torch.mul(grad, step, out=work), head, value=-rate)

@@ -60,8 +60,10 @@ class Part:
 class Layout:
     """Index vectors over all tensors, on the device of the weights.
 
-    ``target`` says to which chain an entry contributes, ``source`` which ratios it takes: tails first (``tails`` of
-    them), then the edges on the trees (``heads`` and tails of those in ``T_in`` alone; the root where a weight stays).
+    ``target`` says to which chain an entry contributes: tails first (``tails`` of them), then the edges on the trees.
+    ``source`` says where in ``[R, 1 / R]`` (ratios of all chains, then their reciprocals) the factor of an entry lies:
+    ``1 / R_tail`` of the tails, then ``R_head`` and at last ``1 / R_tail`` of the edges on the trees (those in ``T_in``
+    alone; the root's where a weight stays).
 
     Attributes:
         parts: one per tensor.
@@ -70,8 +72,7 @@ class Layout:
         trees: number of tree edges of each tensor.
         target: chain to which an entry contributes.
         signs: sign with which it does, or ``None`` when all are +1.
-        source: chains whose ratios are needed: tails, then heads, then tails of the tree edges.
-        inverted: where the reciprocal of the ratio is meant, or ``None``.
+        source: positions in ``[R, 1 / R]``.
         first: the unit that represents each chain.
         count: number of chains, the root's included.
     """
@@ -83,7 +84,6 @@ class Layout:
     target: Tensor
     signs: Tensor | None
     source: Tensor
-    inverted: Tensor | None
     first: Tensor
     count: int
 
@@ -204,7 +204,8 @@ def make_layout(
 
     tail, head, other, toward = join(tails), *(join(side) for side in ends)
     source = np.concatenate([tail, head, other])
-    inverted = np.where(source < 0, -1, 1) * sign[np.abs(source)] < 0
+    against = np.where(source < 0, -1, 1) * sign[np.abs(source)] < 0
+    divides = np.repeat([True, False, True], [len(tail), len(head), len(other)]) != against
     target = np.concatenate([tail, toward])
     signs = np.where(target < 0, -1, 1) * sign[np.abs(target)]
     first = np.unique(chain, return_index=True)[1]
@@ -218,10 +219,9 @@ def make_layout(
         tails=len(tail),
         spans=tuple(spans),
         trees=tuple(trees),
-        target=put(chain[np.abs(target)]),
+        target=put(chain[np.abs(target)].astype(np.int32)),
         signs=put(signs.astype(np.float64)) if (signs < 0).any() else None,
-        source=put(chain[np.abs(source)]),
-        inverted=put(inverted) if inverted.any() else None,
+        source=put((chain[np.abs(source)] + len(first) * divides).astype(np.int32)),
         first=put(first),
         count=len(first),
     )

@@ -30,7 +30,7 @@ from training.optim.layout import DYNAMIC, PLAIN, STATIC, Layout, make_layout
 from training.optim.settings import number
 from training.optim.sharding import Whole, find_shards, local, version
 
-EXTRA = ("prefix", "value", "tree", "crossed", "stopped")
+EXTRA = ("factor", "value", "tree", "counts")
 
 
 def power(table: Tensor, ids: Tensor) -> Tensor:
@@ -123,7 +123,7 @@ class PathOptimizer(Optimizer):
                 "one device; give every device a model of its own."
             )
         if not hasattr(self, "_scratch"):
-            self._scratch = Scratch(sum(p.numel() for p in weights))
+            self._scratch = Scratch([p.numel() for p in weights])
         self._layout: Layout = make_layout(self.skeleton, weights, self._blocks, self._shards.rows)
         layout = self._layout
         group_of = {block: g for (_, g), block in zip(self._owned, self._blocks, strict=True) if block is not None}
@@ -135,9 +135,11 @@ class PathOptimizer(Optimizer):
             self._group_index = torch.tensor(self._chain_group, device=layout.first.device)
         # with one group for all of path space, its settings are numbers; otherwise vectors over chains
         self._one_group = self._chain_group[-1] if self._group_index is None else None
-        if not hasattr(self, "_crossed") or len(self._crossed) != layout.count:
-            self._crossed = torch.zeros(layout.count, dtype=torch.int64, device=layout.first.device)
-            self._stopped = torch.zeros_like(self._crossed)
+        if not hasattr(self, "_counts") or self._counts.shape[1] != layout.count:
+            # how often path values changed their sign, and how often they were stopped before 0
+            self._counts = torch.zeros(2, layout.count, dtype=torch.int32, device=layout.first.device)
+        self._limits = torch.tensor([[0.0], [self.min_ratio]], dtype=torch.float64, device=layout.first.device)
+        self._scratch.plans.clear()
         self._allocate()
         self.resync()
 
@@ -149,30 +151,47 @@ class PathOptimizer(Optimizer):
         def vector(size: int, dtype: torch.dtype = torch.float64) -> Tensor:
             return torch.ones(size, dtype=dtype, device=device)
 
-        self._prefix, self._value, self._ones = vector(tails), vector(layout.count), vector(layout.count)
-        # with what each entry is multiplied where it is summed by chain: -1 for tails, the weight on the trees
-        self._coefficient = -vector(tails + trees)
-        self._tree = self._coefficient[tails:]
-        self._taken = vector(tails + 2 * trees)
-        self._taken_by = self._taken.split([tails, trees, trees])
+        # by tail, 1 / pre to the power that a step takes
+        self._factor, self._value, self._ones = vector(tails), vector(layout.count), vector(layout.count)
+        # side by side, so that one operation reaches several: -1 for each tail and the weight on the trees (with these
+        # each entry is multiplied where it is summed by chain), the step by tail, and what is taken from the ratios
+        sizes = [tails, trees, tails, tails, trees, trees]
+        together = vector(sum(sizes))
+        minus, self._tree, self._step, self._keep, self._at_head, self._at_other = together.split(sizes)
+        minus.neg_()
+        self._coefficient = together[: tails + trees]
+        self._taken = together[2 * tails + trees :]
+        self._exact = together[tails : 3 * tails + trees]
         dtypes = {p.dtype for p, block in zip(self._parameters, self._blocks, strict=True) if block is not None}
-        self._rounded = {dtype: (vector(tails, dtype), vector(tails, dtype), vector(trees, dtype)) for dtype in dtypes}
+        self._rounded = {
+            dtype: self._exact if dtype == torch.float64 else torch.empty_like(self._exact, dtype=dtype)
+            for dtype in dtypes
+        }
         self._columns: list[tuple[Tensor, Tensor] | None] = []
         self._on_tree: list[Tensor | None] = []
-        self._pointers = [parameter.data_ptr() for parameter in self._parameters]
         self._weights = [part.shaped(p.detach()) for part, p in zip(layout.parts, self._parameters, strict=True)]
-        self._scattered = [w.data_ptr() != p for w, p in zip(self._weights, self._pointers, strict=True)]
+        self._scattered = [
+            i
+            for i, (w, p) in enumerate(zip(self._weights, self._parameters, strict=True))
+            if w.data_ptr() != p.data_ptr()
+        ]
         position = 0
         described = zip(layout.parts, self._parameters, layout.spans, layout.trees, strict=True)
         for part, parameter, span, count in described:
-            keep, step, tree = self._rounded.get(parameter.dtype, (None, None, None))
-            self._on_tree.append(tree[position : position + count] if tree is not None and count else None)
+            rounded = self._rounded.get(parameter.dtype)
+            self._on_tree.append(rounded[position : position + count] if rounded is not None and count else None)
             position += count
-            if span is None or keep is None or step is None:
+            if span is None or rounded is None:
                 self._columns.append(None)
             else:
+                _, step, keep = rounded.split([trees, tails, tails])
                 sides = [v[span[0] : span[1]].view(part.tail.shape) for v in (keep, step)]
                 self._columns.append((sides[0], sides[1]))
+        self._written = [
+            (w.view(-1), part.tree, values)
+            for i, (part, w, values) in enumerate(zip(layout.parts, self._weights, self._on_tree, strict=True))
+            if values is not None and i not in self._scattered
+        ]
 
     # --- what follows from the weights
 
@@ -219,7 +238,7 @@ class PathOptimizer(Optimizer):
         prefix, suffix = skeleton.prefixes(tables[0]), skeleton.suffixes(tables[1])
         tails = [part.tail.reshape(-1) for part in layout.parts if part.kind == DYNAMIC]
         ids = torch.cat(tails) if tails else torch.zeros(0, dtype=torch.int64)
-        self._prefix.copy_(power(prefix, ids))
+        self._factor.copy_(self._power(power(prefix, ids).reciprocal()))
         self._value.copy_((prefix * suffix)[layout.first.cpu()])
         # the root has no path value: dividing by infinity leaves its ratio at 1
         self._value[0] = torch.inf
@@ -238,31 +257,37 @@ class PathOptimizer(Optimizer):
                 (head, self._head, part.kind != PLAIN),
                 (tail, self._tail, part.kind == STATIC),
             ):
-                factor = self._factor(values)
+                factor = self._power(values)
                 kept.append(factor.to(parameter) if wanted and not bool((factor == 1).all()) else None)
 
     _linear = False
     _shards: Whole
-    _crossed: Tensor
-    _stopped: Tensor
+    _counts: Tensor
 
-    def _factor(self, scale: Tensor) -> Tensor:
+    def _power(self, scale: Tensor) -> Tensor:
         """The factor a step takes from ``1 / scale``: its square for gradient descent."""
         return scale if self._linear else scale.square()
 
     def _note_versions(self) -> None:
-        self._versions = [version(parameter) for parameter, _ in self._owned]
+        self._seen = self._look()
+
+    def _look(self) -> list[tuple[int, int, tuple[int, ...]]]:
+        """Where the weights are, how often they were written to, and how they lie."""
+        if type(self._shards) is not Whole:
+            pairs = [(version(p), local(p)) for p, _ in self._owned]
+            return [(held.data_ptr(), count, held.stride()) for count, held in pairs]
+        return [(p.data_ptr(), p._version, p.stride()) for p in self._parameters]
 
     def _check_versions(self) -> None:
         """Look after weights that were changed by someone else, without asking the device for anything."""
         if torch.compiler.is_compiling():
             return
-        held = [local(parameter) for parameter, _ in self._owned]
-        if self._pointers != [parameter.data_ptr() for parameter in held] or any(
-            part.strides != p.stride() for part, p in zip(self._layout.parts, held, strict=True)
-        ):
+        now = self._look()
+        if now == self._seen:
+            return
+        if any(new[::2] != old[::2] for new, old in zip(now, self._seen, strict=True)):
             self._connect()
-        elif self._versions != [version(parameter) for parameter, _ in self._owned]:
+        else:
             # weights off the trees may change freely; with shards, all devices decide together
             changed = self._tree_weights() != self._as_written()
             if not bool(self._shards.sum(changed.any().to(torch.int64))):
@@ -291,7 +316,7 @@ class PathOptimizer(Optimizer):
             if span is not None:
                 chained.append(leaving(part, weight, grad, self._scratch))
             if len(part.tree):
-                trees.append(grad.reshape(-1).index_select(0, part.tree))
+                trees.append(grad.take(part.tree))
         total = torch.zeros_like(self._value)
         if chained or trees:
             everything = torch.cat([*chained, *trees]) * self._coefficient
@@ -302,41 +327,41 @@ class PathOptimizer(Optimizer):
 
     def _pass(self, ratio: Tensor) -> None:
         """Carry out the ratios on everything that is kept by unit, and prepare what the tensors need."""
-        layout = self._layout
-        size = ratio.abs().clamp_(min=self.min_ratio)
+        size = ratio.abs()
         # counted where they happen, and added up only when someone asks
-        self._stopped.add_(size == self.min_ratio)
-        self._crossed.add_(ratio <= 0)
-        ratio = torch.copysign(size, ratio)
+        self._counts.add_(torch.stack((ratio, size)) <= self._limits)
+        ratio = torch.copysign(size.clamp_(min=self.min_ratio), ratio)
         self._value.mul_(ratio)
-        torch.index_select(ratio, 0, layout.source, out=self._taken)
-        if layout.inverted is not None:
-            self._taken.copy_(torch.where(layout.inverted, self._taken.reciprocal(), self._taken))
-        at_tail, at_head, at_other = self._taken_by
-        step = self._step_factor(at_tail)
-        self._prefix.mul_(at_tail)
-        keep = at_tail.reciprocal_()
-        self._tree.mul_(at_head).div_(at_other)
+        torch.index_select(torch.cat((ratio, ratio.reciprocal())), 0, self._layout.source, out=self._taken)
+        # 1 / (pre^n R): the step that comes together with the change of the tail; then 1 / (pre R)^n
+        torch.mul(self._factor, self._keep, out=self._step)
+        if self._linear:
+            self._factor.copy_(self._step)
+        else:
+            torch.mul(self._step, self._keep, out=self._factor)
+        self._bound_steps()
+        self._tree.mul_(self._at_head).mul_(self._at_other)
         for rounded in self._rounded.values():
-            for out, value in zip(rounded, (keep, step, self._tree), strict=True):
-                out.copy_(value)
+            if rounded is not self._exact:
+                rounded.copy_(self._exact)
 
-    def _step_factor(self, ratio: Tensor) -> Tensor:
-        """By which the direction is multiplied, by tail; called before the prefixes move."""
-        return (self._prefix.square() * ratio).reciprocal_()
+    def _bound_steps(self) -> None:
+        """A place for bounds on the multipliers, by tail."""
 
-    def _write_trees(self) -> None:
+    def _write_trees(self, weights: Sequence[Tensor]) -> None:
         """Put the tree weights, which are kept in float64, into the tensors; write back where there was no view."""
-        for part, weight, values in zip(self._layout.parts, self._weights, self._on_tree, strict=True):
+        compiling = torch.compiler.is_compiling()
+        for flat, place, kept in () if compiling else self._written:
+            flat.index_copy_(0, place, kept)
+        for i in range(len(weights)) if compiling else self._scattered:
+            part, parameter, weight = self._layout.parts[i], self._parameters[i], weights[i]
+            values = self._on_tree[i]
             if values is not None:
                 weight.view(-1).index_copy_(0, part.tree, values)
-        for part, parameter, weight, scattered in zip(
-            self._layout.parts, self._parameters, self._weights, self._scattered, strict=True
-        ):
-            if scattered:
+            if i in self._scattered:
                 order = part.order or tuple(range(parameter.ndim))
                 parameter.permute(order).copy_(weight.view([parameter.shape[d] for d in order]))
-        if not torch.compiler.is_compiling():
+        if not compiling:
             self._note_versions()
 
     def _setting(self, name: str) -> Any:
@@ -374,9 +399,11 @@ class PathOptimizer(Optimizer):
 
     def _current(self) -> list[Tensor]:
         """The weights in the shapes they are worked on."""
-        for i, scattered in enumerate(self._scattered):
-            if scattered:
-                self._weights[i] = self._layout.parts[i].shaped(self._parameters[i].detach())
+        if torch.compiler.is_compiling():
+            # a compiler wants to see where these views come from
+            return self._views([parameter.detach() for parameter in self._parameters])
+        for i in self._scattered:
+            self._weights[i] = self._layout.parts[i].shaped(self._parameters[i].detach())
         return self._weights
 
     def _closure(self, closure: Callable[[], Any] | None) -> Any:
@@ -388,7 +415,7 @@ class PathOptimizer(Optimizer):
     @property
     def guards(self) -> Tensor:
         """How many path values have changed sign, and how many were stopped before 0 (two integers)."""
-        return torch.stack((self._crossed.sum(), self._stopped.sum()))
+        return self._counts.sum(1)
 
     # --- clipping, in the only norm that rescaling leaves alone
 
@@ -420,7 +447,8 @@ class PathOptimizer(Optimizer):
             if head is not None:
                 square = square * (head.double() if not self._linear else head.double().square())
             if span is not None:
-                square = square / self._prefix[span[0] : span[1]].view(part.tail.shape).square()
+                factor = self._factor[span[0] : span[1]].view(part.tail.shape)
+                square = square * (factor.square() if self._linear else factor)
             elif tail is not None:
                 square = square * (tail.double() if not self._linear else tail.double().square())
             square = square.reshape(-1).index_fill(0, part.tree, 0.0)
@@ -481,7 +509,7 @@ class PathOptimizer(Optimizer):
         for name in self._extra:
             getattr(self, f"_{name}").copy_(extra[name])
         # the next step compares the weights with the state, whichever of them was loaded last
-        self._versions = [-1] * len(self._owned)
+        self._seen = [(pointer, -1, strides) for pointer, _, strides in self._seen]
 
     def __getstate__(self) -> dict[str, Any]:
         """For copies and pickles: everything but the traced model."""

@@ -1,0 +1,101 @@
+"""What a device needs of a step: nothing to wait for, one graph for a compiler, little memory."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from training_pairs import Problem, largest_difference
+
+import pathspace as ps
+from training import GSGD, GAdam, init_skeleton
+from training.optim.kernels import Scratch
+from training.optim.layout import Layout, Part
+
+MEMBERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
+    "gsgd": lambda m, s: GSGD(m.named_parameters(), lr=0.01, skeleton=s, capturable=True),
+    "momentum": lambda m, s: GSGD(
+        m.named_parameters(), lr=torch.tensor(0.002), momentum=0.9, nesterov=True, skeleton=s, max_multiplier=1.0
+    ),
+    "decay": lambda m, s: GSGD(m.named_parameters(), lr=0.01, weight_decay=0.1, maximize=True, skeleton=s),
+    "gadam": lambda m, s: GAdam(m.named_parameters(), lr=torch.tensor(0.01), skeleton=s, capturable=True),
+}
+WAITS = ("_local_scalar_dense", "equal", "nonzero", "is_nonzero", "_unique2", "masked_select")
+
+
+class NoWaiting(TorchDispatchMode):
+    """Fails where a number would have to come back from the device, as in the capture of a graph."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        assert func.overloadpacket.__name__ not in WAITS, f"{func} waits for the device"
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("name", ["rnn_op_2_layers", "residual_cnn", "transformer_block", "gated_product"])
+@pytest.mark.parametrize("member", MEMBERS)
+def test_a_step_never_waits_for_the_device(member: str, name: str) -> None:
+    case = Problem(name, unit=True)
+    optimizer = MEMBERS[member](case.model, case.skeleton(case.model))
+    for _ in range(2):
+        optimizer.zero_grad()
+        case.loss(case.model).backward()
+        with NoWaiting():
+            optimizer.step()
+    with pytest.raises(AssertionError, match="waits"), NoWaiting():
+        torch.ones(1).item()
+
+
+@pytest.mark.parametrize("member", MEMBERS)
+def test_a_compiled_step_is_one_graph_and_the_same_step(member: str) -> None:
+    """The compiler's front end and its handling of memory; what generates code is torch's own affair."""
+    torch._dynamo.reset()
+    case = Problem("mlp_2x3x5x2", unit=True)
+    twin = copy.deepcopy(case.model)
+    plain = MEMBERS[member](twin, case.skeleton(twin))
+    step = torch.compile(
+        MEMBERS[member](case.model, case.skeleton(case.model)).step, backend="aot_eager", fullgraph=True
+    )
+    for _ in range(3):
+        for model, move in ((case.model, step), (twin, plain.step)):
+            model.zero_grad()
+            case.loss(model).backward()
+            move()
+    assert largest_difference(case.model, twin) < 1e-13
+
+
+def tensors(value: Any) -> Iterator[Tensor]:
+    """All tensors that an optimizer holds, in containers too."""
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, dict | list | tuple):
+        for item in value.values() if isinstance(value, dict) else value:
+            yield from tensors(item)
+    elif isinstance(value, Layout | Part | Scratch):
+        yield from tensors(vars(value))
+
+
+def held(optimizer: torch.optim.Optimizer) -> int:
+    """Bytes of all memory an optimizer holds beside weights and gradients."""
+    weights = {p.untyped_storage().data_ptr() for group in optimizer.param_groups for p in group["params"]}
+    kept = {key: value for key, value in vars(optimizer).items() if key not in ("param_groups", "state", "skeleton")}
+    storages = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in tensors(kept)}
+    return sum(size for pointer, size in storages.items() if pointer not in weights)
+
+
+def test_what_is_kept_by_unit_is_small_beside_the_weights() -> None:
+    """Square layers of 2,048 units: some vectors of one entry per unit, and working memory that all tensors share."""
+    torch.manual_seed(0)
+    model = nn.Sequential(*(layer for _ in range(3) for layer in (nn.Linear(2048, 2048, bias=False), nn.ReLU())))
+    x = torch.randn(2, 2048)
+    skeleton = ps.trace(model, x).skeleton()
+    init_skeleton(model, skeleton)
+    optimizer = GSGD(model.named_parameters(), lr=0.0, skeleton=skeleton)
+    model(x).sum().backward()
+    optimizer.step()
+    assert held(optimizer) < 0.02 * sum(p.numel() * p.element_size() for p in model.parameters())
+    assert not optimizer.state
