@@ -188,10 +188,29 @@ CLAIMS: dict[str, Callable[[Skeleton], Claim]] = {"printed-skeleton": printed_sk
 
 
 def claim(name: str, skeleton: Skeleton) -> Claim:
-    """Try a claim by name on a skeleton.
+    """Try a claim from the literature on a skeleton.
+
+    Args:
+        name: ``"printed-skeleton"`` (the paths with at most one edge outside the union of both trees are a basis) or
+            ``"hierarchical"`` (so are parallel paths through all hidden units, and those that leave them by one edge).
+        skeleton: the two trees of a reduction graph.
+
+    Returns:
+        The verdict, with figures and, where the claim fails, the smallest counterexample.
 
     Raises:
         InputError: no such claim.
+
+    Example:
+        >>> import torch, pathspace as ps
+        >>> model = torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.ReLU(), torch.nn.Linear(3, 1))
+        >>> found = claim("printed-skeleton", ps.trace(model, torch.randn(1, 2)).skeleton())
+        >>> found.verdict, found.paths == found.rank == found.dimension
+        (True, True)
+
+    Reference:
+        Path space for recurrent neural networks with ReLU activations, Skeleton Method and Theorem 3; the abstract of
+        arXiv 1910.09402.
     """
     if name not in CLAIMS:
         raise InputError(f"There is no claim {name!r}, expected one of {', '.join(map(repr, CLAIMS))}.")

@@ -17,6 +17,12 @@ RULES: dict[str, Rule] = {}
 def rule(*operations: str) -> Callable[[Rule], Rule]:
     """Register a rule for operations named like ``"aten.relu"`` (namespace and name, without overload).
 
+    Args:
+        *operations: names; a rule that is there already is replaced.
+
+    Returns:
+        A decorator that registers ``rule(semantics, *args, **kwargs)`` and returns it.
+
     Example:
         >>> from pathspace.inference.registry import RULES, rule
         >>> @rule("mylib.scaled_relu")

@@ -1,0 +1,1 @@
+"""Who shares a scale with whom: a captured graph, read operation by operation through registered rules."""
