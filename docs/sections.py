@@ -1,0 +1,17 @@
+"""Docstrings of the library say ``Example:``, which the reader of the API pages knows as ``Examples:``."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import griffe
+
+
+class Sections(griffe.Extension):
+    """Rename the section, so that examples are shown as code rather than read as prose."""
+
+    def on_instance(self, *, obj: griffe.Object, **_: Any) -> None:
+        """Called by griffe once for each object."""
+        if obj.docstring is not None:
+            obj.docstring.value = re.sub(r"^( *)Example:$", r"\1Examples:", obj.docstring.value, flags=re.MULTILINE)
