@@ -238,7 +238,8 @@ def theorem3(
 
 def _triangular(skeleton: Skeleton) -> bool:
     """Without the columns of ``T_out`` the basis is triangular: every chain is entered by exactly one unshared edge."""
-    units = np.setdiff1d(np.arange(1, len(skeleton.chain)), skeleton.shared)
+    # ids beyond the units stand for products of scales, which have no chain of their own
+    units = np.setdiff1d(np.arange(1, skeleton.graph.num_units + 1), skeleton.shared)
     entered = skeleton.chain[units]
     return len(np.unique(entered)) == len(entered) == skeleton.num_chains and not (entered == 0).any()
 

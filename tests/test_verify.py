@@ -130,3 +130,16 @@ def test_rescaling_keeps_the_function_in_eval_mode() -> None:
     assert torch.allclose(model(x), before, rtol=1e-10)
     with pytest.raises(ps.InputError, match="phi"):
         ps.rescale(model, graph, phi[1:])
+
+
+def test_products_of_scales_do_not_hide_that_a_large_basis_is_triangular() -> None:
+    class Gated(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b, self.out = nn.Linear(60, 30), nn.Linear(60, 30), nn.Linear(30, 2)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.out(self.a(x).relu() * self.b(x).relu())
+
+    certificate = ps.verify(Gated(), torch.randn(4, 60))
+    assert certificate.method == "certificate" and certificate.units == 60 and certificate.holds
