@@ -439,7 +439,7 @@ def log_factors(skeleton: Skeleton) -> Iterator[tuple[np.ndarray, np.ndarray]]:
     for i, block in enumerate(graph.blocks):
         weight = graph.parameters[block.name].detach().double().cpu().abs().log()
         tail, head = (
-            torch.from_numpy(np.sign(ids.numpy()) * table[ids.abs().numpy()])
+            torch.from_numpy(np.asarray(np.sign(ids.numpy()) * table[ids.abs().numpy()]))
             for ids, table in ((block.tail, prefix), (block.head, suffix))
         )
         free = basis._free(i)

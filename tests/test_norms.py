@@ -170,3 +170,18 @@ def test_what_has_no_path_norm_is_refused() -> None:
     for function in (path_norm, lambda graph, p: path_statistics(graph.skeleton(), p)):
         with pytest.raises(ps.InputError, match="positive"):
             function(ps.trace(model, *args), 0)
+
+
+def test_statistics_of_a_network_with_a_weight_of_no_dimension() -> None:
+    class Gain(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.gain, self.out = nn.Parameter(torch.tensor(2.0)), nn.Linear(2, 1, bias=False)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.out(torch.relu(x * self.gain))
+
+    skeleton = ps.trace(Gain(), torch.randn(1, 2)).skeleton(rule="magnitude")
+    exact = skeleton.basis().values().abs().log()
+    statistics = ps.path_statistics(skeleton)
+    assert statistics.count == len(exact) and math.isclose(statistics.largest, float(exact.max()), rel_tol=1e-6)
