@@ -93,6 +93,7 @@ def degeneracy(
     graph: ReductionGraph | None = None,
     max_rows: int = 2000,
     seed: int = 0,
+    max_exact: int = MAX_EXACT,
 ) -> Degeneracy:
     """Count and explain the directions of parameter space that leave all outputs on the data as they are.
 
@@ -100,7 +101,7 @@ def degeneracy(
     to unit length. Gauge directions ``dw_e = w_e (phi(head e) - phi(tail e))`` come from the reduction graph, and
     only those
     that the Jacobian confirms count. Where there are more outputs than parameters, random combinations of outputs
-    stand for them, which keeps the rank. Beyond 3,000 live parameters the columns are hashed with random signs,
+    stand for them, which keeps the rank. Beyond ``max_exact`` parameters the columns are hashed with random signs,
     and at most ``max_rows`` combinations are used: the rank is then a lower bound.
 
     Args:
@@ -111,6 +112,7 @@ def degeneracy(
         graph: the model's reduction graph, traced if not given.
         max_rows: rows at most for large models.
         seed: of random combinations.
+        max_exact: number of parameters up to which the whole Jacobian is taken; its singular values cost the cube.
 
     Returns:
         The split, with the parameters involved.
@@ -143,7 +145,7 @@ def degeneracy(
             raise InputError(f"degeneracy: no output of {type(model).__name__} depends on a trainable parameter.")
         outputs = torch.cat([value.reshape(-1) for value in parts])
         total = sum(value.numel() for value in parameters.values())
-        exact = total <= MAX_EXACT
+        exact = total <= max_exact
         rows = min(outputs.numel(), total + 10 if exact else max_rows)
         matrix, squares = _rows(outputs, list(parameters.values()), rows, None if exact else 2 * rows + 50, seed)
     live = squares > 1e-28 * squares.max()

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from diagnostics.chain import MarkovChain
-from diagnostics.degeneracy import MAX_EXACT, degeneracy
+from diagnostics.degeneracy import degeneracy
 from diagnostics.gradients import gradients, imbalance
 from diagnostics.signal import signal
 from pathspace import Explanation, Skeleton, check, proof, verify
@@ -27,6 +27,7 @@ MOST_SIGNAL = 300_000_000
 MOST_DEGENERACY = 200_000
 MOST_PROOF = 200_000
 DEGENERACY_ROWS = 200
+EXACT_DEGENERACY = 1_000
 BINS = 48
 _FINE = 0.02
 
@@ -285,7 +286,8 @@ def the_degeneracy(subject: Subject, explanation: Explanation) -> Facts:
         *subject.args,
         kwargs=subject.kwargs,
         graph=explanation.graph,
-        max_rows=DEGENERACY_ROWS if trainable > MAX_EXACT else 2000,
+        max_rows=DEGENERACY_ROWS if trainable > EXACT_DEGENERACY else 2000,
+        max_exact=EXACT_DEGENERACY,
     )
     tensors = [asdict(row) for row in found.tensors if row.dead or (row.gauge or 0) > 0.005]
     return {**{key: value for key, value in asdict(found).items() if key != "tensors"}, "tensors": tensors}
