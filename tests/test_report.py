@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 import typer
+from rich.console import Console
 from torch import nn
 from typer.testing import CliRunner
 from zoo.entry import load
@@ -23,7 +24,7 @@ from diagnostics.report import sentences
 from diagnostics.report.layers import arrange, describe
 from diagnostics.report.measure import Tally, the_values
 from diagnostics.report.page import _embedded
-from pathspace.cli import OneSentenceGroup
+from pathspace.cli import OneSentenceGroup, _stage
 
 VOID = {"meta", "input", "br", "hr", "link", "img"}
 
@@ -331,6 +332,7 @@ def test_progress_rises_and_names_what_is_done() -> None:
 
 NET = """
 import torch
+from rich.console import Console
 from torch import nn
 
 def small():
@@ -388,3 +390,26 @@ def test_bad_input_and_interrupts_leave_no_half_page(tmp_path: Path) -> None:
         "report.html",
         "__pycache__",
     }
+
+
+def test_long_work_shows_a_bar() -> None:
+    console = Console(width=80, no_color=True)
+    with console.capture() as shown:
+        console.print(_stage("verifying: net.py", 0.5))
+        console.print(_stage("Loading net.py", None))
+    assert " 50% verifying: net.py" in shown.get() and "\nLoading net.py" in shown.get()
+
+
+def test_inputs_by_position_and_by_keyword() -> None:
+    class Two(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a = nn.Linear(3, 3)
+
+        def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+            return x + self.a(x + y)
+
+    x, y = torch.randn(5, 3), torch.randn(5, 3)
+    for args, kwargs in (((x, y), {}), ((x,), {"y": y}), ((), {"x": x, "y": y})):
+        found = report(Two(), *args, kwargs=kwargs)
+        assert found.facts["chain"]["samples"] == 5 and len(found.facts["gradients"]["rows"]) == 2
