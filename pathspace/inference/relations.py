@@ -21,7 +21,7 @@ from torch import Tensor
 from pathspace.inference.units import UnionFind
 from pathspace.inference.values import NEUTRAL
 
-MAX_ELIMINATED = 200_000
+MAX_ELIMINATED = 30_000
 WIDTH = 4
 
 

@@ -24,7 +24,7 @@ from pathspace.inference.values import NEUTRAL, ROOT, Value, Weight, compress, c
 
 # weights met with more scales than this are taken to meet one: sound, and exact where it matters
 EXACT_USES = 20_000
-EXACT_RESULTS = 400_000
+EXACT_RESULTS = 20_000
 
 
 class UnionFind:
