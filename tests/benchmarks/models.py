@@ -69,3 +69,43 @@ def residual_cnn() -> tuple[nn.Module, tuple[Tensor, ...]]:
         *stem, *(Block(64) for _ in range(6)), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(64, 10)
     )
     return model, (torch.randn(64, 3, 32, 32),)
+
+
+class RecurrentConvolution(nn.Module):
+    """A convolutional layer with recurrence at every position: `x_t = relu(F u + R x_{t-1})`, three times."""
+
+    def __init__(self, channels: int, steps: int = 3) -> None:
+        super().__init__()
+        self.forth = nn.Conv2d(channels, channels, 3, padding=1)
+        self.back = nn.Conv2d(channels, channels, 3, padding=1, bias=False)
+        self.steps = steps
+
+    def forward(self, u: Tensor) -> Tensor:
+        u = self.forth(u)
+        x = torch.relu(u)
+        for _ in range(self.steps):
+            x = torch.relu(u + self.back(x))
+        return x
+
+
+def recurrent_cnn(channels: int) -> tuple[nn.Module, tuple[Tensor, ...]]:
+    """A recurrent CNN of four such layers after one convolution, on 32 x 32 images, batch 8."""
+    layers: list[nn.Module] = [nn.Conv2d(3, channels, 5, padding=2), nn.ReLU(), nn.MaxPool2d(3, 2)]
+    layers += [RecurrentConvolution(channels), RecurrentConvolution(channels), nn.MaxPool2d(3, 2)]
+    layers += [RecurrentConvolution(channels), RecurrentConvolution(channels), nn.AdaptiveMaxPool2d(1)]
+    return nn.Sequential(*layers, nn.Flatten(), nn.Linear(channels, 10)), (torch.randn(8, 3, 32, 32),)
+
+
+def recurrent_cnn_96() -> tuple[nn.Module, tuple[Tensor, ...]]:
+    """With 96 channels."""
+    return recurrent_cnn(96)
+
+
+def recurrent_cnn_128() -> tuple[nn.Module, tuple[Tensor, ...]]:
+    """With 128 channels."""
+    return recurrent_cnn(128)
+
+
+def recurrent_cnn_160() -> tuple[nn.Module, tuple[Tensor, ...]]:
+    """With 160 channels."""
+    return recurrent_cnn(160)

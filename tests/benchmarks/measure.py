@@ -1,0 +1,136 @@
+"""What the benchmarks measure. A module of its own: processes that are spawned cannot import a ``__main__``."""
+
+from __future__ import annotations
+
+import copy
+import resource
+import statistics
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+import pathspace as ps
+from benchmarks import models
+from pathspace.capture import capture
+from training import GSGD, GAdam, init_skeleton
+from training.optim.kernels import Scratch
+from training.optim.layout import Layout, Part
+
+
+def seconds(function: Callable[[], Any], runs: int) -> float:
+    """Median time of a call, after one that is not counted."""
+    function()
+    times = []
+    for _ in range(runs):
+        start = time.perf_counter()
+        function()
+        times.append(time.perf_counter() - start)
+    return statistics.median(times)
+
+
+def peak() -> int:
+    """Peak memory of this process so far, in bytes."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+def analysis(name: str, threads: int) -> dict[str, Any]:
+    """Trace, skeleton and certificate of one model, beside one forward pass; runs in a process of its own."""
+    torch.manual_seed(0)
+    torch.set_num_threads(threads)
+    model, inputs = getattr(models, name)()
+    model.eval()
+    weights = sum(parameter.numel() * parameter.element_size() for parameter in model.parameters())
+    ps.trace(torch.nn.Linear(1, 1), torch.randn(1, 1))
+    with torch.no_grad():
+        forward = seconds(lambda: model(*inputs), 3)
+    before = peak()
+    start = time.perf_counter()
+    capture(model, inputs)
+    captured = time.perf_counter() - start
+    start = time.perf_counter()
+    graph = ps.trace(model, *inputs)
+    traced = time.perf_counter()
+    graph.skeleton().basis()
+    chosen = time.perf_counter()
+    after_trace = peak()
+    certificate = ps.verify(model, *inputs)
+    return {
+        "model": name,
+        "weights": graph.num_weights,
+        "units": graph.num_units,
+        "forward_s": forward,
+        "capture_s": captured,
+        # the same capture again, and what follows it
+        "trace_s": traced - start,
+        "skeleton_s": chosen - traced,
+        "certificate_s": certificate.seconds,
+        "holds": certificate.holds,
+        "trace_over_forward": (traced - start) / forward,
+        "extra_memory_trace": (after_trace - before) / weights,
+        "extra_memory_all": (peak() - before) / weights,
+    }
+
+
+def held(optimizer: torch.optim.Optimizer) -> int:
+    """Bytes an optimizer holds beside weights, gradients and the state torch knows of."""
+    weights = {p.untyped_storage().data_ptr() for group in optimizer.param_groups for p in group["params"]}
+    found: dict[int, int] = {}
+
+    def look(value: Any) -> None:
+        if isinstance(value, torch.Tensor):
+            found[value.untyped_storage().data_ptr()] = value.untyped_storage().nbytes()
+        elif isinstance(value, dict | list | tuple):
+            for item in value.values() if isinstance(value, dict) else value:
+                look(item)
+        elif isinstance(value, Layout | Part | Scratch):
+            look(vars(value))
+
+    look({key: value for key, value in vars(optimizer).items() if key not in ("param_groups", "state", "skeleton")})
+    return sum(size for pointer, size in found.items() if pointer not in weights)
+
+
+def training(name: str, device: str, rounds: int, threads: int) -> dict[str, Any]:
+    """Optimizer steps, and whole training steps over torch's optimizers on weights; same weights and batch."""
+    torch.manual_seed(0)
+    torch.set_num_threads(threads)
+    model, inputs = getattr(models, name)()
+    skeleton = ps.trace(model, *inputs).skeleton()
+    init_skeleton(model, skeleton)
+    model, inputs = model.to(device), tuple(x.to(device) for x in inputs)
+    makers: dict[str, Callable[[torch.nn.Module], torch.optim.Optimizer]] = {
+        "sgd": lambda m: torch.optim.SGD(m.parameters(), lr=0.0, foreach=True),
+        "fused": lambda m: torch.optim.SGD(m.parameters(), lr=0.0, fused=True),
+        "gsgd": lambda m: GSGD(m.named_parameters(), lr=0.0, skeleton=skeleton),
+        "adam": lambda m: torch.optim.Adam(m.parameters(), lr=0.0),
+        "gadam": lambda m: GAdam(m.named_parameters(), lr=0.0, skeleton=skeleton),
+    }
+    # weights of their own: G-SGD would look after weights that another optimizer has written to
+    copies = {key: copy.deepcopy(model) for key in makers}
+    optimizers = {key: make(copies[key]) for key, make in makers.items()}
+    times: dict[str, list[float]] = {key: [] for key in ("backward", *optimizers)}
+    wait = torch.cuda.synchronize if device == "cuda" else lambda: None
+    # in turn, each after a pass of its own, so that a drifting machine and full caches harm all alike
+    for _ in range((10 if name == "small_rnn" else 1) * rounds + 1):
+        for key, optimizer in optimizers.items():
+            start = time.perf_counter()
+            copies[key].zero_grad()
+            copies[key](*inputs).square().mean().backward()
+            wait()
+            middle = time.perf_counter()
+            optimizer.step()
+            wait()
+            times[key].append(time.perf_counter() - middle)
+            times["backward"].append(middle - start)
+    typical = {key: statistics.median(values[1:]) for key, values in times.items()}
+    weights = sum(p.numel() * p.element_size() for p in model.parameters())
+    whole = {key: typical["backward"] + typical[key] for key in optimizers}
+    return {
+        "model": name,
+        **{f"{key}_ms": 1000 * value for key, value in typical.items()},
+        "gsgd/sgd": whole["gsgd"] / whole["sgd"],
+        "gsgd/fused": whole["gsgd"] / whole["fused"],
+        "gadam/adam": whole["gadam"] / whole["adam"],
+        "held": held(optimizers["gsgd"]) / weights,
+    }

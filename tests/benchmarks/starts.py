@@ -1,0 +1,141 @@
+"""Where G-SGD can start: a bound on the multiplier, a unit skeleton, the largest-magnitude skeleton.
+
+``PYTHONPATH=tests python -m benchmarks.starts --json docs/data/starts.json`` trains every contender with the same
+seeds, epochs, batches and number of learning rates; the validation split alone chooses the rate of each, and the test
+split is looked at once, at that rate. ``--show FILE`` prints the table of an earlier run.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import torch
+import typer
+from rich.progress import track
+
+import pathspace as ps
+from training import GSGD, init_skeleton
+from training.intervals import t_interval
+from training.tasks import Task, load_task
+
+USUAL = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0)
+
+
+@dataclass(frozen=True)
+class Start:
+    """A contender; ``bound`` is the largest multiplier, ``rates`` the learning rates it may choose from."""
+
+    label: str
+    path_space: bool
+    unit: bool = False
+    rule: str = "modulo"
+    bound: float | None = None
+    rates: tuple[float, ...] = USUAL
+
+
+STARTS = (
+    Start("unit skeleton, G-SGD", True, unit=True),
+    Start("default, G-SGD with `max_multiplier=1`", True, bound=1.0),
+    Start("default, largest-magnitude skeleton and `max_multiplier=1`", True, rule="magnitude", bound=1.0),
+    Start(
+        "default, largest-magnitude skeleton alone", True, rule="magnitude", rates=(1e-6, 1e-5, 1e-4, 1e-3, 0.01, 0.1)
+    ),
+    Start("default, G-SGD with nothing done", True, rates=(1e-9, 1e-8, 1e-7, 1e-6, 1e-5, 1e-4)),
+    Start("unit skeleton, SGD on weights", False, unit=True),
+    Start("default, SGD on weights", False),
+)
+
+
+@torch.no_grad()
+def errors(task: Task, model: torch.nn.Module) -> tuple[float, float]:
+    """Error rates on the validation and the test split; a model that is not finite errs always."""
+    rates = []
+    for split in (task.valid, task.test):
+        outputs = model(split.inputs)
+        rates.append(float(task.metric(outputs, split.targets)) if bool(outputs.isfinite().all()) else 1.0)
+    return rates[0], rates[1]
+
+
+def train(task: Task, start: Start, lr: float, seed: int, epochs: int, batch: int) -> tuple[float, float]:
+    """One run; validation and test error at its end."""
+    model = task.make_model(seed)
+    # the magnitude rule looks at the weights of this very model
+    skeleton = ps.trace(model, *task.example_inputs()).skeleton(start.rule, seed=seed)
+    if start.unit:
+        init_skeleton(model, skeleton)
+    optimizer: torch.optim.Optimizer = torch.optim.SGD(model.parameters(), lr=lr)
+    if start.path_space:
+        optimizer = GSGD(model.named_parameters(), lr=lr, skeleton=skeleton, max_multiplier=start.bound)
+    order = torch.Generator().manual_seed(seed)
+    for _ in range(epochs):
+        for chosen in torch.randperm(len(task.train), generator=order).split(batch):
+            optimizer.zero_grad()
+            loss = task.loss(model(task.train.inputs[chosen]), task.train.targets[chosen])
+            if not math.isfinite(loss.item()):
+                return 1.0, 1.0
+            loss.backward()
+            optimizer.step()
+    return errors(task, model)
+
+
+def measure(seeds: int, epochs: int, batch: int) -> list[dict[str, Any]]:
+    """All contenders at all rates with all seeds."""
+    task, rows = load_task("digits-rows"), []
+    for start in STARTS:
+        runs = {
+            lr: [train(task, start, lr, seed, epochs, batch) for seed in range(seeds)]
+            for lr in track(start.rates, start.label.replace("`", ""))
+        }
+        chosen = min(runs, key=lambda lr: sum(valid for valid, _ in runs[lr]))
+        found = [1 - test for _, test in runs[chosen]]
+        rows.append(
+            {
+                "start": start.label,
+                "rates": list(start.rates),
+                "lr": chosen,
+                "valid_error": {f"{lr:g}": [valid for valid, _ in pairs] for lr, pairs in runs.items()},
+                "test_accuracy": found,
+            }
+        )
+    return rows
+
+
+def table(rows: list[dict[str, Any]]) -> str:
+    """The rows as a table in Markdown, best mean first."""
+    lines = [
+        "| start and optimizer | test accuracy (mean ± 95 %) | worst seed | learning rate |",
+        "| --- | --- | --- | --- |",
+    ]
+    for row in sorted(rows, key=lambda row: -sum(row["test_accuracy"])):
+        found = row["test_accuracy"]
+        edge = " (end of its grid)" if row["lr"] in (row["rates"][0], row["rates"][-1]) else ""
+        lines.append(f"| {row['start']} | {t_interval(found).show('.3f')} | {min(found):.3f} | {row['lr']:g}{edge} |")
+    return "\n".join(lines)
+
+
+def main(
+    json_file: Annotated[Path | None, typer.Option("--json", help="Keep the figures in this file.")] = None,
+    show: Annotated[Path | None, typer.Option(help="Print the table of this file instead.")] = None,
+    seeds: int = 5,
+    epochs: int = 20,
+    batch: int = 32,
+) -> None:
+    """Compare starting points of G-SGD."""
+    if show is not None:
+        print(table(json.loads(show.read_text())["rows"]))
+        return
+    torch.set_num_threads(1)
+    rows = measure(seeds, epochs, batch)
+    print(table(rows))
+    if json_file is not None:
+        json_file.parent.mkdir(parents=True, exist_ok=True)
+        about = {"task": "digits-rows", "seeds": seeds, "epochs": epochs, "batch": batch, "torch": torch.__version__}
+        json_file.write_text(json.dumps({**about, "rows": rows}, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    typer.run(main)

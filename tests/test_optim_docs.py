@@ -1,0 +1,22 @@
+"""The figures on the pages are those of the files beside them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from benchmarks.starts import STARTS, table
+
+DOCS = Path(__file__).parent.parent / "docs"
+
+
+def test_the_comparison_of_starts_is_that_of_its_file() -> None:
+    kept = json.loads((DOCS / "data" / "starts.json").read_text())
+    assert table(kept["rows"]) in (DOCS / "g-sgd.md").read_text()
+    assert [row["start"] for row in kept["rows"]] == [start.label for start in STARTS]
+    # the same number of rates for everybody, the same seeds, and the rate that the validation split chose
+    for row in kept["rows"]:
+        sums = {rate: sum(errors) for rate, errors in row["valid_error"].items()}
+        assert len(row["test_accuracy"]) == kept["seeds"]
+        assert len(sums) == len(row["rates"]) == 6
+        assert f"{row['lr']:g}" == min(sums, key=lambda rate: sums[rate])
