@@ -28,17 +28,25 @@ def table(title: str, rows: list[dict[str, Any]]) -> Table:
     for key in rows[0]:
         result.add_column(key, justify="left" if key == "model" else "right")
     for row in rows:
-        result.add_row(
-            *(
-                f"{value:,.3f}" if isinstance(value, float) else f"{value:,}" if type(value) is int else str(value)
-                for value in row.values()
-            )
-        )
+        result.add_row(*(cell(value) for value in row.values()))
     return result
+
+
+def cell(value: Any) -> str:
+    """A figure as it is shown."""
+    return f"{value:,.3f}" if isinstance(value, float) else f"{value:,}" if type(value) is int else str(value)
+
+
+def markdown(rows: list[dict[str, Any]]) -> str:
+    """Rows of equal keys as a table in Markdown."""
+    lines = [list(rows[0]), ["---", *["---:"] * (len(rows[0]) - 1)], *([cell(v) for v in row.values()] for row in rows)]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
 def main(
     json_file: Annotated[Path | None, typer.Option("--json", help="Keep the figures in this file.")] = None,
+    show: Annotated[Path | None, typer.Option(help="Print the tables of this file in Markdown instead.")] = None,
+    only: Annotated[list[str] | None, typer.Option(help="Only this model; may be given several times.")] = None,
     rounds: Annotated[
         int, typer.Option(min=1, help="Training steps measured (ten times as many for the small RNN).")
     ] = 6,
@@ -47,10 +55,14 @@ def main(
 ) -> None:
     """Measure the analysis and the optimizers."""
     console = Console(width=160)
+    if show is not None:
+        kept = json.loads(show.read_text())
+        print(markdown(kept["analysis"]), markdown(kept["training"]), sep="\n\n")
+        return
     jobs: list[tuple[Callable[..., dict[str, Any]], tuple[Any, ...]]] = [
-        (analysis, (name, threads)) for name in ANALYSED
+        (analysis, (name, threads)) for name in ANALYSED if name in (only or ANALYSED)
     ]
-    jobs += [(training, (name, device, rounds, threads)) for name in TRAINED]
+    jobs += [(training, (name, device, rounds, threads)) for name in TRAINED if name in (only or TRAINED)]
     # a fresh process for each model, so that peak memory is its own
     with multiprocessing.get_context("spawn").Pool(1, maxtasksperchild=1) as pool:
         results = [(job, pool.apply(job, given)) for job, given in track(jobs, "benchmarks", console=console)]
@@ -63,7 +75,8 @@ def main(
             "processor": platform.machine(),
             "cores": os.cpu_count(),
             "threads": threads,
-            "load": os.getloadavg()[0],
+            "load": round(os.getloadavg()[0], 1),
+            "clock": "own time of the process" if device == "cpu" and threads == 1 else "wall",
             "device": torch.cuda.get_device_name() if device == "cuda" else "cpu",
         }
         json_file.parent.mkdir(parents=True, exist_ok=True)

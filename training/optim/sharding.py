@@ -53,10 +53,12 @@ class RowShards(Whole):
         return values
 
 
-@torch.no_grad()
 def local(tensor: Tensor) -> Tensor:
     """What this device holds of a tensor: itself, or its shard (the same memory)."""
-    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+    if not isinstance(tensor, DTensor):
+        return tensor
+    with torch.no_grad():
+        return tensor.to_local()
 
 
 def version(tensor: Tensor) -> int:
