@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+from benchmarks.__main__ import markdown
 from benchmarks.starts import STARTS, table
 
 DOCS = Path(__file__).parent.parent / "docs"
@@ -20,3 +21,9 @@ def test_the_comparison_of_starts_is_that_of_its_file() -> None:
         assert len(row["test_accuracy"]) == kept["seeds"]
         assert len(sums) == len(row["rates"]) == 6
         assert f"{row['lr']:g}" == min(sums, key=lambda rate: sums[rate])
+
+
+def test_the_benchmarks_are_those_of_their_file() -> None:
+    kept = json.loads((DOCS / "data" / "benchmarks.json").read_text())
+    page = (DOCS / "benchmarks.md").read_text()
+    assert all(markdown(kept[part]) in page for part in ("analysis", "training"))
