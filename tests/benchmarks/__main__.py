@@ -57,7 +57,7 @@ def main(
     console = Console(width=160)
     if show is not None:
         kept = json.loads(show.read_text())
-        print(markdown(kept["analysis"]), markdown(kept["training"]), sep="\n\n")
+        print("\n\n".join(markdown(kept[part]) for part in ("analysis", "training") if kept[part]))
         return
     jobs: list[tuple[Callable[..., dict[str, Any]], tuple[Any, ...]]] = [
         (analysis, (name, threads)) for name in ANALYSED if name in (only or ANALYSED)
@@ -67,8 +67,14 @@ def main(
     with multiprocessing.get_context("spawn").Pool(1, maxtasksperchild=1) as pool:
         results = [(job, pool.apply(job, given)) for job, given in track(jobs, "benchmarks", console=console)]
     groups = {job.__name__: [row for f, row in results if f is job] for job in (analysis, training)}
-    console.print(table("Analysis (memory in units of the model's weights)", groups["analysis"]))
-    console.print(table("Training: medians, whole training steps over those of torch's optimizers", groups["training"]))
+    titles = {
+        "analysis": "Analysis (memory in units of the model's weights)",
+        "training": "Training: medians, whole training steps over those of torch's optimizers",
+    }
+    for part, title in titles.items():
+        # a model chosen alone may be in one of the two lists only
+        if groups[part]:
+            console.print(table(title, groups[part]))
     if json_file is not None:
         about = {
             "torch": torch.__version__,
