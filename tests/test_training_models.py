@@ -8,7 +8,23 @@ import pytest
 import torch
 
 import pathspace as ps
-from training.models import loop_rnn, mlp, relu_rnn, residual_cnn, stacked_rnn
+from pathspace.errors import InputError
+from training.models import (
+    CifarResNet,
+    StackedReluLM,
+    cifar_resnet,
+    language_model,
+    loop_rnn,
+    mlp,
+    recurrent_cnn,
+    relu_rnn,
+    residual_cnn,
+    stacked_rnn,
+    toy,
+    translator,
+)
+
+PAPERS = [toy, language_model, recurrent_cnn, cifar_resnet, translator]
 
 
 @pytest.mark.parametrize("build", [mlp, residual_cnn, stacked_rnn, loop_rnn], ids=lambda build: build.__name__)
@@ -29,6 +45,9 @@ def test_theorems_hold(build: Callable) -> None:
         (relu_rnn, 8 * 100 + 100 * 100 + 100 * 10, 100),
         (stacked_rnn, 6 * 12 + 3 * 12 * 12 + 12 * 4, 24),
         (loop_rnn, 7 * 14 + 14 * 14 + 15 * 3, 14),
+        (toy, 28, 4),
+        # the embedding's features and the units of four layers
+        (language_model, 12 * 6 + 6 * 8 + 7 * 64 + 9 * 12, 6 + 4 * 8),
     ],
     ids=lambda value: getattr(value, "__name__", None),
 )
@@ -39,9 +58,61 @@ def test_counts_are_those_of_the_architecture(build: Callable, weights: int, uni
 
 
 @pytest.mark.parametrize(
-    "build", [mlp, residual_cnn, relu_rnn, stacked_rnn, loop_rnn], ids=lambda build: build.__name__
+    "build", [mlp, residual_cnn, relu_rnn, stacked_rnn, loop_rnn, *PAPERS], ids=lambda build: build.__name__
 )
 def test_models_repeat_themselves_and_leave_random_numbers_alone(build: Callable) -> None:
     before = torch.get_rng_state()
     (first, inputs), (second, same) = build(), build()
     assert torch.equal(first(*inputs), second(*same)) and torch.equal(before, torch.get_rng_state())
+
+
+@pytest.mark.parametrize("build", PAPERS, ids=lambda build: build.__name__)
+def test_models_of_the_papers_are_verified_without_anything_pinned(build: Callable) -> None:
+    model, inputs = build()
+    certificate = ps.verify(model, *inputs)
+    assert certificate.holds and not certificate.pinned
+    assert certificate.dimension == certificate.weights - certificate.units
+
+
+@pytest.mark.parametrize(("depth", "parameters"), [(20, 0.27), (32, 0.46), (44, 0.66), (56, 0.85)])
+def test_residual_networks_have_the_sizes_of_their_paper(depth: int, parameters: float) -> None:
+    assert round(sum(p.numel() for p in CifarResNet(depth).parameters()) / 1e6, 2) == parameters
+
+
+def test_depth_that_does_not_exist_is_one_sentence() -> None:
+    with pytest.raises(InputError, match="depth 21 does not exist"):
+        CifarResNet(21)
+
+
+def test_recurrent_convolution_is_unfolded_three_times_with_one_kernel() -> None:
+    model, inputs = recurrent_cnn()
+    calls: list[int] = []
+    model.body[0].recur.register_forward_hook(lambda *_: calls.append(1))  # type: ignore[index, union-attr]
+    model(*inputs)
+    assert len(calls) == 3
+
+
+def test_translator_looks_neither_ahead_nor_at_padding() -> None:
+    model, (pairs,) = translator()
+    model.eval()
+    before = model(pairs)
+    later = pairs.clone()
+    later[:, -1] = 1 + pairs[:, -1] % 19
+    assert torch.allclose(before[:, :-1], model(later)[:, :-1], atol=1e-6)
+    padded = pairs.clone()
+    padded[:, 3] = 0
+    shorter = model(padded)
+    model.source, cut = 3, padded[:, [0, 1, 2, 4, 5, 6, 7, 8]]
+    assert torch.allclose(shorter, model(cut), atol=1e-5)
+
+
+def test_dropped_words_vanish_everywhere_and_only_in_training() -> None:
+    model = StackedReluLM(3, embedding=4, hidden=4, layers=1, dropout_words=0.5)
+    tokens = torch.tensor([[0, 1, 2, 0]])
+    assert torch.equal(model.eval()(tokens), model(tokens))
+    seen: list[torch.Tensor] = []
+    model.rnn.register_forward_pre_hook(lambda _, given: seen.append(given[0]))
+    model.train()(tokens)
+    assert torch.equal(seen[0][0, 0], seen[0][0, 3])
+    ratio = seen[0][0, :3] / model.embedding.weight
+    assert set(ratio.detach().flatten().round().tolist()) <= {0.0, 2.0}

@@ -11,7 +11,7 @@ from sklearn.datasets import load_digits
 
 from pathspace.errors import InputError
 from training.tasks import load_task, register_task, task_names
-from training.tasks.digits import split_indices
+from training.tasks.digits import read_in_steps, split_indices
 from training.tasks.task import _BUILDERS
 
 
@@ -66,6 +66,17 @@ def test_wrong_names_are_told_in_one_sentence(name: str, options: dict[str, int]
     with pytest.raises(InputError, match=words) as caught:
         load_task(name, **options)
     assert str(caught.value).count("\n") == 0
+
+
+@pytest.mark.parametrize(("name", "steps"), [("digits-rows-permuted", 8), ("digits-pixels-permuted", 64)])
+def test_permuted_tasks_shuffle_every_image_alike(name: str, steps: int) -> None:
+    plain, permuted = load_task(name.removesuffix("-permuted"), hidden=4), load_task(name, hidden=4)
+    assert permuted.train.inputs.shape == (1197, steps, 64 // steps)
+    # one image of 64 different values tells the order, which all images share
+    order = read_in_steps(torch.arange(64.0).view(1, 8, 8), steps, permuted=True).flatten().long()
+    assert sorted(order.tolist()) == list(range(64)) and order.tolist() != list(range(64))
+    for split, shuffled in ((plain.train, permuted.train), (plain.test, permuted.test)):
+        assert torch.equal(split.inputs.flatten(1)[:, order], shuffled.inputs.flatten(1))
 
 
 def test_registry_takes_new_tasks() -> None:

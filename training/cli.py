@@ -50,14 +50,18 @@ def register(app: typer.Typer) -> None:
 def train(
     task: Annotated[
         str,
-        typer.Argument(metavar="TASK", help="What to learn: digits-rows (a ReLU RNN reads 8x8 digits row by row)."),
+        typer.Argument(
+            metavar="TASK",
+            help="What to learn: digits-rows (a ReLU RNN reads 8x8 digits row by row), digits-rows-permuted (after "
+            "one shuffle of the pixels), digits-pixels, digits-pixels-permuted (64 steps).",
+        ),
     ],
     optimizer: Annotated[
         str,
         typer.Option(
             "--optimizer",
-            help="gsgd (SGD on the values of basis paths), gadam (Adam on them), sgd, momentum (0.9), adam, average, "
-            "rescaled or signs.",
+            help="On the values of basis paths: gsgd, gmomentum (0.9), gadam. On weights: sgd, momentum (0.9), adam, "
+            "path-sgd (scaled by the path norm), average, rescaled, signs.",
         ),
     ] = "gsgd",
     lr: Annotated[

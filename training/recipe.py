@@ -13,12 +13,13 @@ from torch import nn
 import pathspace as ps
 from pathspace import Skeleton
 from pathspace.errors import InputError
-from training.optim import EMASGD, GSGD, GAdam, RescaleSGD, SignProp, init_skeleton
+from training.optim import EMASGD, GSGD, GAdam, PathSGD, RescaleSGD, SignProp, init_skeleton
 from training.tasks import Task
 
 Rule = Literal["modulo", "magnitude", "random"]
 Init = Literal["default", "unit-skeleton"]
-Maker = Callable[[nn.Module, float, Skeleton | None], torch.optim.Optimizer]
+# model, learning rate, skeleton if one was asked for, example inputs
+Maker = Callable[[nn.Module, float, Skeleton | None, tuple[torch.Tensor, ...]], torch.optim.Optimizer]
 
 
 @dataclass(frozen=True)
@@ -31,7 +32,7 @@ class OptimizerKind:
         lr: learning rate where the user gives none.
         init: starting point where the user gives none.
         needs_skeleton: the maker is handed a skeleton, not ``None``.
-        make: (model, learning rate, skeleton) -> optimizer.
+        make: (model, learning rate, skeleton, example inputs) -> optimizer.
     """
 
     name: str
@@ -42,53 +43,76 @@ class OptimizerKind:
     make: Maker
 
 
-def _sgd(model: nn.Module, lr: float, skeleton: Skeleton | None) -> torch.optim.Optimizer:
-    return torch.optim.SGD(model.parameters(), lr=lr)
-
-
-def _momentum(model: nn.Module, lr: float, skeleton: Skeleton | None) -> torch.optim.Optimizer:
-    return torch.optim.SGD(model.parameters(), lr=lr, momentum=0.9)
-
-
-def _adam(model: nn.Module, lr: float, skeleton: Skeleton | None) -> torch.optim.Optimizer:
-    return torch.optim.Adam(model.parameters(), lr=lr)
-
-
-def _gsgd(model: nn.Module, lr: float, skeleton: Skeleton | None) -> torch.optim.Optimizer:
+def _known(name: str, skeleton: Skeleton | None) -> Skeleton:
     if skeleton is None:
-        raise InputError("The optimizer gsgd got no skeleton; find one with find_skeleton(task, recipe).")
-    return GSGD(model.named_parameters(), lr=lr, skeleton=skeleton)
+        raise InputError(f"The optimizer {name} got no skeleton; find one with find_skeleton(task, recipe).")
+    return skeleton
 
 
-def _gadam(model: nn.Module, lr: float, skeleton: Skeleton | None) -> torch.optim.Optimizer:
-    if skeleton is None:
-        raise InputError("The optimizer gadam got no skeleton; find one with find_skeleton(task, recipe).")
-    return GAdam(model.named_parameters(), lr=lr, skeleton=skeleton)
+def _gsgd(momentum: float) -> Maker:
+    return lambda model, lr, skeleton, example: GSGD(
+        model.named_parameters(), lr=lr, momentum=momentum, skeleton=_known("gsgd", skeleton)
+    )
 
 
-def _average(model: nn.Module, lr: float, skeleton: Skeleton | None) -> torch.optim.Optimizer:
-    return EMASGD(model.named_parameters(), lr=lr)
+def _sgd(momentum: float) -> Maker:
+    return lambda model, lr, skeleton, example: torch.optim.SGD(model.parameters(), lr=lr, momentum=momentum)
 
 
-def _rescaled(model: nn.Module, lr: float, skeleton: Skeleton | None) -> torch.optim.Optimizer:
-    return RescaleSGD(model.named_parameters(), lr=lr, gamma=0.9)
+def _gadam(
+    model: nn.Module, lr: float, skeleton: Skeleton | None, example: tuple[torch.Tensor, ...]
+) -> torch.optim.Optimizer:
+    return GAdam(model.named_parameters(), lr=lr, skeleton=_known("gadam", skeleton))
 
 
-def _signs(model: nn.Module, lr: float, skeleton: Skeleton | None) -> torch.optim.Optimizer:
-    return SignProp(model.named_parameters(), lr=lr, gamma=0.9)
+def _path_sgd(
+    model: nn.Module, lr: float, skeleton: Skeleton | None, example: tuple[torch.Tensor, ...]
+) -> torch.optim.Optimizer:
+    # The path norm looks at one sample: its scale does not grow with the batch.
+    return PathSGD(model.named_parameters(), lr=lr, model=model, example=tuple(value[:1] for value in example))
 
 
 OPTIMIZERS = {
     kind.name: kind
     for kind in (
-        OptimizerKind("gsgd", "SGD on the values of basis paths", 0.05, "unit-skeleton", True, _gsgd),
-        OptimizerKind("sgd", "SGD on the weights", 0.05, "default", False, _sgd),
-        OptimizerKind("momentum", "SGD on the weights, momentum 0.9", 0.02, "default", False, _momentum),
-        OptimizerKind("adam", "Adam on the weights", 0.002, "default", False, _adam),
+        OptimizerKind("gsgd", "SGD on the values of basis paths", 0.05, "unit-skeleton", True, _gsgd(0.0)),
+        OptimizerKind("gmomentum", "the same with momentum 0.9", 0.01, "unit-skeleton", True, _gsgd(0.9)),
+        OptimizerKind("sgd", "SGD on the weights", 0.05, "default", False, _sgd(0.0)),
+        OptimizerKind("momentum", "SGD on the weights, momentum 0.9", 0.02, "default", False, _sgd(0.9)),
+        OptimizerKind("path-sgd", "SGD scaled by the path norm", 0.5, "unit-skeleton", False, _path_sgd),
+        OptimizerKind(
+            "adam",
+            "Adam on the weights",
+            0.002,
+            "default",
+            False,
+            lambda model, lr, skeleton, example: torch.optim.Adam(model.parameters(), lr=lr),
+        ),
         OptimizerKind("gadam", "Adam on the values of basis paths", 0.002, "unit-skeleton", True, _gadam),
-        OptimizerKind("average", "moving-average descent, 0.9", 0.05, "default", False, _average),
-        OptimizerKind("rescaled", "descent rescaled by tensor, 0.9", 0.001, "default", False, _rescaled),
-        OptimizerKind("signs", "sign descent, 0.9", 0.0005, "default", False, _signs),
+        OptimizerKind(
+            "average",
+            "moving-average descent, 0.9",
+            0.05,
+            "default",
+            False,
+            lambda model, lr, skeleton, example: EMASGD(model.named_parameters(), lr=lr),
+        ),
+        OptimizerKind(
+            "rescaled",
+            "descent rescaled by tensor, 0.9",
+            0.001,
+            "default",
+            False,
+            lambda model, lr, skeleton, example: RescaleSGD(model.named_parameters(), lr=lr, gamma=0.9),
+        ),
+        OptimizerKind(
+            "signs",
+            "sign descent, 0.9",
+            0.0005,
+            "default",
+            False,
+            lambda model, lr, skeleton, example: SignProp(model.named_parameters(), lr=lr, gamma=0.9),
+        ),
     )
 }
 
@@ -198,4 +222,4 @@ def prepare(task: Task, recipe: Recipe, skeleton: Skeleton | None = None) -> tup
         skeleton = find_skeleton(task, recipe)
     if recipe.init == "unit-skeleton" and skeleton is not None:
         init_skeleton(model, skeleton)
-    return model, OPTIMIZERS[recipe.optimizer].make(model, recipe.rate, skeleton)
+    return model, OPTIMIZERS[recipe.optimizer].make(model, recipe.rate, skeleton, task.example_inputs())

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
@@ -109,13 +110,13 @@ def task_names() -> tuple[str, ...]:
     """Return the names of all registered tasks, sorted.
 
     Example:
-        >>> task_names()
-        ('digits-rows',)
+        >>> "digits-rows" in task_names()
+        True
     """
     return tuple(sorted(_BUILDERS))
 
 
-def load_task(name: str, **options: int) -> Task:
+def load_task(name: str, **options: Any) -> Task:
     """Build the task of this name.
 
     Args:
@@ -131,10 +132,10 @@ def load_task(name: str, **options: int) -> Task:
     Example:
         >>> load_task("digits-rows").train.inputs.shape
         torch.Size([1197, 8, 8])
-        >>> load_task("mnist")
+        >>> load_task("mnist")  # doctest: +ELLIPSIS
         Traceback (most recent call last):
         ...
-        pathspace.errors.InputError: There is no task 'mnist'; choose one of: digits-rows.
+        pathspace.errors.InputError: There is no task 'mnist'; choose one of: ...
     """
     if name not in _BUILDERS:
         raise InputError(f"There is no task '{name}'; choose one of: {', '.join(task_names())}.")

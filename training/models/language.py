@@ -1,0 +1,80 @@
+"""The stacked ReLU RNN language model of the path-space paper."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+
+class StackedReluLM(nn.Module):
+    """Embedding, stacked ReLU recurrent layers, a linear read-out of every step.
+
+    The defaults are the paper's sizes. Dropout acts on the embedded tokens, between the layers and before the
+    read-out; whole words of the embedding can be dropped, too. The recurrent layers have no biases, as in the
+    paper's equations.
+
+    Args:
+        vocabulary: number of tokens.
+        embedding: features per token.
+        hidden: units of every recurrent layer.
+        layers: recurrent layers.
+        dropout: before the read-out.
+        dropout_inputs: on the embedded tokens.
+        dropout_layers: between recurrent layers.
+        dropout_words: share of the tokens whose embedding is dropped everywhere.
+
+    Reference:
+        Path Space for Recurrent Neural Networks with ReLU Activations, section 5.2, appendix A.2 and Table 3.
+
+    Example:
+        >>> StackedReluLM(27, embedding=5, hidden=6, layers=2)(torch.zeros(3, 4, dtype=torch.int64)).shape
+        torch.Size([3, 4, 27])
+    """
+
+    def __init__(
+        self,
+        vocabulary: int,
+        embedding: int = 400,
+        hidden: int = 1550,
+        layers: int = 4,
+        dropout: float = 0.0,
+        dropout_inputs: float = 0.0,
+        dropout_layers: float = 0.0,
+        dropout_words: float = 0.0,
+    ) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(vocabulary, embedding)
+        self.rnn = nn.RNN(
+            embedding,
+            hidden,
+            layers,
+            nonlinearity="relu",
+            bias=False,
+            batch_first=True,
+            dropout=dropout_layers if layers > 1 else 0.0,
+        )
+        self.readout = nn.Linear(hidden, vocabulary)
+        self.enter, self.leave = nn.Dropout(dropout_inputs), nn.Dropout(dropout)
+        self.dropout_words = dropout_words
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """Map tokens of shape (B, T) to scores of the next token, shape (B, T, vocabulary)."""
+        embedded = self.embedding(tokens)
+        if self.training and self.dropout_words:
+            kept = torch.empty(self.embedding.num_embeddings, device=tokens.device).bernoulli_(1 - self.dropout_words)
+            embedded = embedded * (kept / (1 - self.dropout_words))[tokens].unsqueeze(-1)
+        states, _ = self.rnn(self.enter(embedded))
+        return self.readout(self.leave(states))
+
+
+def language_model() -> tuple[nn.Module, tuple[Tensor, ...]]:
+    """Return a model of 4 recurrent layers of 8 units for 12 tokens, and two sequences of 5 tokens.
+
+    Example:
+        >>> model, inputs = language_model()
+        >>> model(*inputs).shape
+        torch.Size([2, 5, 12])
+    """
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        return StackedReluLM(12, embedding=6, hidden=8), (torch.randint(12, (2, 5)),)

@@ -1,0 +1,104 @@
+"""An encoder-decoder transformer for short sentences."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor, nn
+
+
+def sinusoids(length: int, width: int) -> Tensor:
+    """Return the fixed position codes ``sin(t / 10000^(2i/width))`` and cosines, shape (length, width).
+
+    Args:
+        length: number of positions.
+        width: even number of features.
+
+    Reference:
+        Vaswani et al., Attention is all you need, section 3.5.
+
+    Example:
+        >>> sinusoids(2, 4)[0].tolist()
+        [0.0, 1.0, 0.0, 1.0]
+    """
+    angles = torch.arange(length)[:, None] * torch.exp(-math.log(1e4) * torch.arange(0, width, 2) / width)
+    return torch.stack([angles.sin(), angles.cos()], dim=2).flatten(1)
+
+
+class Translator(nn.Module):
+    """Encoder and decoder layers with the norm inside the branch, and one embedding for both languages.
+
+    A pair is one row of tokens: ``source`` places of the source sentence, then the target sentence shifted by
+    one, so that a data loader has one tensor to carry. Token 0 pads.
+
+    Args:
+        vocabulary: tokens of both languages together.
+        source: places of the source sentence.
+        width: features per token.
+        heads: attention heads.
+        inner: units between the two layers of a feed-forward branch.
+        layers: encoder layers, and decoder layers.
+        longest: longest target sentence.
+
+    Reference:
+        Rethinking skip connection model as a learnable Markov chain, section 3.1.
+
+    Example:
+        >>> Translator(20, source=4, width=8, heads=2, inner=8, layers=1)(torch.ones(3, 9, dtype=torch.int64)).shape
+        torch.Size([3, 5, 20])
+    """
+
+    def __init__(
+        self,
+        vocabulary: int,
+        source: int,
+        width: int = 64,
+        heads: int = 4,
+        inner: int = 128,
+        layers: int = 2,
+        longest: int = 256,
+    ) -> None:
+        super().__init__()
+        self.source = source
+        self.embedding = nn.Embedding(vocabulary, width)
+        nn.init.normal_(self.embedding.weight, std=width**-0.5)
+        common = {"dropout": 0.0, "batch_first": True, "norm_first": True}
+        self.encoder = nn.ModuleList(nn.TransformerEncoderLayer(width, heads, inner, **common) for _ in range(layers))
+        self.encoder_norm = nn.LayerNorm(width)
+        self.decoder = nn.ModuleList(nn.TransformerDecoderLayer(width, heads, inner, **common) for _ in range(layers))
+        self.decoder_norm = nn.LayerNorm(width)
+        self.readout = nn.Linear(width, vocabulary)
+        self.register_buffer("places", sinusoids(max(longest, source), width), persistent=False)
+
+    def forward(self, pairs: Tensor) -> Tensor:
+        """Map pairs of shape (B, source + T) to scores of the next target token, shape (B, T, vocabulary)."""
+        source, target = pairs[:, : self.source], pairs[:, self.source :]
+        hidden = torch.zeros(source.shape, device=source.device).masked_fill(source == 0, -math.inf)
+        # No query may look at a place ahead of its own.
+        ahead = torch.full((target.shape[1],) * 2, -math.inf, device=source.device).triu(1)
+        memory = self._embed(source)
+        for layer in self.encoder:
+            memory = layer(memory, src_key_padding_mask=hidden)
+        memory, state = self.encoder_norm(memory), self._embed(target)
+        for layer in self.decoder:
+            state = layer(state, memory, tgt_mask=ahead, memory_key_padding_mask=hidden)
+        return self.readout(self.decoder_norm(state))
+
+    def _embed(self, tokens: Tensor) -> Tensor:
+        scale = self.embedding.embedding_dim**0.5
+        return self.embedding(tokens) * scale + self.places[: tokens.shape[1]]
+
+
+def translator() -> tuple[nn.Module, tuple[Tensor, ...]]:
+    """Return a translator of one encoder and one decoder layer, and two pairs of sentences.
+
+    Example:
+        >>> model, inputs = translator()
+        >>> model(*inputs).shape
+        torch.Size([2, 5, 20])
+    """
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        model = Translator(20, source=4, width=8, heads=2, inner=12, layers=1)
+        return model, (torch.randint(1, 20, (2, 9)),)
