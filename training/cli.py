@@ -1,4 +1,4 @@
-"""The commands ``pathspace train`` and ``pathspace demo``.
+"""The commands ``pathspace train``, ``sweep``, ``reproduce`` and ``demo``.
 
 Torch and the tasks are imported inside the commands, so that the help of the command line answers at once.
 """
@@ -6,9 +6,10 @@ Torch and the tasks are imported inside the commands, so that the help of the co
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from click.core import ParameterSource
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -22,6 +23,13 @@ class Rule(StrEnum):
     modulo = "modulo"
     magnitude = "magnitude"
     random = "random"
+
+
+class Scale(StrEnum):
+    """How large an experiment is."""
+
+    embedded = "embedded"
+    full = "full"
 
 
 class Init(StrEnum):
@@ -41,19 +49,25 @@ def register(app: typer.Typer) -> None:
         >>> app = typer.Typer()
         >>> register(app)
         >>> [command.callback.__name__ for command in app.registered_commands]
-        ['train', 'demo']
+        ['train', 'sweep', 'reproduce', 'demo']
     """
     app.command()(train)
+    app.command()(sweep)
+    app.command()(reproduce)
     app.command()(demo)
 
 
 def train(
+    context: typer.Context,
     task: Annotated[
         str,
         typer.Argument(
             metavar="TASK",
-            help="What to learn: digits-rows (a ReLU RNN reads 8x8 digits row by row), digits-rows-permuted (after "
-            "one shuffle of the pixels), digits-pixels, digits-pixels-permuted (64 steps).",
+            help="Offline at once: digits-rows (a ReLU RNN reads 8x8 digits row by row), digits-rows-permuted, "
+            "digits-pixels, "
+            "digits-pixels-permuted (64 steps), digits-images, text-characters, text-masked-words, number-words "
+            "(English to German). With --data: mnist-28, mnist-98, mnist-28-permuted, mnist-98-permuted, cifar10, "
+            "cifar100, ptb, ptb-characters, wikitext-2, enwik8, wmt16, catalogue (message catalogues).",
         ),
     ],
     optimizer: Annotated[
@@ -70,7 +84,15 @@ def train(
     ] = None,
     epochs: Annotated[int, typer.Option(min=1, help="Passes over the training split.")] = 60,
     batch_size: Annotated[int, typer.Option(min=1, help="Examples per step.")] = 32,
-    hidden: Annotated[int, typer.Option(min=1, help="Hidden units of the model.")] = 100,
+    hidden: Annotated[
+        int | None,
+        typer.Option(min=1, help="Hidden units, channels or features of the model.", show_default="the task's own"),
+    ] = None,
+    data: Annotated[
+        str | None,
+        typer.Option(metavar="DIR", help="Folder with data of yours, for tasks that read it.", show_default=False),
+    ] = None,
+    tau: Annotated[float, typer.Option(min=0, help="Strength of the penal connection; residual models only.")] = 0.0,
     seed: Annotated[
         int, typer.Option(min=0, max=2**32 - 1, help="Fixes the first weights and the order of the batches.")
     ] = 0,
@@ -118,6 +140,14 @@ def train(
             show_default=False,
         ),
     ] = None,
+    config: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FILE",
+            help="TOML file with any of these options, such as lr = 0.1; what is typed here goes before it.",
+            show_default=False,
+        ),
+    ] = None,
 ) -> None:
     """Train a task's model with one optimizer, on weights or in path space.
 
@@ -133,24 +163,138 @@ def train(
     """
     from training.command import TrainRequest, run_training
 
-    request = TrainRequest(
-        task=task,
-        optimizer=optimizer,
-        lr=lr,
-        epochs=epochs,
-        batch_size=batch_size,
-        hidden=hidden,
-        seed=seed,
-        rule=rule.value,
-        init=init.value if init else None,
-        out=out,
-        resume=resume,
-        overwrite=overwrite,
-        device=device,
-        json=json,
-    )
-    if not run_training(request, _console(json)):
+    values: dict[str, Any] = {
+        "optimizer": optimizer,
+        "lr": lr,
+        "epochs": epochs,
+        "batch_size": batch_size,
+        "hidden": hidden,
+        "data": data,
+        "tau": tau,
+        "seed": seed,
+        "rule": rule.value,
+        "init": init.value if init else None,
+        "out": out,
+        "resume": resume,
+        "overwrite": overwrite,
+        "device": device,
+        "json": json,
+    }
+    if config is not None:
+        from training.config import read_config
+
+        read = read_config(config, TrainRequest.types())
+        typed = {name for name in values if context.get_parameter_source(name) is not ParameterSource.DEFAULT}
+        values.update({name: value for name, value in read.items() if name not in typed})
+    request = TrainRequest(task=task, **values)
+    if not run_training(request, _console(request.json)):
         raise typer.Exit(INTERRUPTED)
+
+
+def sweep(
+    task: Annotated[
+        str,
+        typer.Argument(
+            metavar="TASK",
+            help="What to learn, see pathspace train --help.",
+        ),
+    ],
+    optimizer: Annotated[str, typer.Option("--optimizer", help="As for pathspace train.")] = "gsgd",
+    lr: Annotated[
+        list[float] | None, typer.Option(help="A learning rate; repeat for more.", show_default="0.02 0.05 0.1 0.2")
+    ] = None,
+    tau: Annotated[
+        list[float] | None, typer.Option(help="A strength of the penal connection; repeat for more.", show_default="0")
+    ] = None,
+    seeds: Annotated[int, typer.Option(min=1, help="Seeds 0, 1, ... of every combination.")] = 2,
+    epochs: Annotated[int, typer.Option(min=1, help="Passes over the training split.")] = 20,
+    batch_size: Annotated[int, typer.Option(min=1, help="Examples per step.")] = 32,
+    init: Annotated[Init | None, typer.Option(help="Starting point.", show_default="the optimizer's own")] = None,
+    hidden: Annotated[int | None, typer.Option(min=1, help="Size of the model.", show_default="the task's own")] = None,
+    data: Annotated[
+        str | None, typer.Option(metavar="DIR", help="Folder with data of yours.", show_default=False)
+    ] = None,
+    jobs: Annotated[int, typer.Option(min=1, help="Processes, each on one thread.")] = 1,
+    out: Annotated[
+        str | None, typer.Option(metavar="DIR", help="Folder of the results.", show_default="runs/sweep-TASK-OPTIMIZER")
+    ] = None,
+) -> None:
+    """Try every combination of learning rate and penal strength; print one table, the best first.
+
+    [bold]pathspace sweep digits-rows --lr 0.05 --lr 0.1 --lr 0.2 --jobs 2[/]
+    [bold]pathspace sweep number-words --optimizer adam --lr 0.005 --tau 0 --tau 1e-4[/]
+
+    Runs that have ended are kept in the folder: the same command, or one with more values, goes on from there. Only
+    the validation split is looked at.
+
+    Exit codes: 0 done, 2 bad input, 130 interrupted.
+    """
+    from training.reproduce.trial import Trial
+    from training.sweep import run_sweep
+
+    options = tuple((key, value) for key, value in (("hidden", hidden), ("data", data)) if value is not None)
+    base = Trial(task, optimizer, 0.0, 0, epochs, batch_size, init=init.value if init else None, options=options)
+    console = _console(None)
+    try:
+        run_sweep(
+            base,
+            (0.02, 0.05, 0.1, 0.2) if lr is None else lr,
+            (0.0,) if tau is None else tau,
+            seeds,
+            out or f"runs/sweep-{task}-{optimizer}",
+            jobs,
+            console,
+        )
+    except KeyboardInterrupt:
+        console.print("Interrupted; runs that had ended are kept: the same command goes on from there.", markup=False)
+        raise typer.Exit(INTERRUPTED) from None
+
+
+def reproduce(
+    name: Annotated[
+        str,
+        typer.Argument(
+            metavar="NAME",
+            help="With minutes on one thread: smnist (G-SGD, SGD, Path-SGD, G-Adam, Adam on sequential digits; 10), "
+            "language (stacked ReLU RNN; 6), rcnn (recurrent convolutions; 4), time (of a step; 3), toy (28 "
+            "parameters; "
+            "3), translation (efficiency of the chain; 8), image and depth (penal connection; 6 each), "
+            "ideal-direction (1); or page, which writes page and pictures again from the records in --out.",
+        ),
+    ],
+    scale: Annotated[
+        Scale, typer.Option(help="embedded fits one thread of a small computer; full is the paper's own setting.")
+    ] = Scale.embedded,
+    data: Annotated[
+        str | None,
+        typer.Option(metavar="DIR", help="Folder with the paper's data, for --scale full.", show_default=False),
+    ] = None,
+    out: Annotated[
+        str, typer.Option(metavar="DIR", help="Folder for record and picture; the page is DIR.md.")
+    ] = "reproduction",
+    jobs: Annotated[int, typer.Option(min=1, help="Processes, each on one thread.")] = 1,
+    seeds: Annotated[int, typer.Option(min=2, max=100, help="Fresh seeds that are reported.")] = 5,
+    shrink: Annotated[
+        int, typer.Option(min=1, help="Divide all budgets by this, to try the command out; the record says so.")
+    ] = 1,
+) -> None:
+    """Rerun one of the papers' tables or figures, with intervals, a paired test and a verdict by rule.
+
+    [bold]pathspace reproduce smnist[/]
+    [bold]pathspace reproduce smnist --scale full --data mnist/[/]
+
+    Runs that have ended are kept in runs/trials, so that an interrupted experiment goes on where it was.
+
+    Exit codes: 0 done, 2 bad input, 130 interrupted.
+    """
+    from training.reproduce.command import run_reproduction
+
+    console = _console(None)
+    try:
+        run_reproduction(name, console, out=out, scale=scale.value, data=data, jobs=jobs, seeds=seeds, shrink=shrink)
+    except KeyboardInterrupt:
+        console.print("Interrupted; runs that had ended are kept: the same command goes on from there.", markup=False)
+        raise typer.Exit(INTERRUPTED) from None
 
 
 def demo(

@@ -16,6 +16,7 @@ from pathspace.errors import InputError
 from pathspace.files import ensure_writable, replacing
 from training.checkpoint import protect_unfinished
 from training.history import History, Score
+from training.penal import penalize
 from training.progress import run_progress
 from training.recipe import Init, Recipe, Rule, prepare
 from training.tasks import Task, load_task
@@ -35,7 +36,9 @@ class TrainRequest:
     lr: float | None
     epochs: int
     batch_size: int
-    hidden: int
+    hidden: int | None
+    data: str | None
+    tau: float
     seed: int
     rule: Rule
     init: Init | None
@@ -44,6 +47,23 @@ class TrainRequest:
     overwrite: bool
     device: str
     json: str | None
+
+    @staticmethod
+    def types() -> dict[str, type]:
+        """Return the type of every option that a configuration file may set.
+
+        Example:
+            >>> TrainRequest.types()["lr"]
+            <class 'float'>
+        """
+        texts = dict.fromkeys(("optimizer", "rule", "init", "data", "out", "device", "json"), str)
+        numbers = dict.fromkeys(("epochs", "batch_size", "hidden", "seed"), int)
+        return {**texts, **numbers, "lr": float, "tau": float, "resume": bool, "overwrite": bool}
+
+    @property
+    def task_options(self) -> dict[str, Any]:
+        """Return the options of the task that were given."""
+        return {key: value for key, value in (("hidden", self.hidden), ("data", self.data)) if value is not None}
 
 
 def run_training(request: TrainRequest, console: Console) -> bool:
@@ -59,7 +79,7 @@ def run_training(request: TrainRequest, console: Console) -> bool:
     Raises:
         InputError: a name is unknown, a file cannot be written or read, or an unfinished run is in the way.
     """
-    task = load_task(request.task, hidden=request.hidden)
+    task = load_task(request.task, **request.task_options)
     recipe = Recipe(request.optimizer, request.lr, request.init, request.rule, request.seed)
     fabric = _fabric(request.device)
     if request.json not in (None, "-"):
@@ -71,6 +91,8 @@ def run_training(request: TrainRequest, console: Console) -> bool:
         protect_unfinished(fabric, folder / "checkpoint.pt")
     with one_thread(), run_progress(console, task) as begin:
         model, optimizer = prepare(task, recipe)
+        if request.tau:
+            penalize(model, *task.example_inputs(), tau=request.tau)
         trainer = Trainer(
             task,
             model,
@@ -79,7 +101,7 @@ def run_training(request: TrainRequest, console: Console) -> bool:
             batch_size=request.batch_size,
             seed=request.seed,
             folder=folder,
-            settings={"hidden": request.hidden, **recipe.settings()},
+            settings={**request.task_options, **({"tau": request.tau} if request.tau else {}), **recipe.settings()},
             watch=begin(recipe.optimizer),
             fabric=fabric,
         )

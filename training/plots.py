@@ -96,6 +96,20 @@ def save_figure(figure: Figure, stem: str | os.PathLike[str]) -> tuple[Path, Pat
     return png, svg
 
 
+def save_png(figure: Figure, path: str | os.PathLike[str]) -> None:
+    """Write a figure as PNG; the same figure gives the same bytes.
+
+    Args:
+        figure: what to write.
+        path: the file.
+
+    Raises:
+        InputError: the file cannot be written.
+    """
+    with replacing(path) as temporary:
+        figure.savefig(temporary, metadata={"Software": None})
+
+
 def _curves(
     axes: Axes, runs: Sequence[Run], read: Callable[[EpochRecord], float], label: str, look: dict[str, str]
 ) -> None:

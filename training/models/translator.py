@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -49,6 +50,8 @@ class Translator(nn.Module):
         torch.Size([3, 5, 20])
     """
 
+    places: Tensor
+
     def __init__(
         self,
         vocabulary: int,
@@ -63,7 +66,7 @@ class Translator(nn.Module):
         self.source = source
         self.embedding = nn.Embedding(vocabulary, width)
         nn.init.normal_(self.embedding.weight, std=width**-0.5)
-        common = {"dropout": 0.0, "batch_first": True, "norm_first": True}
+        common: dict[str, Any] = {"dropout": 0.0, "batch_first": True, "norm_first": True}
         self.encoder = nn.ModuleList(nn.TransformerEncoderLayer(width, heads, inner, **common) for _ in range(layers))
         self.encoder_norm = nn.LayerNorm(width)
         self.decoder = nn.ModuleList(nn.TransformerDecoderLayer(width, heads, inner, **common) for _ in range(layers))

@@ -1,0 +1,300 @@
+"""``pathspace reproduce``: the protocol, the verdicts, the records and the page."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import typer
+from scipy import stats
+from typer.testing import CliRunner, Result
+
+import training.cli
+from pathspace.cli import OneSentenceGroup
+from pathspace.errors import InputError
+from training.models import Toy
+from training.penal import penalize
+from training.reproduce import EXPERIMENTS, Setting
+from training.reproduce.command import records
+from training.reproduce.journal import Journal, run_all
+from training.reproduce.page import render
+from training.reproduce.record import Record
+from training.reproduce.toys import Toys, target, train_toys
+from training.reproduce.trial import Outcome, Trial, run_trial
+from training.reproduce.tuning import Arm, best_rate, measure
+from training.reproduce.verdict import gain, judge, positive
+
+SMALL = Trial("digits-rows", "sgd", 0.1, 0, 2, batch_size=400, options=(("hidden", 3),))
+DOCS = Path(__file__).parents[1] / "docs"
+
+app = typer.Typer(cls=OneSentenceGroup, rich_markup_mode="rich")
+training.cli.register(app)
+
+
+def call(*words: object) -> Result:
+    return CliRunner().invoke(app, [str(word) for word in words])
+
+
+def flat(text: str) -> str:
+    return " ".join(text.split())
+
+
+def same(first: Outcome, second: Outcome) -> bool:
+    return replace(first, seconds=0.0) == replace(second, seconds=0.0)
+
+
+# ---- trials and the journal -----------------------------------------------------------------------------------------
+
+
+def test_a_trial_repeats_itself_and_looks_at_the_test_split_only_when_told() -> None:
+    first, second = run_trial(SMALL), run_trial(SMALL)
+    assert same(first, second) and first.test_metric is None and len(first.valid_metrics) == 2
+    assert run_trial(replace(SMALL, test=True)).test_metric is not None
+
+
+def test_every_field_of_a_trial_is_in_its_name() -> None:
+    changed = [
+        replace(SMALL, **{key: value})
+        for key, value in {
+            "task": "x", "optimizer": "x", "lr": 9.0, "seed": 9, "epochs": 9, "batch_size": 9, "init": "default",
+            "rule": "random", "tau": 9.0, "options": (), "test": True, "efficiency": True,
+        }.items()
+    ]  # fmt: skip
+    assert len({trial.key for trial in (SMALL, *changed)}) == 13
+
+
+def test_a_known_trial_is_not_run_again_and_a_damaged_file_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    journal = Journal(tmp_path)
+    (first,) = run_all([SMALL], journal)
+    monkeypatch.setattr("training.reproduce.journal.run_trial", lambda trial: pytest.fail("run again"))
+    assert run_all([SMALL, SMALL], Journal(tmp_path)) == [first, first]
+    monkeypatch.undo()
+    (file,) = tmp_path.iterdir()
+    for text in ("", "{", "[]", '{"format": 99}', '{"format": 1, "outcome": {"strange": 1}}'):
+        file.write_text(text)
+        assert journal.find(SMALL) is None
+    (again,) = run_all([SMALL], journal)
+    assert same(first, again) and journal.find(SMALL) == again
+
+
+def test_an_interrupted_series_keeps_what_had_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    trials = [replace(SMALL, seed=seed) for seed in range(3)]
+
+    def interrupted(trial: Trial) -> Outcome:
+        if trial.seed == 2:
+            raise KeyboardInterrupt
+        return Outcome((1.0,), (1.0,), (trial.seed,), 0.1, False)
+
+    monkeypatch.setattr("training.reproduce.journal.run_trial", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        run_all(trials, Journal(tmp_path))
+    assert [Journal(tmp_path).find(trial) is not None for trial in trials] == [True, True, False]
+
+
+def test_processes_change_nothing(tmp_path: Path) -> None:
+    trials = [replace(SMALL, seed=seed, epochs=1) for seed in range(2)]
+    apart, together = run_all(trials, Journal(tmp_path), jobs=2), run_all(trials, Journal(None))
+    assert all(same(a, b) for a, b in zip(apart, together, strict=True))
+
+
+def test_number_of_processes_must_be_positive() -> None:
+    with pytest.raises(InputError, match="found 0"):
+        run_all([SMALL], Journal(None), jobs=0)
+
+
+def test_efficiency_is_measured_before_training_and_after_every_epoch() -> None:
+    options = (("hidden", 8), ("limit", 8))
+    trial = Trial("number-words", "adam", 0.01, 0, 2, batch_size=8, options=options, efficiency=True)
+    plain, penal = run_trial(trial), run_trial(replace(trial, tau=1.0))
+    assert len(plain.efficiencies) == len(penal.efficiencies) == 3
+    # Before training there is no difference: the penalty is kept out of the gradient that cosines are taken with.
+    assert plain.efficiencies[0] == pytest.approx(penal.efficiencies[0], abs=1e-12)
+    assert plain.efficiencies[2] != penal.efficiencies[2]
+    # Looking changes nothing.
+    assert plain.valid_losses == run_trial(replace(trial, efficiency=False)).valid_losses
+
+
+# ---- tuning ---------------------------------------------------------------------------------------------------------
+
+
+def outcome(value: float, trial: Trial) -> Outcome:
+    return Outcome((value,), (value,), (value,), 1.0, False, value, value if trial.test else None, (0.0, 0.1))
+
+
+def test_rates_are_chosen_by_validation_and_reported_on_other_seeds() -> None:
+    asked: list[Trial] = []
+
+    def run(trials: Sequence[Trial]) -> list[Outcome]:
+        asked.extend(trials)
+        return [outcome(abs(t.lr - 0.2) + 0.001 * t.seed, t) for t in trials]
+
+    (only,) = measure([Arm("a", SMALL, (0.1, 0.2, 0.4))], run, (7, 8), (0, 1, 2))
+    assert only.lr == 0.2 and not only.edge and only.tests == pytest.approx([0.0, 0.001, 0.002])
+    tuning, fresh = asked[:6], asked[6:]
+    assert not any(t.test for t in tuning) and {t.seed for t in tuning} == {7, 8}
+    assert all(t.test and t.lr == 0.2 for t in fresh) and [t.seed for t in fresh] == [0, 1, 2]
+    assert only.seconds == 9.0
+
+
+def test_a_rate_at_which_a_seed_diverged_is_the_last_choice() -> None:
+    assert best_rate({0.1: 0.9, 0.2: math.nan}) == 0.1
+    assert best_rate({0.2: 0.5, 0.1: 0.5}) == 0.1
+
+
+# ---- verdicts -------------------------------------------------------------------------------------------------------
+
+
+def test_gain_is_the_paired_t_test_on_shares() -> None:
+    rng = np.random.default_rng(0)
+    ours, rival = rng.random(6).tolist(), (rng.random(6) + 0.3).tolist()
+    claim = gain("x", ours, rival, (1.5, 2.0))
+    assert claim.p == pytest.approx(stats.ttest_rel(rival, ours).pvalue)
+    interval = stats.ttest_rel(rival, ours).confidence_interval(0.95)
+    assert (claim.low, claim.high) == pytest.approx(tuple(np.array(interval) / np.mean(rival)))
+    assert claim.mean == pytest.approx(1 - np.mean(ours) / np.mean(rival)) and claim.printed == 0.25
+
+
+def test_seeds_that_failed_leave_their_pair() -> None:
+    claim = gain("x", [1.0, math.nan, 1.2], [2.0, 2.0, 2.2])
+    assert claim.count == 2
+
+
+def test_correction_is_holms() -> None:
+    claims = [replace(positive("x", [1.0, 1.1, 0.9]), p=p) for p in (0.04, 0.01, 0.03, 0.005)]
+    # by hand: 0.005 * 4, 0.01 * 3, 0.03 * 2, then 0.04 * 1 lifted to the one before it
+    assert [claim.corrected for claim in judge(claims)] == pytest.approx([0.06, 0.03, 0.06, 0.02])
+
+
+@pytest.mark.parametrize(
+    ("values", "printed", "verdict"),
+    [
+        ([0.10, 0.11, 0.09, 0.10, 0.10], None, "confirmed"),
+        ([0.10, 0.11, 0.09, 0.10, 0.10], 0.5, "confirmed"),
+        ([-0.10, -0.11, -0.09, -0.10, -0.10], None, "not confirmed"),
+        ([0.01, -0.01, 0.0, 0.005, -0.005], 0.2, "not confirmed"),
+        ([0.01, -0.01, 0.0, 0.005, -0.005], None, "inconclusive at this scale"),
+        ([1.0, -1.0, 0.2, -0.1, 0.0], 0.2, "inconclusive at this scale"),
+        ([0.1], None, "inconclusive at this scale"),
+        ([], None, "inconclusive at this scale"),
+    ],
+)
+def test_rule_of_the_verdict(values: list[float], printed: float | None, verdict: str) -> None:
+    (claim,) = judge([positive("x", values, printed)])
+    assert claim.verdict == verdict
+
+
+# ---- the toys side by side ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("skip", "tau"), [(1.0, 0.0), (1.0, 0.01), (0.0, 0.0)])
+def test_toys_side_by_side_are_each_the_model_trained_alone(skip: float, tau: float) -> None:
+    """Oracle: the module of the library, the penal connection of the library, torch's SGD."""
+    toys = train_toys([5, 5, 3], [1.0, skip, 0.0], [0.3, tau, 0.0], [0.01, 0.1, 0.2], steps=7)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(5)
+        model = Toy(skip=bool(skip))
+    if tau:
+        penalize(model, torch.zeros(2, 2), tau=tau)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    points = torch.rand(100, 64, 2, generator=torch.Generator().manual_seed(5)) * 2 - 1
+    for batch in points[:7]:
+        optimizer.zero_grad()
+        (model(batch).squeeze(1) - target(batch)).square().mean().backward()
+        optimizer.step()
+    for ours, theirs in zip(toys.weights, model.parameters(), strict=True):
+        assert torch.allclose(ours[1], theirs, atol=1e-6)
+
+
+def test_toys_of_one_seed_start_alike() -> None:
+    toys = Toys.make([0, 1, 0])
+    assert torch.equal(toys.enter[0], toys.enter[2]) and not torch.equal(toys.enter[0], toys.enter[1])
+
+
+# ---- experiments, records, page -------------------------------------------------------------------------------------
+
+TRIALS = ["smnist", "language", "rcnn", "translation", "image", "depth"]
+
+
+def pretend(trials: Sequence[Trial]) -> list[Outcome]:
+    """Errors without training: path space a little better, everything else a little random."""
+    rng = np.random.default_rng(0)
+    return [outcome(0.1 + 0.01 * rng.random() - 0.02 * t.optimizer.startswith("g"), t) for t in trials]
+
+
+@pytest.mark.parametrize("name", TRIALS)
+@pytest.mark.parametrize("scale", ["embedded", "full"])
+def test_records_of_trained_experiments_hold_together(name: str, scale: str, tmp_path: Path) -> None:
+    data = tmp_path if scale == "full" else None
+    record = EXPERIMENTS[name].run(Setting(run=pretend, scale=scale, data=data))
+    record.write(tmp_path / "record.json")
+    assert Record.read(tmp_path / "record.json") == Record.read(tmp_path / "record.json")
+    again = Record.read(tmp_path / "record.json")
+    assert again.ours == record.ours and again.claims == record.claims and again.name == name
+    assert render([again]) == render([record])
+    assert EXPERIMENTS[name].draw(again).axes
+    for claim in record.claims:
+        assert claim["verdict"] in ("confirmed", "not confirmed", "inconclusive at this scale")
+    if name == "smnist":
+        assert {c["verdict"] for c in record.claims if "G-SGD errs less than SGD" in c["statement"]} == {"confirmed"}
+
+
+@pytest.mark.parametrize("name", ["toy", "ideal-direction", "time"])
+def test_records_of_measured_experiments_hold_together(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("training.reproduce.timing.CASES", EXPERIMENTS["time"].run.__globals__["CASES"][:1])
+    record = EXPERIMENTS[name].run(Setting(run=pretend, shrink=5000))
+    assert record.claims and EXPERIMENTS[name].draw(record).axes and record.ours.rows
+
+
+def test_all_experiments_of_the_papers_are_there() -> None:
+    names = {"smnist", "language", "rcnn", "time", "toy", "translation", "image", "depth", "ideal-direction"}
+    assert set(EXPERIMENTS) == names
+    text = flat(call("reproduce", "--help").output)
+    assert all(name in text for name in names)
+
+
+def test_committed_page_is_what_its_records_say() -> None:
+    known = records(DOCS / "reproduction")
+    assert known and (DOCS / "reproduction.md").read_text(encoding="utf-8") == render(known)
+    assert all((DOCS / "reproduction" / f"{record.name}.png").is_file() for record in known)
+
+
+def test_a_shrunk_run_says_so_and_the_command_writes_everything(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    result = call("reproduce", "ideal-direction", "--shrink", 5000)
+    assert result.exit_code == 0, result.output
+    assert sorted(p.name for p in (tmp_path / "reproduction").iterdir()) == [
+        "ideal-direction.json",
+        "ideal-direction.png",
+    ]
+    page = (tmp_path / "reproduction.md").read_text()
+    (tmp_path / "reproduction.md").unlink()
+    assert call("reproduce", "page").exit_code == 0
+    assert (tmp_path / "reproduction.md").read_text() == page and "## ideal-direction" in page
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["reproduce", "table-9"], "There is no experiment 'table-9'; choose one of: smnist"),
+        (["reproduce", "smnist", "--scale", "full"], "needs MNIST's four idx files; give their folder with --data DIR"),
+        (["reproduce", "depth", "--scale", "full", "--data", "nowhere"], "There is no folder 'nowhere'"),
+        (["reproduce", "toy", "--out", "/dev/null/x"], "Cannot make the folder '/dev/null/x'"),
+        (["reproduce", "page", "--out", "broken"], "The file 'broken/toy.json' is no record of an experiment"),
+    ],
+)
+def test_bad_input_is_one_sentence(
+    words: list[str], sentence: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "broken").mkdir()
+    (tmp_path / "broken" / "toy.json").write_text(json.dumps({"format": 1, "name": "toy"}))
+    result = call(*words)
+    assert result.exit_code == 2 and sentence in flat(result.stderr) and "Traceback" not in result.output

@@ -1,0 +1,307 @@
+"""Loaders of the papers' data, on small files in the genuine formats; what is missing or damaged is one sentence."""
+
+from __future__ import annotations
+
+import gzip
+import pickle
+import struct
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from pathspace.errors import InputError
+from training.models.translator import Translator
+from training.tasks import load_task, nearest_words
+from training.tasks.catalogue import read_catalogue
+from training.tasks.files import read_batch, read_idx
+from training.tasks.masked import MaskedWords
+from training.tasks.papers import cifar_splits, mnist_splits, tokens_of
+from training.tasks.translation import english_words, german_words
+
+
+def idx(array: np.ndarray, code: int) -> bytes:
+    """Written by the format's own description, not by the reader."""
+    header = struct.pack(">BBBB", 0, 0, code, array.ndim) + b"".join(struct.pack(">I", n) for n in array.shape)
+    return header + array.astype(array.dtype.newbyteorder(">")).tobytes()
+
+
+def write_mnist(folder: Path, packed: bool = False) -> tuple[np.ndarray, np.ndarray]:
+    rng = np.random.default_rng(0)
+    first = None
+    for part, count in (("train", 24), ("t10k", 6)):
+        images = rng.integers(0, 256, (count, 28, 28), dtype=np.uint8)
+        labels = (np.arange(count) % 10).astype(np.uint8)
+        first = first or (images, labels)
+        for name, data in (
+            (f"{part}-images-idx3-ubyte", idx(images, 8)),
+            (f"{part}-labels-idx1-ubyte", idx(labels, 8)),
+        ):
+            if packed:
+                (folder / f"{name}.gz").write_bytes(gzip.compress(data))
+            else:
+                (folder / name).write_bytes(data)
+    assert first is not None
+    return first
+
+
+def write_cifar(folder: Path, classes: int) -> np.ndarray:
+    """Dictionaries with byte-string keys, protocol 2: what the original files hold."""
+    rng = np.random.default_rng(0)
+    names = [f"data_batch_{i}" for i in range(1, 6)] + ["test_batch"] if classes == 10 else ["train", "test"]
+    first = None
+    for name in names:
+        pixels = rng.integers(0, 256, (12, 3072), dtype=np.uint8)
+        first = pixels if first is None else first
+        labels = [int(label) for label in rng.integers(0, classes, 12)]
+        batch = {b"data": pixels, b"labels" if classes == 10 else b"fine_labels": labels, b"batch_label": b"x"}
+        (folder / name).write_bytes(pickle.dumps(batch, protocol=2))
+    assert first is not None
+    return first
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_mnist_is_read_and_normalised_by_its_training_part(tmp_path: Path, packed: bool) -> None:
+    images, labels = write_mnist(tmp_path, packed)
+    train, valid, test = mnist_splits(tmp_path)
+    assert (len(train), len(valid), len(test)) == (22, 2, 6)
+    assert abs(train.inputs.mean()) < 1e-5 and abs(train.inputs.std(correction=0) - 1) < 1e-5
+    kept = images[:22].astype(float)
+    assert np.allclose(valid.inputs[1, 0], (images[23] - kept.mean()) / kept.std(), atol=1e-5)
+    assert torch.equal(train.targets, torch.tensor(labels[:22].astype(int)))
+
+
+@pytest.mark.parametrize("steps", [28, 98])
+def test_mnist_is_cut_into_steps(tmp_path: Path, steps: int) -> None:
+    write_mnist(tmp_path)
+    plain = load_task(f"mnist-{steps}", hidden=4, data=str(tmp_path))
+    shuffled = load_task(f"mnist-{steps}-permuted", hidden=4, data=str(tmp_path))
+    assert plain.train.inputs.shape == shuffled.train.inputs.shape == (22, steps, 784 // steps)
+    assert torch.equal(plain.train.inputs.flatten(1).sort(1).values, shuffled.train.inputs.flatten(1).sort(1).values)
+    assert plain.make_model(0)(plain.train.inputs[:2]).shape == (2, 10)
+
+
+@pytest.mark.parametrize(("dtype", "code"), [("u1", 8), ("i1", 9), ("i2", 11), ("i4", 12), ("f4", 13), ("f8", 14)])
+def test_idx_of_every_type(tmp_path: Path, dtype: str, code: int) -> None:
+    array = (np.arange(12).reshape(3, 4) - 3).astype(dtype)
+    (tmp_path / "x").write_bytes(idx(array, code))
+    assert np.array_equal(read_idx(tmp_path / "x", "hint"), array)
+
+
+@pytest.mark.parametrize("length", [0, 3, 7, 20, 27])
+def test_truncated_idx_is_one_sentence(tmp_path: Path, length: int) -> None:
+    (tmp_path / "x").write_bytes(idx(np.arange(16, dtype=np.uint8).reshape(4, 4), 8)[:length])
+    with pytest.raises(InputError, match="idx file") as caught:
+        read_idx(tmp_path / "x", "get it there")
+    assert str(caught.value).endswith("get it there.") and "\n" not in str(caught.value)
+
+
+def test_truncated_gzip_is_one_sentence(tmp_path: Path) -> None:
+    write_mnist(tmp_path, packed=True)
+    path = tmp_path / "train-images-idx3-ubyte.gz"
+    path.write_bytes(path.read_bytes()[:200])
+    with pytest.raises(InputError, match="cannot be read, it may be cut off"):
+        mnist_splits(tmp_path)
+
+
+def test_images_without_their_labels_are_one_sentence(tmp_path: Path) -> None:
+    write_mnist(tmp_path)
+    (tmp_path / "train-labels-idx1-ubyte").write_bytes(idx(np.zeros(3, np.uint8), 8))
+    with pytest.raises(InputError, match="do not belong together"):
+        mnist_splits(tmp_path)
+
+
+@pytest.mark.parametrize("classes", [10, 100])
+def test_cifar_is_read(tmp_path: Path, classes: int) -> None:
+    pixels = write_cifar(tmp_path, classes)
+    train, valid, test = cifar_splits(tmp_path, classes)
+    count = 60 if classes == 10 else 12
+    held = count // 12
+    assert (len(train), len(valid), len(test)) == (count - held, held, 12)
+    assert train.inputs.shape[1:] == (3, 32, 32)
+    assert torch.allclose(train.inputs.mean((0, 2, 3)), torch.zeros(3), atol=1e-5)
+    # the first 1024 numbers of a row are the red plane
+    red = torch.tensor(pixels[0, :1024].reshape(32, 32).astype(np.float32))
+    assert torch.corrcoef(torch.stack([red.flatten(), train.inputs[0, 0].flatten()]))[0, 1] > 0.9999
+    assert load_task(f"cifar{classes}", hidden=2, depth=8, data=str(tmp_path)).make_model(0) is not None
+
+
+def test_cifar_in_the_folder_as_unpacked(tmp_path: Path) -> None:
+    (tmp_path / "cifar-10-batches-py").mkdir()
+    write_cifar(tmp_path / "cifar-10-batches-py", 10)
+    assert len(cifar_splits(tmp_path, 10)[0]) == 55
+
+
+class Evil:
+    def __reduce__(self) -> tuple[Callable[..., object], tuple[str]]:
+        return (print, ("run",))
+
+
+@pytest.mark.parametrize(
+    "content", [b"", b"no pickle", pickle.dumps([1]), pickle.dumps({b"data": 1, b"labels": [1]}), pickle.dumps(Evil())]
+)
+def test_damaged_or_hostile_batches_are_one_sentence_and_run_nothing(
+    tmp_path: Path, content: bytes, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "x").write_bytes(content)
+    with pytest.raises(InputError, match="is no python batch with data and labels"):
+        read_batch(tmp_path / "x", "labels", "hint")
+    assert capsys.readouterr().out == ""
+
+
+def test_tokens_are_numbered_by_the_training_text() -> None:
+    (train, other), size = tokens_of(["the cat\nthe <unk>\n", "the dog"], words=True)
+    assert size == 4 and train.tolist() == [1, 3, 0, 1, 2, 0] and other.tolist() == [1, 2, 0]
+    (letters, new), size = tokens_of(["aab", "abc"], words=False)
+    assert size == 3 and letters.tolist() == [0, 0, 1] and new.tolist() == [0, 1, 2]
+
+
+@pytest.mark.parametrize(
+    ("task", "files"),
+    [
+        ("ptb", "ptb.{}.txt"),
+        ("ptb-characters", "ptb.char.{}.txt"),
+        ("wikitext-2", "wiki.{}.tokens"),
+    ],
+)
+def test_texts_are_read(tmp_path: Path, task: str, files: str) -> None:
+    for part in ("train", "valid", "test"):
+        (tmp_path / files.format(part)).write_text(" a b c a b \n = x = \n" * 20, encoding="utf-8")
+    loaded = load_task(task, hidden=4, layers=1, length=10, data=str(tmp_path))
+    assert torch.equal(loaded.train.inputs[:, 1:], loaded.train.targets[:, :-1])
+    assert loaded.metric_name == ("bits" if task.endswith("characters") else "perplexity")
+
+
+def test_enwik8_is_split_by_bytes(tmp_path: Path) -> None:
+    (tmp_path / "enwik8").write_bytes("<mediawiki>é".encode() * 400)
+    task = load_task("enwik8", hidden=4, layers=1, length=20, data=str(tmp_path))
+    assert (len(task.train), len(task.valid), len(task.test)) == (233, 12, 12)
+
+
+def test_parallel_text_is_read_and_must_be_parallel(tmp_path: Path) -> None:
+    for part in ("train", "valid", "test"):
+        (tmp_path / f"{part}.en").write_text("a cat\ntwo dogs\n")
+        (tmp_path / f"{part}.de").write_text("eine Katze\nzwei Hunde\n")
+    task = load_task("wmt16", hidden=8, layers=1, data=str(tmp_path))
+    assert len(task.train) == 2 and isinstance(task.make_model(0), Translator)
+    (tmp_path / "test.de").write_text("eine Katze\n")
+    with pytest.raises(InputError, match="have 2 and 1 lines"):
+        load_task("wmt16", data=str(tmp_path))
+
+
+NEED_DATA = ["mnist-28", "mnist-98-permuted", "cifar10", "cifar100", "ptb", "ptb-characters", "wikitext-2", "enwik8",
+             "wmt16", "catalogue"]  # fmt: skip
+
+
+@pytest.mark.parametrize("task", NEED_DATA)
+def test_absent_data_is_one_sentence_with_the_way_out(tmp_path: Path, task: str) -> None:
+    for data, found in ((None, "--data DIR"), (str(tmp_path), "holds no"), (str(tmp_path / "no"), "here is no folder")):
+        with pytest.raises(InputError, match=found) as caught:
+            load_task(task, data=data)
+        assert "\n" not in str(caught.value) and str(caught.value).endswith(".")
+
+
+def test_text_that_is_none_is_one_sentence(tmp_path: Path) -> None:
+    for content, words in ((b"\xff\xfe\x00", "no text in UTF-8"), (b"  \n", "is empty")):
+        for part in ("train", "valid", "test"):
+            (tmp_path / f"ptb.{part}.txt").write_bytes(content)
+        with pytest.raises(InputError, match=words):
+            load_task("ptb", data=str(tmp_path))
+
+
+# ---- translation ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("number", "english", "german"),
+    [
+        (0, "zero", "null"),
+        (1, "one", "eins"),
+        (16, "sixteen", "sechzehn"),
+        (17, "seventeen", "siebzehn"),
+        (30, "thirty", "dreißig"),
+        (71, "seventy one", "einundsiebzig"),
+        (101, "one hundred one", "einhunderteins"),
+        (1001, "one thousand one", "eintausendeins"),
+        (21_021, "twenty one thousand twenty one", "einundzwanzigtausendeinundzwanzig"),
+        (
+            987_654,
+            "nine hundred eighty seven thousand six hundred fifty four",
+            "neunhundertsiebenundachtzigtausendsechshundertvierundfünfzig",
+        ),
+    ],
+)
+def test_numbers_in_two_languages(number: int, english: str, german: str) -> None:
+    assert " ".join(english_words(number)) == english and "".join(german_words(number)) == german
+
+
+def test_no_number_is_in_two_splits_and_none_is_written_like_another() -> None:
+    task = load_task("number-words", hidden=8, limit=400)
+    rows = torch.cat([split.inputs for split in (task.train, task.valid, task.test)])
+    assert len(rows.unique(dim=0)) == len(rows) == 600
+
+
+def catalogue(messages: dict[str, str]) -> bytes:
+    """A .mo file by the format's description: two tables of lengths and offsets, then the texts."""
+    pairs = sorted((key.encode(), value.encode()) for key, value in messages.items())
+    count, start = len(pairs), 28 + 16 * len(pairs)
+    texts, tables = b"", ([], [])  # type: ignore[var-annotated]
+    for place in range(2):
+        for pair in pairs:
+            tables[place].append(struct.pack("<II", len(pair[place]), start + len(texts)))
+            texts += pair[place] + b"\0"
+    head = struct.pack("<IIIIIII", 0x950412DE, 0, count, 28, 28 + 8 * count, 0, start)
+    return head + b"".join(tables[0]) + b"".join(tables[1]) + texts
+
+
+def test_catalogues_are_read(tmp_path: Path) -> None:
+    messages = {"": "Content-Type: text/plain; charset=UTF-8\n", "_Open %s": "%s ö_ffnen"}
+    messages |= {f"file {i}": f"Datei {i}" for i in range(30)}
+    (tmp_path / "a.mo").write_bytes(catalogue(messages))
+    pairs = read_catalogue(tmp_path / "a.mo")
+    assert (["open", "%s"], ["%s", "öffnen"]) in pairs and len(pairs) == 31
+    task = load_task("catalogue", hidden=8, layers=1, data=str(tmp_path))
+    assert (len(task.train), len(task.valid), len(task.test)) == (25, 3, 3)
+    (tmp_path / "a.mo").write_bytes(catalogue(messages)[:300])
+    with pytest.raises(InputError, match="is no message catalogue, or it is cut off"):
+        load_task("catalogue", data=str(tmp_path))
+
+
+# ---- masked words ---------------------------------------------------------------------------------------------------
+
+
+def test_masked_words_hide_the_middle_and_nothing_else() -> None:
+    task = load_task("text-masked-words", hidden=8, words=200, reach=2, limit=500)
+    assert task.train.inputs.shape == (500, 5) and (task.train.inputs[:, 2] == 0).all()
+    assert (task.train.targets > 1).all() and (task.train.inputs[:, [0, 1, 3, 4]] != 0).all()
+
+
+def test_the_mean_of_the_neighbours_is_taken_under_a_distribution() -> None:
+    """Oracle: the expectation of the value vectors, written as a loop."""
+    torch.manual_seed(0)
+    model, words = MaskedWords(9, 4, 3), torch.tensor([[5, 0, 7]])
+    states = [model.embedding.weight[w] + model.places[i] for i, w in enumerate((5, 0, 7))]
+    scores = torch.stack([model.query(states[1]) @ model.key(state) / 2 for state in states])
+    mean = sum(p * model.value(state) for p, state in zip(scores.softmax(0), states, strict=True))
+    assert torch.allclose(model(words)[0], model.embedding.weight @ mean + model.bias, atol=1e-6)
+
+
+def test_nearest_words_are_those_of_the_largest_cosine() -> None:
+    model = load_task("text-masked-words", hidden=8, words=50, limit=100).make_model(0)
+    with torch.no_grad():
+        model.embedding.weight[7] = 2 * model.embedding.weight[2]  # type: ignore[union-attr, index, operator]
+    (nearest, cosine), *_ = nearest_words(model, "the", 3)  # type: ignore[arg-type]
+    from training.tasks.masked import vocabulary_of
+
+    assert nearest == vocabulary_of(50)[7] and cosine == pytest.approx(1)
+    with pytest.raises(InputError, match="'<mask>' is not among"):
+        nearest_words(model, "<mask>")  # type: ignore[arg-type]
+
+
+def test_text_is_the_documentation_of_this_python() -> None:
+    task = load_task("text-characters", hidden=4, limit=50)
+    assert torch.equal(task.train.inputs[:, 1:], task.train.targets[:, :-1]) and len(task.valid) == 10
+    outputs = torch.zeros(2, 32, 4)
+    assert task.metric(outputs, torch.zeros(2, 32, dtype=torch.int64)).item() == pytest.approx(2)

@@ -1,0 +1,149 @@
+"""Readers of the formats that the papers' data comes in: idx files, pickled batches, text.
+
+Every failure is one sentence that names the file, what was found and where to get the data.
+"""
+
+from __future__ import annotations
+
+import gzip
+import io
+import math
+import pickle
+import zlib
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from pathspace.errors import InputError
+
+# The element types of an idx file, by its third byte; numbers are big-endian.
+IDX_TYPES = {8: ">u1", 9: ">i1", 11: ">i2", 12: ">i4", 13: ">f4", 14: ">f8"}
+
+
+def find(folder: Path, names: tuple[str, ...], hint: str) -> Path:
+    """Return the first of several files that is there, packed by gzip or not.
+
+    Args:
+        folder: where to look.
+        names: file names without ``.gz``.
+        hint: where the data comes from.
+
+    Returns:
+        The file's path.
+
+    Raises:
+        InputError: there is no such folder, or it has none of the files.
+    """
+    if not folder.is_dir():
+        raise InputError(f"There is no folder '{folder}'; {hint}.")
+    for name in names:
+        for path in (folder / name, folder / f"{name}.gz"):
+            if path.is_file():
+                return path
+    raise InputError(f"The folder '{folder}' holds no file '{names[0]}'; {hint}.")
+
+
+def read_bytes(path: Path, hint: str) -> bytes:
+    """Return a file's contents, unpacked if its name ends in ``.gz``.
+
+    Raises:
+        InputError: it cannot be read or is damaged.
+    """
+    try:
+        if path.suffix == ".gz":
+            with gzip.open(path) as file:
+                return file.read()
+        return path.read_bytes()
+    except (OSError, EOFError, zlib.error) as error:
+        raise InputError(f"The file '{path}' cannot be read, it may be cut off; {hint}.") from error
+
+
+def read_idx(path: Path, hint: str) -> np.ndarray:
+    """Read an idx file: two zero bytes, element type, number of axes, their lengths, the numbers.
+
+    Args:
+        path: the file, packed or not.
+        hint: where the data comes from.
+
+    Returns:
+        The array, in the machine's own byte order.
+
+    Raises:
+        InputError: it is no idx file, or it is cut off.
+
+    Reference:
+        The format as described beside the MNIST database.
+    """
+    data = read_bytes(path, hint)
+    if len(data) < 4 or data[:2] != b"\0\0" or data[2] not in IDX_TYPES or not 1 <= data[3] <= 8:
+        start = data[:4].hex(" ") or "missing"
+        raise InputError(f"The file '{path}' is no idx file: its first four bytes are {start}; {hint}.")
+    kind, start = np.dtype(IDX_TYPES[data[2]]), 4 + 4 * data[3]
+    lengths = [int(n) for n in np.frombuffer(data[4:start], ">u4")] if len(data) >= start else []
+    wanted = start + math.prod(lengths) * kind.itemsize
+    if not lengths or len(data) != wanted:
+        expected = str(wanted) if lengths else f"at least {start}"
+        raise InputError(
+            f"The idx file '{path}' has {len(data)} bytes, expected {expected} for what its header says; {hint}."
+        )
+    return np.frombuffer(data, kind, offset=start).reshape(lengths).astype(kind.newbyteorder("="))
+
+
+class _ArraysOnly(pickle.Unpickler):
+    """Unpickle dictionaries of arrays, lists and texts; anything else a pickle can do is refused."""
+
+    ALLOWED = frozenset({"_reconstruct", "ndarray", "dtype", "_frombuffer"})
+
+    def find_class(self, module: str, name: str) -> Any:
+        if module.split(".")[0] == "numpy" and name in self.ALLOWED:
+            # Files of 2009 name a place that later versions of numpy have moved.
+            return getattr(np._core.multiarray, name) if name == "_reconstruct" else getattr(np, name)
+        if (module, name) == ("_codecs", "encode"):
+            return lambda text, code: text.encode("latin1")
+        raise pickle.UnpicklingError(f"{module}.{name}")
+
+
+def read_batch(path: Path, labels: str, hint: str) -> tuple[np.ndarray, np.ndarray]:
+    """Read one of CIFAR's python batches: a pickled dictionary with pixels and labels.
+
+    Args:
+        path: the file.
+        labels: its entry with the labels, ``labels`` or ``fine_labels``.
+        hint: where the data comes from.
+
+    Returns:
+        Images of shape (N, 3, 32, 32) of unsigned bytes, and N labels.
+
+    Raises:
+        InputError: it is no such batch, or it is cut off.
+    """
+    try:
+        # latin1 turns the byte strings of Python 2 into texts without loss.
+        batch = _ArraysOnly(io.BytesIO(read_bytes(path, hint)), encoding="latin1").load()
+        batch = {key.decode() if isinstance(key, bytes) else key: value for key, value in batch.items()}
+        pixels, found = np.asarray(batch["data"]), np.asarray(batch[labels], dtype=np.int64)
+        if pixels.dtype != np.uint8 or pixels.shape != (len(found), 3072):
+            raise ValueError
+    except InputError:
+        raise
+    except Exception as error:
+        raise InputError(
+            f"The file '{path}' is no python batch with data and {labels}, or it is cut off; {hint}."
+        ) from error
+    return pixels.reshape(-1, 3, 32, 32), found
+
+
+def read_text(path: Path, hint: str) -> str:
+    """Read a text in UTF-8.
+
+    Raises:
+        InputError: it cannot be read, is empty, or is something else.
+    """
+    try:
+        text = read_bytes(path, hint).decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise InputError(f"The file '{path}' is no text in UTF-8 (byte {error.start}); {hint}.") from error
+    if not text.strip():
+        raise InputError(f"The file '{path}' is empty; {hint}.")
+    return text
