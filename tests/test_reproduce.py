@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import math
 from collections.abc import Sequence
@@ -20,6 +21,7 @@ from pathspace.cli import OneSentenceGroup
 from pathspace.errors import InputError
 from training.models import Toy
 from training.penal import penalize
+from training.recipe import OPTIMIZERS
 from training.reproduce import EXPERIMENTS, Setting
 from training.reproduce.command import records
 from training.reproduce.journal import Journal, run_all
@@ -29,6 +31,7 @@ from training.reproduce.toys import Toys, target, train_toys
 from training.reproduce.trial import Outcome, Trial, run_trial
 from training.reproduce.tuning import Arm, best_rate, measure
 from training.reproduce.verdict import gain, judge, positive
+from training.tasks.task import _BUILDERS
 
 SMALL = Trial("digits-rows", "sgd", 0.1, 0, 2, batch_size=400, options=(("hidden", 3),))
 DOCS = Path(__file__).parents[1] / "docs"
@@ -223,6 +226,10 @@ TRIALS = ["smnist", "language", "rcnn", "translation", "image", "depth"]
 
 def pretend(trials: Sequence[Trial]) -> list[Outcome]:
     """Errors without training: path space a little better, everything else a little random."""
+    for trial in trials:
+        # What a real run would find out much later.
+        assert {key for key, _ in trial.options} <= inspect.signature(_BUILDERS[trial.task]).parameters.keys()
+        assert trial.optimizer in OPTIMIZERS
     rng = np.random.default_rng(0)
     return [outcome(0.1 + 0.01 * rng.random() - 0.02 * t.optimizer.startswith("g"), t) for t in trials]
 

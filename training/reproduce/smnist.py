@@ -95,7 +95,8 @@ def run(setting: Setting) -> Record:
             "Starting point: the skeleton's weights are set to ±1 for every arm, because the step of G-SGD needs "
             "it and the paper does not say how it starts; SGD and Adam are also run from torch's own start.",
             "G-SGD is the corrected step (see the page on G-SGD), with the skeleton of Algorithm 1.",
-            "Path-SGD uses the exact scaling of Neyshabur et al.; its published code leaves the gradient unchanged.",
+            "Path-SGD uses the first term of the scaling of Neyshabur et al., as their published code means to; run "
+            "today that code leaves the gradient unchanged, and whether the paper's authors noticed is unknown.",
         ),
         protocol=setting.protocol,
         claims=judged(judge(_claims(names, by))),

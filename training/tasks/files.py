@@ -77,8 +77,8 @@ def read_idx(path: Path, hint: str) -> np.ndarray:
     """
     data = read_bytes(path, hint)
     if len(data) < 4 or data[:2] != b"\0\0" or data[2] not in IDX_TYPES or not 1 <= data[3] <= 8:
-        start = data[:4].hex(" ") or "missing"
-        raise InputError(f"The file '{path}' is no idx file: its first four bytes are {start}; {hint}.")
+        found = data[:4].hex(" ") or "missing"
+        raise InputError(f"The file '{path}' is no idx file: its first four bytes are {found}; {hint}.")
     kind, start = np.dtype(IDX_TYPES[data[2]]), 4 + 4 * data[3]
     lengths = [int(n) for n in np.frombuffer(data[4:start], ">u4")] if len(data) >= start else []
     wanted = start + math.prod(lengths) * kind.itemsize
@@ -90,15 +90,19 @@ def read_idx(path: Path, hint: str) -> np.ndarray:
     return np.frombuffer(data, kind, offset=start).reshape(lengths).astype(kind.newbyteorder("="))
 
 
+# What numpy itself names in the pickle of an array, wherever this version keeps it.
+_RECONSTRUCT: Any = np.empty(0).__reduce__()[0]
+
+
 class _ArraysOnly(pickle.Unpickler):
     """Unpickle dictionaries of arrays, lists and texts; anything else a pickle can do is refused."""
 
-    ALLOWED = frozenset({"_reconstruct", "ndarray", "dtype", "_frombuffer"})
+    ALLOWED = frozenset({"_reconstruct", "ndarray", "dtype"})
 
     def find_class(self, module: str, name: str) -> Any:
         if module.split(".")[0] == "numpy" and name in self.ALLOWED:
             # Files of 2009 name a place that later versions of numpy have moved.
-            return getattr(np._core.multiarray, name) if name == "_reconstruct" else getattr(np, name)
+            return _RECONSTRUCT if name == "_reconstruct" else getattr(np, name)
         if (module, name) == ("_codecs", "encode"):
             return lambda text, code: text.encode("latin1")
         raise pickle.UnpicklingError(f"{module}.{name}")
