@@ -9,7 +9,6 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from click.core import ParameterSource
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -184,7 +183,9 @@ def train(
         from training.config import read_config
 
         read = read_config(config, TrainRequest.types())
-        typed = {name for name in values if context.get_parameter_source(name) is not ParameterSource.DEFAULT}
+        sources = {name: context.get_parameter_source(name) for name in values}
+        # By name, because versions of typer differ in whose enumeration this is.
+        typed = {name for name, source in sources.items() if source is not None and source.name != "DEFAULT"}
         values.update({name: value for name, value in read.items() if name not in typed})
     request = TrainRequest(task=task, **values)
     if not run_training(request, _console(request.json)):
