@@ -1,0 +1,205 @@
+"""Hard promises of a run: kill -9 at any moment, damaged files, slips in a configuration."""
+
+from __future__ import annotations
+
+import csv
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+import typer
+from typer.testing import CliRunner, Result
+
+import training.cli
+from pathspace.cli import OneSentenceGroup
+from pathspace.errors import InputError
+from training.config import read_config
+from training.reproduce.trial import Outcome, Trial
+from training.sweep import cells, grid
+
+app = typer.Typer(cls=OneSentenceGroup, rich_markup_mode="rich")
+training.cli.register(app)
+
+ROOT = Path(__file__).parents[1]
+RUN = ["train", "digits-rows", "--hidden", "6", "--epochs", "12", "--batch-size", "200", "--optimizer"]
+# The command in a process of its own, as a user starts it.
+START = (
+    "import typer, training.cli; from pathspace.cli import OneSentenceGroup; "
+    "app = typer.Typer(cls=OneSentenceGroup); training.cli.register(app); app()"
+)
+
+
+def call(*words: object) -> Result:
+    return CliRunner().invoke(app, [str(word) for word in words])
+
+
+def flat(text: str) -> str:
+    return " ".join(text.split())
+
+
+def start(folder: Path, *words: str) -> subprocess.Popen[bytes]:
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    command = [sys.executable, "-c", START, *RUN, "gmomentum", "--out", str(folder), *words]
+    return subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+
+
+def epochs_written(folder: Path) -> int:
+    try:
+        with open(folder / "metrics.csv", newline="") as file:
+            return len(list(csv.reader(file))) - 1
+    except FileNotFoundError:
+        return 0
+
+
+def kill_within(folder: Path, rng: random.Random, resume: bool) -> None:
+    """Kill the run some moments after it has got on by at least one epoch; it may also have come to its end."""
+    before = epochs_written(folder)
+    process = start(folder, *(["--resume"] if resume else []))
+    while process.poll() is None and epochs_written(folder) <= before:
+        time.sleep(0.002)
+    time.sleep(rng.random() * 0.05)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+
+
+@pytest.mark.parametrize("kills", [int(os.environ.get("PATHSPACE_KILLS", "3"))])
+def test_killed_run_ends_with_bitwise_the_same_weights(tmp_path: Path, kills: int) -> None:
+    whole = call(*RUN, "gmomentum", "--out", tmp_path / "whole")
+    assert whole.exit_code == 0, whole.output
+    rng = random.Random(0)
+    part = tmp_path / "part"
+    for turn in range(kills):
+        # Until a first checkpoint is there nothing can be resumed.
+        kill_within(part, rng, resume=turn > 0 and (part / "checkpoint.pt").exists())
+        if (part / "checkpoint.pt").exists():
+            # Never half a file: whatever the moment, the checkpoint and the metrics can be read.
+            torch.load(part / "checkpoint.pt", weights_only=True)
+    assert call(*RUN, "gmomentum", "--out", part, "--resume").exit_code == 0
+    states = [torch.load(folder / "checkpoint.pt", weights_only=True) for folder in (tmp_path / "whole", part)]
+    assert states[0]["model"].keys() == states[1]["model"].keys()
+    for name, weight in states[0]["model"].items():
+        assert torch.equal(weight, states[1]["model"][name]), name
+    tables = []
+    for folder in (tmp_path / "whole", part):
+        with open(folder / "metrics.csv", newline="") as file:
+            tables.append([[*row[:5], row[6]] for row in csv.reader(file)])
+    assert tables[0] == tables[1] and len(tables[0]) == 13
+    # What a killed write leaves behind is a hidden sibling, never one of the run's own files.
+    assert {path.name for path in part.iterdir() if not path.name.startswith(".")} == {"checkpoint.pt", "metrics.csv"}
+
+
+@pytest.mark.parametrize(
+    ("content", "sentence"),
+    [
+        (b"", "cannot be read: it is damaged or no checkpoint"),
+        (b"PK\x03\x04 half a checkpoint", "cannot be read: it is damaged or no checkpoint"),
+        (None, "is no checkpoint of this version of pathspace"),
+    ],
+)
+def test_foreign_checkpoint_is_one_sentence_and_stays(tmp_path: Path, content: bytes | None, sentence: str) -> None:
+    path = tmp_path / "checkpoint.pt"
+    if content is None:
+        torch.save({"state_dict": {"weight": torch.zeros(2)}, "epoch": 3}, path)
+    else:
+        path.write_bytes(content)
+    before = path.read_bytes()
+    result = call(*RUN, "sgd", "--out", tmp_path, "--resume")
+    assert result.exit_code == 2 and sentence in flat(result.stderr) and "Traceback" not in result.output
+    assert path.read_bytes() == before
+
+
+def test_checkpoint_of_another_run_is_refused(tmp_path: Path) -> None:
+    words = ["train", "digits-rows", "--hidden", "4", "--batch-size", "600", "--epochs", "1", "--out", tmp_path]
+    assert call(*words, "--optimizer", "sgd").exit_code == 0
+    result = call(*words, "--optimizer", "adam", "--resume")
+    assert result.exit_code == 2 and "was written with lr = 0.05, this run asks for lr = 0.002" in flat(result.stderr)
+    assert "resume with the same settings or choose another folder" in flat(result.stderr)
+
+
+# ---- configuration --------------------------------------------------------------------------------------------------
+
+
+def test_configuration_sets_what_is_not_typed(tmp_path: Path) -> None:
+    file = tmp_path / "run.toml"
+    file.write_text('optimizer = "sgd"\nlr = 1\nepochs = 2\nbatch-size = 600\nhidden = 4\n')
+    out = tmp_path / "run"
+    result = call("train", "digits-rows", "--config", file, "--epochs", 1, "--out", out, "--json", tmp_path / "r.json")
+    assert result.exit_code == 0, result.output
+    import json
+
+    settings = json.loads((tmp_path / "r.json").read_text())["settings"]
+    chosen = {key: settings[key] for key in ("optimizer", "lr", "epochs", "batch_size", "hidden")}
+    assert chosen == {"optimizer": "sgd", "lr": 1.0, "epochs": 1, "batch_size": 600, "hidden": 4}
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("learning_rate = 0.1", "has an unknown key 'learning_rate'; known are: batch_size, data"),
+        ("lr = 'fast'", "gives lr the value 'fast', expected a value of type float"),
+        ("epochs = 1.5", "gives epochs the value 1.5, expected a value of type int"),
+        ("epochs = true", "gives epochs the value True, expected a value of type int"),
+        ("resume = 1", "gives resume the value 1, expected a value of type bool"),
+        ("lr = ", "is no TOML"),
+        ("optimizer = 'lion'", "There is no optimizer 'lion'"),
+        ("epochs = 0", "found 0; give at least 1"),
+        (None, "Cannot read the configuration"),
+    ],
+)
+def test_slip_in_a_configuration_is_one_sentence(
+    tmp_path: Path, text: str | None, sentence: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    if text is not None:
+        Path("run.toml").write_text(text)
+    result = call("train", "digits-rows", "--hidden", 4, "--config", "run.toml", "--out", "run")
+    assert result.exit_code == 2 and sentence in flat(result.stderr) and "Traceback" not in result.output
+
+
+def test_whole_numbers_stand_for_floats(tmp_path: Path) -> None:
+    (tmp_path / "x.toml").write_text("lr = 1\nresume = false\n")
+    assert read_config(tmp_path / "x.toml", {"lr": float, "resume": bool}) == {"lr": 1, "resume": False}
+
+
+# ---- sweeps ---------------------------------------------------------------------------------------------------------
+
+
+def test_sweep_runs_the_grid_once_and_writes_one_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    words = ["sweep", "digits-rows", "--optimizer", "sgd", "--hidden", 4, "--epochs", 1, "--batch-size", 600]
+    words += ["--lr", 0.1, "--lr", 0.5, "--out", tmp_path / "sweep"]
+    first = call(*words)
+    assert first.exit_code == 0, first.output
+    with open(tmp_path / "sweep" / "sweep.csv", newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert [sorted(float(row["learning_rate"]) for row in rows), {row["seeds"] for row in rows}] == [[0.1, 0.5], {"2"}]
+    assert float(rows[0]["valid_error"]) <= float(rows[1]["valid_error"])
+    table = (tmp_path / "sweep" / "sweep.csv").read_bytes()
+    # A second time nothing is trained: all of it is known.
+    monkeypatch.setattr("training.reproduce.journal.run_trial", lambda trial: pytest.fail("trained again"))
+    assert call(*words).exit_code == 0 and (tmp_path / "sweep" / "sweep.csv").read_bytes() == table
+
+
+def test_cells_put_divergence_last_and_the_best_first() -> None:
+    trials = grid(Trial("t", "sgd", 0.0, 0, 1), (0.1, 0.2), (0.0, 1.0), 2)
+    values = {(0.1, 0.0): 0.5, (0.1, 1.0): 0.4, (0.2, 0.0): 0.1, (0.2, 1.0): 0.3}
+    outcomes = [
+        Outcome((1.0,), (1.0,), (values[t.lr, t.tau],), 1.0, diverged=(t.lr, t.tau, t.seed) == (0.2, 0.0, 1))
+        for t in trials
+    ]
+    found = cells(trials, outcomes)
+    assert [(c.lr, c.tau) for c in found] == [(0.2, 1.0), (0.1, 1.0), (0.1, 0.0), (0.2, 0.0)]
+    assert found[-1].diverged == 1 and found[-1].valid.count == 1
+
+
+@pytest.mark.parametrize(
+    ("rates", "taus"), [((), (0.0,)), ((0.0,), (0.0,)), ((0.1,), (-1.0,)), ((float("nan"),), (0.0,))]
+)
+def test_grid_without_sense_is_one_sentence(rates: tuple[float, ...], taus: tuple[float, ...]) -> None:
+    with pytest.raises(InputError, match="A sweep found"):
+        grid(Trial("t", "sgd", 0.0, 0, 1), rates, taus, 1)
