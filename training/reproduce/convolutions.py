@@ -27,6 +27,7 @@ SMALL = "{} epochs at a constant learning rate, batches of 64, momentum 0.9, no 
 
 def image(setting: Setting) -> Record:
     """A residual network without the penal connection, and with three strengths of it."""
+    differs: tuple[str, ...]
     if setting.scale == "full":
         arms, differs = (
             _cifar(setting, (56,), (3e-9, 3e-8, 3e-7, 3e-6)),
@@ -85,6 +86,7 @@ def image(setting: Setting) -> Record:
 
 def depth(setting: Setting) -> Record:
     """Residual networks of growing depth, without and with the penal connection."""
+    differs: tuple[str, ...]
     if setting.scale == "full":
         depths: tuple[int, ...] = (20, 32, 44, 56)
         tau = 3e-9
@@ -146,6 +148,7 @@ def depth(setting: Setting) -> Record:
 
 def rcnn(setting: Setting) -> Record:
     """A recurrent convolutional network with G-SGD and with SGD, both with momentum."""
+    differs: tuple[str, ...]
     full = setting.scale == "full"
     epochs = setting.budget(200 if full else 10)
     width, layers = (96, 4) if full else (8, 2)

@@ -93,7 +93,8 @@ class Outcome:
     @classmethod
     def from_dict(cls, record: dict[str, Any]) -> Outcome:
         """Read what :meth:`to_dict` wrote."""
-        return cls(**{key: tuple(value) if isinstance(value, list) else value for key, value in record.items()})
+        values: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in record.items()}
+        return cls(**values)
 
 
 def run_trial(trial: Trial) -> Outcome:
