@@ -86,7 +86,6 @@ def image(setting: Setting) -> Record:
 
 def depth(setting: Setting) -> Record:
     """Residual networks of growing depth, without and with the penal connection."""
-    differs: tuple[str, ...]
     if setting.scale == "full":
         depths: tuple[int, ...] = (20, 32, 44, 56)
         tau = 3e-9
@@ -148,7 +147,6 @@ def depth(setting: Setting) -> Record:
 
 def rcnn(setting: Setting) -> Record:
     """A recurrent convolutional network with G-SGD and with SGD, both with momentum."""
-    differs: tuple[str, ...]
     full = setting.scale == "full"
     epochs = setting.budget(200 if full else 10)
     width, layers = (96, 4) if full else (8, 2)
