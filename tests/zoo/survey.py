@@ -1,6 +1,6 @@
 """Survey every model of the zoo: what is answered, is it sound, what pins, how long does it take.
 
-`python -m zoo.survey [NAME or FAMILY ...] [--json FILE]` from `tests/`.
+`python -m zoo.survey [NAME or FAMILY ...] [--library timm] [--json FILE]` from `tests/`.
 """
 
 from __future__ import annotations
@@ -20,10 +20,12 @@ from rich.console import Console
 from rich.table import Table
 
 from pathspace.capture import capture, first_line
+from pathspace.files import replacing
 from pathspace.inference.build import build
 from pathspace.inference.interpreter import interpret
 from pathspace.inference.units import Scales
 from zoo.entry import Entry, load
+from zoo.libraries import LIBRARIES
 from zoo.soundness import rescaled, scaling_dimension, spread, trace_double, unbalanced
 
 TOLERANCE = 1e-6
@@ -135,32 +137,40 @@ def table(rows: list[Row]) -> Table:
     return result
 
 
+def write(rows: list[Row], file: Path) -> None:
+    """Keep what there is so far."""
+    plain: list[dict[str, Any]] = [{**asdict(row), "sound": row.sound} for row in rows]
+    with replacing(file) as temporary:
+        temporary.write_text(json.dumps(plain, indent=1))
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("wanted", nargs="*", help="names, families or prefixes; everything by default")
     parser.add_argument("--json", type=Path, help="write all rows here")
     parser.add_argument("--oracle", type=int, default=0, help="count symmetries numerically up to this many weights")
     parser.add_argument("--modes", nargs="*", default=["train", "eval"])
+    parser.add_argument("--library", choices=sorted(LIBRARIES), help="the models of an installed library instead")
+    parser.add_argument("--large", type=int, default=LARGE, help="measure soundness up to this many weights")
     options = parser.parse_args()
     torch.set_num_threads(1)
     rows = []
     console = Console(width=200)
-    for entry in load().values():
+    for entry in LIBRARIES[options.library]() if options.library else load().values():
         if options.wanted and not any(
             w in (entry.name, entry.family) or entry.name.startswith(w) for w in options.wanted
         ):
             continue
         for mode in entry.modes:
             if mode in options.modes:
-                rows.append(survey(entry, mode, oracle=options.oracle))
+                rows.append(survey(entry, mode, options.large, options.oracle))
                 row = rows[-1]
+                if options.json:
+                    write(rows, options.json)
                 print(f"{row.name} {row.mode} {row.units} {row.sound} {row.error}", file=sys.stderr, flush=True)
     console.print(table(rows))
     bad = [row for row in rows if row.error or row.sound is False or row.expected not in (None, row.units)]
     console.print(f"{len(rows)} rows, {len(bad)} to look at")
-    if options.json:
-        plain: list[dict[str, Any]] = [{**asdict(row), "sound": row.sound} for row in rows]
-        options.json.write_text(json.dumps(plain, indent=1))
     return 1 if bad else 0
 
 
