@@ -26,7 +26,7 @@ from training.threads import one_thread
 
 PAPER = "Rethinking skip connection model as a learnable Markov chain"
 STEPS, BATCH, TESTED = 10_000, 64, 4096
-RATES = (0.02, 0.05, 0.15)
+RATES = (0.02, 0.05, 0.15, 0.4)
 TAUS = (1e-4, 3e-4, 1e-3)
 SEEDS, TUNING_SEEDS = tuple(range(20)), tuple(range(1000, 1005))
 ETAS = (0.01, 0.1, 1.0)
