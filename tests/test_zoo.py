@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 from zoo.entry import Entry, load
+from zoo.page import DATA, PAGE, SOUND, render
 from zoo.soundness import rescaled, scaling_dimension, spread, trace_double, unbalanced
 
 import pathspace as ps
@@ -61,3 +64,9 @@ def test_no_symmetry_is_missed_on_small_models(entry: Entry, mode: str) -> None:
     if found != expected:
         found = min(found, scaling_dimension(runner, sizes=(0.3, 0.5, 0.7))[0])
     assert found == expected
+
+
+def test_committed_survey_is_what_its_data_say() -> None:
+    rows = json.loads(DATA.read_text())
+    assert PAGE.read_text() == render(rows)
+    assert all(max(row["rescaling"], row["balance"] or 0) <= SOUND for row in rows if row["rescaling"] is not None)

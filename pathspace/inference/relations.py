@@ -152,18 +152,19 @@ class Relations(UnionFind):
             classes, coefficients, variables = self.collapse()
             total = int(np.abs(classes).max(initial=0))
             peeled, coefficients, variables = _peel(coefficients, variables, total)
-            rows = [
-                {int(v): int(c) for c, v in zip(row, names, strict=True) if c}
-                for row, names in zip(coefficients[:MAX_ELIMINATED], variables[:MAX_ELIMINATED], strict=True)
-            ]
-            defined, stuck = _eliminate(rows)
-            # sound where exactness would cost too much: fix what remains
-            for row in variables[MAX_ELIMINATED:].tolist():
-                stuck |= {variable for variable in row if variable}
-            if not stuck:
-                return _solution(classes, _expressed(peeled, defined, total))
+            # sound where exactness would cost too much: fix what the relations beyond speak of
+            stuck = np.unique(variables[MAX_ELIMINATED:])
+            if not len(stuck):
+                rows = [
+                    {int(v): int(c) for c, v in zip(row, names, strict=True) if c}
+                    for row, names in zip(coefficients.tolist(), variables.tolist(), strict=True)
+                ]
+                defined, unsolved = _eliminate(rows)
+                if not unsolved:
+                    return _solution(classes, _expressed(peeled, defined, total))
+                stuck = np.array(sorted(unsolved))
             first = np.concatenate([[0], _representatives(classes)])
-            fixed = torch.from_numpy(first[np.array(sorted(stuck))])
+            fixed = torch.from_numpy(first[stuck[stuck > 0]])
             self.unify(fixed, torch.zeros_like(fixed))
 
 

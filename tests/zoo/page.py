@@ -1,0 +1,78 @@
+"""The survey as a page: `python -m zoo.page survey-1.json survey-2.json ...` from `tests/` merges and writes it."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from pathspace.files import replacing
+
+DOCS = Path(__file__).parent.parent.parent / "docs"
+DATA, PAGE = DOCS / "data" / "survey.json", DOCS / "survey.md"
+KEPT = ("name", "family", "mode", "scalars", "weights", "units", "rescaling", "balance", "error")
+SOUND = 1e-8
+HEAD = """# The survey
+
+Models as their libraries build them, with random weights, each in training and in evaluation mode. *Answered* means
+that every scalar is in path space, pinned or unused. *Measured* models are checked in float64, with the epsilon of
+normalisations next to 0 and dropout fixed: the outputs after a random rescaling of all units by powers of two up to
+4096, and the balance of gradients at every unit, both relative; *sound* means that both stay below 1e-8. The others are
+too large for that in reasonable time: they are answered, not measured.
+
+`python -m zoo.survey` in `tests/` reruns it (`--library timm` and `--library torchvision` where these are installed);
+`python -m zoo.page` writes this page from [`data/survey.json`](data/survey.json).
+
+"""
+
+
+def trim(row: dict[str, Any]) -> dict[str, Any]:
+    """The figures that do not depend on the machine."""
+    kept = {key: row.get(key) for key in KEPT}
+    return {**kept, "error": str(kept["error"] or "").split(" (at ")[0]}
+
+
+def render(rows: Iterable[dict[str, Any]]) -> str:
+    """The page."""
+    rows = list(rows)
+    lines = ["| models | names | answers | measured | sound | largest change of outputs | largest imbalance |"]
+    lines.append("| --- | ---: | ---: | ---: | ---: | ---: | ---: |")
+    families = sorted({row["family"] for row in rows})
+    for family in families:
+        mine = [row for row in rows if row["family"] == family]
+        answered = [row for row in mine if not row["error"]]
+        measured = [row for row in answered if row["rescaling"] is not None]
+        sound = [row for row in measured if max(row["rescaling"], row["balance"] or 0) <= SOUND]
+        changes = [max((row[key] or 0 for row in measured), default=0) for key in ("rescaling", "balance")]
+        lines.append(
+            f"| {family} | {len({row['name'] for row in mine})} | {len(answered)} of {len(mine)} | {len(measured)} | "
+            f"{len(sound)} | {changes[0]:.1e} | {changes[1]:.1e} |"
+        )
+    failed = [f"* {row['name']}, {row['mode']}: {row['error']}" for row in rows if row["error"]]
+    if failed:
+        lines += ["", "Not answered, with the sentence that says why:", "", *failed]
+    lines += ["", "## Every model", "", "| model | mode | parameters | in path space | units |"]
+    lines.append("| --- | --- | ---: | ---: | ---: |")
+    for row in sorted(rows, key=lambda row: (row["family"], row["name"], row["mode"])):
+        if not row["error"]:
+            lines.append(
+                f"| {row['name']} | {row['mode']} | {row['scalars']:,} | {row['weights']:,} | {row['units']:,} |"
+            )
+    return HEAD + "\n".join(lines) + "\n"
+
+
+def main() -> None:
+    found: dict[tuple[str, str, str], dict[str, Any]] = {}
+    for name in sys.argv[1:]:
+        for row in map(trim, json.loads(Path(name).read_text())):
+            found[row["family"], row["name"], row["mode"]] = row
+    with replacing(DATA) as temporary:
+        temporary.write_text("[\n" + ",\n".join(json.dumps(row) for row in found.values()) + "\n]\n")
+    with replacing(PAGE) as temporary:
+        temporary.write_text(render(found.values()))
+
+
+if __name__ == "__main__":
+    main()
