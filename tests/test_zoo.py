@@ -6,7 +6,7 @@ import json
 
 import pytest
 from zoo.entry import Entry, load
-from zoo.page import DATA, PAGE, SOUND, render
+from zoo.page import DATA, PAGE, ROUNDED, SOUND, render
 from zoo.soundness import rescaled, scaling_dimension, spread, trace_double, unbalanced
 
 import pathspace as ps
@@ -69,4 +69,8 @@ def test_no_symmetry_is_missed_on_small_models(entry: Entry, mode: str) -> None:
 def test_committed_survey_is_what_its_data_say() -> None:
     rows = json.loads(DATA.read_text())
     assert PAGE.read_text() == render(rows)
-    assert all(max(row["rescaling"], row["balance"] or 0) <= SOUND for row in rows if row["rescaling"] is not None)
+    measured = [row for row in rows if row["rescaling"] is not None]
+    assert len(measured) > 400
+    for row in measured:
+        limit = ROUNDED.get((row["name"], row["mode"]), SOUND)
+        assert max(row["rescaling"], row["balance"] or 0) <= limit, row["name"]

@@ -112,6 +112,16 @@ class Exact(fx.Interpreter):
         return args, kwargs
 
 
+def _is_statistic(node: Any) -> bool:
+    """Whether an output of a graph without mutation is a running mean or variance, which follow the scales."""
+    source = node.args[0] if isinstance(node, fx.Node) and node.args else None
+    return (
+        isinstance(source, fx.Node)
+        and "_native_batch_norm_legit_functional" in str(source.target)
+        and node.args[1] in (3, 4)  # type: ignore[union-attr]
+    )
+
+
 class Runner:
     """The function of a traced model: weights (and buffers) in, flat outputs out.
 
@@ -137,6 +147,7 @@ class Runner:
         self.negligible = negligible
         self.inputs = pytree.tree_leaves(inputs)
         self.training = model.training
+        self.results = pytree.tree_leaves(next(n for n in self.module.graph.nodes if n.op == "output").args[0])
 
     def __call__(self, tensors: Mapping[str, Tensor], inputs: list[Any] | None = None, seed: int = 0) -> Tensor:
         values = iter(self.inputs if inputs is None else inputs)
@@ -157,7 +168,11 @@ class Runner:
                 feed.append(next(values))
         torch.manual_seed(seed)
         outputs = Exact(self.module, self.negligible).run(*feed)
-        leaves = [leaf for leaf in pytree.tree_leaves(outputs) if isinstance(leaf, Tensor)]
+        leaves = [
+            leaf
+            for leaf, node in zip(pytree.tree_leaves(outputs), self.results, strict=True)
+            if isinstance(leaf, Tensor) and not _is_statistic(node)
+        ]
         leaves = [torch.view_as_real(leaf) if leaf.is_complex() else leaf for leaf in leaves]
         return torch.cat([leaf.reshape(-1) for leaf in leaves if leaf.is_floating_point()])
 
