@@ -13,8 +13,9 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
+from diagnostics.layers import call
 from diagnostics.sites import Addition, Sites
 from pathspace.errors import InputError, UnsupportedError
 
@@ -285,13 +286,6 @@ class Observer:
         return ChainRecord(
             names=tuple(node.name for node in self.chain.nodes), **values, gauge=absent if gauge is None else gauge
         )
-
-
-def call(model: nn.Module, inputs: Any) -> Any:
-    """``model(inputs)``, ``model(*inputs)`` for a tuple or list, ``model(**inputs)`` for a mapping."""
-    if isinstance(inputs, tuple | list):
-        return model(*inputs)
-    return model(**inputs) if isinstance(inputs, dict) or hasattr(inputs, "keys") else model(inputs)
 
 
 def gauge(chain: MarkovChain, gradients: dict[str, Tensor] | None = None) -> Tensor:

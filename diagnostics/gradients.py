@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Any
@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from diagnostics.layers import Names, unchanged
+from diagnostics.layers import Names, call, unchanged
 from diagnostics.tables import Table
 from pathspace.errors import InputError
 
@@ -153,13 +153,6 @@ def batch_gradient(
                 "that depends on the parameters."
             )
         return list(torch.autograd.grad(value, list(parameters), create_graph=create_graph, allow_unused=True))
-
-
-def call(model: nn.Module, inputs: Any) -> Any:
-    """Run a model on inputs given as a tensor, a tuple or a mapping."""
-    if isinstance(inputs, Mapping):
-        return model(**inputs)
-    return model(*inputs) if isinstance(inputs, tuple | list) else model(inputs)
 
 
 def imbalance(table: Table[TensorGradient]) -> float:

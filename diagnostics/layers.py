@@ -342,6 +342,13 @@ def main_output(model: nn.Module, result: Any) -> Tensor:
     raise CaptureError(f"{type(model).__name__} returned no floating-point tensor; diagnostics need one to look at.")
 
 
+def call(model: nn.Module, inputs: Any) -> Any:
+    """``model(inputs)``, ``model(*inputs)`` for a tuple or list, ``model(**inputs)`` for a mapping."""
+    if isinstance(inputs, tuple | list):
+        return model(*inputs)
+    return model(**inputs) if hasattr(inputs, "keys") else model(inputs)
+
+
 @contextmanager
 def unchanged(model: nn.Module) -> Iterator[None]:
     """Put buffers, and the global random state, back as they were."""

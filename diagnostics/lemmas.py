@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from diagnostics.efficiency import ChainRecord, NodeTensors, call, tensors
+from diagnostics.efficiency import ChainRecord, NodeTensors, tensors
+from diagnostics.layers import call
 from diagnostics.sites import Addition, Sites
 from pathspace.errors import InputError
 

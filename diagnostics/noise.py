@@ -14,8 +14,8 @@ import torch
 from scipy.sparse.linalg import ArpackNoConvergence, LinearOperator, eigsh
 from torch import nn
 
-from diagnostics.gradients import Loss, call, gradients
-from diagnostics.layers import unchanged
+from diagnostics.gradients import Loss, gradients
+from diagnostics.layers import call, unchanged
 from pathspace.errors import InputError
 
 

@@ -14,8 +14,9 @@ from torch.utils import _pytree as pytree
 from pathspace.capture import check_capturable
 from pathspace.certificate import Certificate
 from pathspace.errors import InputError
+from pathspace.explain import account
 from pathspace.invariance import bench_copy, cast, measure
-from pathspace.reduction import ReductionGraph, trace
+from pathspace.reduction import trace
 from pathspace.theorems import enumerable, theorem1, theorem2, theorem3, tree_problem
 
 
@@ -44,19 +45,6 @@ def check_finite(model: nn.Module, inputs: Any) -> None:
             raise InputError(
                 "The example inputs contain NaN or infinite values, expected finite numbers; pass a real batch."
             )
-
-
-def account(model: nn.Module, graph: ReductionGraph) -> dict[str, int]:
-    """Scalars of the model in path space, pinned, and unused."""
-    total = sum(parameter.numel() for parameter in graph.parameters.values())
-    pinned = {name for pin in graph.pinned for name in pin.parameters}
-    outside = sum(graph.parameters[name].numel() for name in pinned if name not in graph.index)
-    return {
-        "total": total,
-        "path_space": graph.num_weights,
-        "pinned": outside,
-        "unused": total - graph.num_weights - outside,
-    }
 
 
 def verify(
@@ -113,6 +101,7 @@ def verify(
     first, vectors = theorem1(basis, network, problem)
     second = theorem2(basis, bench, inputs, (invariance, switches), seed)
     third, rank, method = theorem3(basis, vectors, bool(first.get("exhaustive")), graph.has_cuts, problem)
+    totals = account(graph).totals
     return Certificate(
         model=type(model).__name__,
         weights=graph.num_weights,
@@ -125,7 +114,7 @@ def verify(
         theorem2=second,
         theorem3=third,
         invariance=invariance,
-        parameters=account(model, graph),
+        parameters={"total": sum(totals.values()), **totals},
         approximate_units=len(graph.approximate),
         pinned=[asdict(pin) for pin in graph.pinned],
         unused=list(graph.unused),
