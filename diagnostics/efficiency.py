@@ -38,6 +38,7 @@ class ChainRecord:
             branch does not end in a layer of its own, or inside a training loop.
 
     Example:
+        >>> from torch import nn
         >>> from diagnostics import MarkovChain
         >>> class Block(nn.Module):
         ...     def __init__(self):
@@ -302,6 +303,7 @@ def gauge(chain: MarkovChain, gradients: dict[str, Tensor] | None = None) -> Ten
         ``s_l``, shape (L,), float64; NaN for nodes without a last layer of their own, or without gradients.
 
     Example:
+        >>> from torch import nn
         >>> from diagnostics import MarkovChain
         >>> class Block(nn.Module):
         ...     def __init__(self):
@@ -369,6 +371,7 @@ def observe(chain: MarkovChain, loss_fn: Callable[[Any, Any], Tensor], inputs: A
         UnsupportedError: no gradient reached any node.
 
     Example:
+        >>> from torch import nn
         >>> from diagnostics import MarkovChain
         >>> layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True, norm_first=True)
         >>> x = torch.randn(4, 5, 8)
@@ -415,6 +418,7 @@ class Watch:
         every: measure only every so many forward passes.
 
     Example:
+        >>> from torch import nn
         >>> from diagnostics import MarkovChain
         >>> layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True, norm_first=True)
         >>> x = torch.randn(4, 5, 8)
