@@ -142,7 +142,8 @@ class GAdam(PathOptimizer):
         self._steps.add_(1)
         before = self._factor.clone()
         corrections = self._corrections()
-        self._pass(self._ratios(self._log_gradient(weights, directions), corrections))
+        self._find_ratios(self._log_gradient(weights, directions), corrections)
+        self._pass()
         rates: dict[tuple[int, torch.dtype], tuple[Tensor, Tensor]] = {}
         for i, (part, (parameter, g)) in enumerate(zip(self._layout.parts, self._owned, strict=True)):
             group, weight, span, columns = self.param_groups[g], weights[i], self._layout.spans[i], self._columns[i]
@@ -204,7 +205,7 @@ class GAdam(PathOptimizer):
             weight.mul_(keep)
         weight.addcmul_(moved, rate if step is None else step * rate, value=-1)
 
-    def _ratios(self, gradient: Tensor, corrections: list[tuple[Tensor, Tensor]]) -> Tensor:
+    def _find_ratios(self, gradient: Tensor, corrections: list[tuple[Tensor, Tensor]]) -> None:
         lr, decay, eps = (self._setting(name) for name in ("lr", "weight_decay", "eps"))
         last = max(self._chain_group)
         one, two = self.param_groups[last]["betas"]
@@ -214,6 +215,5 @@ class GAdam(PathOptimizer):
         mean = self._mean / corrections[last][0]
         bottom = self._square.sqrt().div_(corrections[last][1]).add_(eps)
         # with eps = 0 the root's is 0 / 0
-        ratio = self._ones - lr * decay - lr * mean / bottom / self._value
-        ratio[0] = 1
-        return ratio
+        self._ratio.copy_(1 - lr * decay - lr * mean / bottom / self._value)
+        self._ratio[0] = 1

@@ -156,7 +156,8 @@ class GSGD(PathOptimizer):
         if remembers:
             gradient = self._chain_momentum(gradient)
             directions = self._views(self._momentum(grads))
-        self._pass(self._ratios(gradient))
+        self._find_ratios(gradient)
+        self._pass()
         alike: dict[float, tuple[list[Tensor], list[Tensor]]] = {}
         for i, (part, (_, g)) in enumerate(zip(self._layout.parts, self._owned, strict=True)):
             group, weight, grad, columns = self.param_groups[g], weights[i], directions[i], self._columns[i]
@@ -224,21 +225,21 @@ class GSGD(PathOptimizer):
             result.append(bound if factor is None else bound.mul_(factor))
         return result
 
-    def _ratios(self, gradient: Tensor) -> Tensor:
+    def _find_ratios(self, gradient: Tensor) -> None:
         lr, decay = self._setting("lr"), self._setting("weight_decay")
         square = self._value.square()
         if self.max_multiplier is not None:
             # the root's stays infinite
             square.clamp_(min=1 / self.max_multiplier)
-        ones = self._ones
+        ones = self._one
         if isinstance(lr, Tensor):
             gradient, rate = gradient * lr, 1.0
         else:
             rate = lr
         if isinstance(decay, Tensor) or decay:
-            ones = ones - lr * decay
+            ones = torch.ones_like(square) - lr * decay
             ones[0] = 1
-        return torch.addcdiv(ones, gradient, square, value=-rate)
+        torch.addcdiv(ones, gradient, square, value=-rate, out=self._ratio)
 
     def _momentum(self, grads: list[Tensor]) -> list[Tensor]:
         """Gradients, or their moving averages where momentum is asked for."""

@@ -83,18 +83,19 @@ def leaving(part: Part, weight: Tensor, grad: Tensor, scratch: Scratch) -> Tenso
     if not count:
         product = torch.mul(weight, grad, out=work)
         if part.reduced:
-            return product.sum(part.reduced).reshape(-1)
+            total = product.sum(part.reduced)
+            return total if total.dim() == 1 else total.reshape(-1)
         return product.reshape(-1).clone() if work is not None else product.reshape(-1)
     # groups of rows are added up element by element, in memory that stays in the cache, and then once by column
-    total: Tensor | None = None
+    added: Tensor | None = None
     for w, g in groups(count, weight, grad):
         assert w is not None and g is not None
-        if total is None:
-            total = torch.mul(w, g, out=scratch.like(w))
+        if added is None:
+            added = torch.mul(w, g, out=scratch.like(w))
         else:
-            total[: len(w)].addcmul_(w, g)
-    assert total is not None
-    return total.sum(0)
+            added[: len(w)].addcmul_(w, g)
+    assert added is not None
+    return added.sum(0)
 
 
 def descend(

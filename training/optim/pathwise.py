@@ -152,7 +152,11 @@ class PathOptimizer(Optimizer):
             return torch.ones(size, dtype=dtype, device=device)
 
         # by tail, 1 / pre to the power that a step takes
-        self._factor, self._value, self._ones = vector(tails), vector(layout.count), vector(layout.count)
+        self._factor, self._value, self._one = vector(tails), vector(layout.count), vector(1)
+        # what chains are multiplied by, and what they are divided by (their gradient's place before that)
+        self._factors = vector(2 * layout.count)
+        self._both = self._factors.view(2, -1)
+        self._ratio, self._inverse = self._both
         # side by side, so that one operation reaches several: -1 for each tail and the weight on the trees (with these
         # each entry is multiplied where it is summed by chain), the step by tail, and what is taken from the ratios
         sizes = [tails, trees, tails, tails, trees, trees]
@@ -312,12 +316,14 @@ class PathOptimizer(Optimizer):
         """``c_k`` of all chains; whatever is added to the root's does no harm."""
         layout = self._layout
         chained, trees = [], []
-        for part, weight, grad, span in zip(layout.parts, weights, grads, layout.spans, strict=True):
+        for part, weight, grad, span, count in zip(
+            layout.parts, weights, grads, layout.spans, layout.trees, strict=True
+        ):
             if span is not None:
                 chained.append(leaving(part, weight, grad, self._scratch))
-            if len(part.tree):
+            if count:
                 trees.append(grad.take(part.tree))
-        total = torch.zeros_like(self._value)
+        total = self._inverse.zero_()
         if chained or trees:
             everything = torch.cat([*chained, *trees]) * self._coefficient
             if layout.signs is not None:
@@ -325,14 +331,15 @@ class PathOptimizer(Optimizer):
             total.index_add_(0, layout.target, everything)
         return self._shards.sum(total)
 
-    def _pass(self, ratio: Tensor) -> None:
+    def _pass(self) -> None:
         """Carry out the ratios on everything that is kept by unit, and prepare what the tensors need."""
-        size = ratio.abs()
+        ratio, size = self._ratio, torch.abs(self._ratio, out=self._inverse)
         # counted where they happen, and added up only when someone asks
-        self._counts.add_(torch.stack((ratio, size)) <= self._limits)
-        ratio = torch.copysign(size.clamp_(min=self.min_ratio), ratio)
+        self._counts.add_(self._both <= self._limits)
+        torch.copysign(size.clamp_(min=self.min_ratio), ratio, out=ratio)
         self._value.mul_(ratio)
-        torch.index_select(torch.cat((ratio, ratio.reciprocal())), 0, self._layout.source, out=self._taken)
+        torch.reciprocal(ratio, out=self._inverse)
+        torch.index_select(self._factors, 0, self._layout.source, out=self._taken)
         # 1 / (pre^n R): the step that comes together with the change of the tail; then 1 / (pre R)^n
         torch.mul(self._factor, self._keep, out=self._step)
         if self._linear:
