@@ -10,7 +10,7 @@ from pathspace.capture import Captured
 from pathspace.inference.assemble import assemble, shrink
 from pathspace.inference.relations import Relations, Solution
 from pathspace.inference.units import Scales
-from pathspace.inference.values import NEUTRAL
+from pathspace.inference.values import NEUTRAL, distinct
 from pathspace.reduction import ReductionGraph, Statistic, WeightBlock
 
 Ends = tuple[Tensor, Tensor]
@@ -33,6 +33,7 @@ def build(captured: Captured, scales: Scales, norm_eps: str = "ignore") -> Reduc
             # a weight in one place and something unknown in another: its own factor has to be 1
             scales.equations.unify(*raw.pop(name))
     solution = effective(scales.equations, list(raw.values()))
+    solution = _named(solution, [ids for ends in raw.values() for ids in ends], scales)
     classes = torch.from_numpy(solution.classes)
     aliases: dict[str, list[str]] = {}
     for name, first in captured.canonical.items():
@@ -94,21 +95,16 @@ def effective(equations: Relations, raw: list[Ends]) -> Solution:
     solution = equations.resolve()
     trivial = Relations()
     trivial.size = 1 + solution.units + solution.forms.shape[0]
-    _define(trivial, solution)
     classes = torch.from_numpy(solution.classes)
-    for tail, head in raw:
-        free = tail != NEUTRAL
-        tail, head = lookup(classes, tail), lookup(classes, head)
+    ends = [(lookup(classes, tail), lookup(classes, head)) for tail, head in raw]
+    _define(trivial, solution, [ids for pair in ends for ids in pair])
+    for (tail, head), (before, _) in zip(ends, raw, strict=True):
+        free = before != NEUTRAL
         if not bool(free.all()):
             tail, head, free = torch.broadcast_tensors(tail, head, free)
             tail, head = tail[free], head[free]
-        # a star along every dimension where one side is constant connects as much as all the edges do
         for near, far in ((head, tail), (tail, head)):
-            small = far
-            for dim in range(far.dim()):
-                if near.shape[dim] == 1 and far.shape[dim] > 1:
-                    small = small.narrow(dim, 0, 1)
-            trivial.unify(small, near)
+            trivial.unify(*_star(near, far))
     kernel = trivial.resolve()
     if kernel.units == 0:
         return solution
@@ -125,10 +121,51 @@ def effective(equations: Relations, raw: list[Ends]) -> Solution:
     return effective(equations, raw)
 
 
-def _define(system: Relations, solution: Solution) -> None:
-    """Say what the derived ids are, in relations of three terms: partial sums of their forms."""
-    forms = solution.forms
-    terms = np.diff(forms.indptr)
+def _star(near: Tensor, far: Tensor) -> Ends:
+    """As few pairs as connect ids of a weight's two ends: with the same for the ends exchanged, all of them are."""
+    # one along every dimension where one side is constant
+    for dim in range(far.dim()):
+        if near.shape[dim] == 1 and far.shape[dim] > 1:
+            far = far.narrow(dim, 0, 1)
+    rows = near.shape[0] if near.dim() > 1 else 0
+    if rows > 1 and far.numel() == far.shape[0] == rows:
+        # the outputs of a group see the same inputs, which the first of them has connected
+        changed = (near[1:] != near[:-1]).flatten(1).any(1)
+        first = torch.cat([changed.new_ones(1), changed])
+        near, far = near[first], far[first]
+    return far, near
+
+
+def _met(solution: Solution, classes: list[Tensor]) -> np.ndarray:
+    """Which classes occur (signs do not matter)."""
+    met = np.zeros(1 + solution.units + solution.forms.shape[0], bool)
+    for ids in classes:
+        met[distinct(ids).abs().numpy().reshape(-1)] = True
+    return met
+
+
+def _named(solution: Solution, ends: list[Tensor], scales: Scales) -> Solution:
+    """Without the derived classes of activations that no weight, statistic or norm speaks of."""
+    if not solution.forms.shape[0]:
+        return solution
+    classes = torch.from_numpy(solution.classes)
+    spoken = [*ends, *(ids for _, _, ids in scales.statistics), *scales.cuts]
+    met = _met(solution, [lookup(classes, ids) for ids in spoken])
+    met[: solution.units + 1] = True
+    number = np.where(met, np.cumsum(met) - 1, 0)
+    signed = number[np.abs(solution.classes)] * np.sign(solution.classes)
+    return Solution(signed, solution.units, solution.forms[met[solution.units + 1 :]])
+
+
+def _define(system: Relations, solution: Solution, ends: list[Tensor]) -> None:
+    """Relations of three terms, by partial sums of forms, for derived ids that occur; the others are 0."""
+    if not solution.forms.shape[0]:
+        return
+    met = _met(solution, ends)[solution.units + 1 :]
+    terms = np.where(met, np.diff(solution.forms.indptr), 0)
+    forms = solution.forms[met]
+    absent = torch.from_numpy(solution.units + 1 + np.flatnonzero(~met))
+    system.unify(absent, torch.zeros_like(absent))
     if not len(forms.data):
         return
     owner = np.repeat(np.arange(len(terms)), terms)

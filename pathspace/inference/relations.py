@@ -9,6 +9,7 @@ integer combinations of base units.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import gcd
@@ -16,12 +17,16 @@ from math import gcd
 import numpy as np
 import torch
 from scipy.sparse import coo_array, csr_array
+from sympy import ZZ
+from sympy.polys.matrices import DomainMatrix
 from torch import Tensor
 
+from pathspace.inference.substitution import Rounds, combined, compress, equations, implied, join, peel
 from pathspace.inference.units import UnionFind
 from pathspace.inference.values import NEUTRAL
 
 MAX_ELIMINATED = 30_000
+MAX_RATIONAL = 200
 WIDTH = 4
 
 
@@ -108,21 +113,12 @@ class Relations(UnionFind):
         differ = (np.abs(c[:, 0]) == np.abs(c[:, 1])) & (v[:, 0] != v[:, 1])
         rest = count > 2
         rest[np.flatnonzero(count == 2)[~differ]] = True
-        coefficients, variables = _combined(coefficients[rest], variables[rest])
+        coefficients, variables = combined(coefficients[rest], variables[rest])
         # the same once more for what like terms have left
-        terms = (coefficients != 0).sum(1)
-        single = terms == 1
-        equal = (terms == 2) & (np.abs(coefficients[:, 0]) == np.abs(coefficients[:, 1]))
-        left = np.concatenate([zero, variables[single, 0], v[differ, 0], variables[equal, 0]])
-        right = np.concatenate(
-            [
-                np.zeros(len(zero) + int(single.sum()), np.int64),
-                -v[differ, 1] * np.sign(c[differ, 0] * c[differ, 1]),
-                -variables[equal, 1] * np.sign(coefficients[equal, 0] * coefficients[equal, 1]),
-            ]
-        )
-        kept = ~(single | equal)
-        return coefficients[kept], variables[kept], (left, right)
+        left, right, done = equations(coefficients, variables)
+        left = np.concatenate([zero, v[differ, 0], left])
+        right = np.concatenate([np.zeros_like(zero), -v[differ, 1] * np.sign(c[differ, 0] * c[differ, 1]), right])
+        return coefficients[~done], variables[~done], (left, right)
 
     def collapse(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Solve equations and feed back every relation that has become one, until nothing changes.
@@ -139,19 +135,36 @@ class Relations(UnionFind):
             coefficients, variables, simple = self._rows(classes)
             # what became an equation need not be looked at again
             self._relations = [(coefficients, first[variables])]
-            two = (coefficients != 0).sum(1) == 2
-            implied = _implied(coefficients[two], variables[two])
-            if not (len(simple[0]) or len(implied[0])):
+            found = implied(coefficients, variables, 2)
+            if not (len(simple[0]) or len(found[0])):
                 return classes, coefficients, variables
-            for left, right in (simple, implied):
-                self.unify(*(torch.from_numpy(first[np.abs(side)] * np.sign(side)) for side in (left, right)))
+            self._equate(first, simple)
+            self._equate(first, found)
+
+    def _equate(self, first: np.ndarray, pairs: tuple[np.ndarray, np.ndarray]) -> None:
+        """Unify variables with signed variables, given a raw id of each."""
+        self.unify(*(torch.from_numpy(first[np.abs(side)] * np.sign(side)) for side in pairs))
 
     def resolve(self) -> Solution:
         """Solve everything: base units, and derived classes as integer combinations of them."""
         while True:
             classes, coefficients, variables = self.collapse()
             total = int(np.abs(classes).max(initial=0))
-            peeled, coefficients, variables = _peel(coefficients, variables, total)
+            first = np.concatenate([[0], _representatives(classes)])
+            solved: Rounds = []
+            size = -1
+            while size != len(variables):
+                size = len(variables)
+                for step in (peel, join):
+                    rounds, coefficients, variables = step(coefficients, variables, total)
+                    solved += rounds
+                coefficients, variables = compress(coefficients, variables, total)
+            # substitution may have left equations behind
+            found = [equations(coefficients, variables)[:2], implied(coefficients, variables, WIDTH)]
+            if any(len(left) for left, _ in found):
+                for pairs in found:
+                    self._equate(first, pairs)
+                continue
             # sound where exactness would cost too much: fix what the relations beyond speak of
             stuck = np.unique(variables[MAX_ELIMINATED:])
             if not len(stuck):
@@ -161,11 +174,33 @@ class Relations(UnionFind):
                 ]
                 defined, unsolved = _eliminate(rows)
                 if not unsolved:
-                    return _solution(classes, _expressed(peeled, defined, total))
-                stuck = np.array(sorted(unsolved))
-            first = np.concatenate([[0], _representatives(classes)])
+                    return _solution(classes, _expressed(solved, defined, total))
+                stuck = np.unique([v for row in unsolved for v in row])
+                if len(stuck) <= MAX_RATIONAL:
+                    self._parametrise(unsolved, stuck, first)
+                    continue
             fixed = torch.from_numpy(first[stuck[stuck > 0]])
             self.unify(fixed, torch.zeros_like(fixed))
+
+    def _parametrise(self, rows: list[dict[int, int]], variables: np.ndarray, first: np.ndarray) -> None:
+        """Give variables that are no integer multiples of each other (``3 a = 4 b``) units they are multiples of."""
+        shape = len(rows), len(variables)
+        matrix = DomainMatrix([[ZZ(row.get(int(v), 0)) for v in variables] for row in rows], shape, ZZ)
+        kernel = matrix.to_field().nullspace().clear_denoms_rowwise(convert=True)[1].to_list()
+        new = self.fresh((len(kernel),)).tolist()
+        for i, variable in enumerate(variables):
+            # partial sums, of which each has at most two terms more
+            whole = int(first[variable])
+            terms = [(int(row[i]), unit) for row, unit in zip(kernel, new, strict=True) if row[i]]
+            while len(terms) > WIDTH - 1:
+                part = int(self.fresh((1,))[0])
+                head, terms = terms[: WIDTH - 1], [(1, part), *terms[WIDTH - 1 :]]
+                self._sum(part, head)
+            self._sum(whole, terms)
+
+    def _sum(self, whole: int, terms: list[tuple[int, int]]) -> None:
+        """One relation: an id is a combination of others."""
+        self.relate((1, torch.tensor([whole])), *((-c, torch.tensor([unit])) for c, unit in terms))
 
 
 def _representatives(classes: np.ndarray) -> np.ndarray:
@@ -175,46 +210,11 @@ def _representatives(classes: np.ndarray) -> np.ndarray:
     return first * np.sign(classes[first])
 
 
-def _combined(coefficients: np.ndarray, variables: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Combine like terms, divide by common factors, drop duplicates."""
-    if len(variables) == 0:
-        return coefficients, variables
-    variables = np.where(coefficients == 0, 0, variables)
-    order = np.argsort(-variables, 1, kind="stable")
-    variables, coefficients = (np.take_along_axis(array, order, 1) for array in (variables, coefficients))
-    for i in range(variables.shape[1] - 1, 0, -1):
-        same = variables[:, i] == variables[:, i - 1]
-        coefficients[:, i - 1] += np.where(same, coefficients[:, i], 0)
-        coefficients[:, i] = np.where(same, 0, coefficients[:, i])
-    coefficients = np.where(variables == 0, 0, coefficients)
-    # non-zero terms first
-    order = np.argsort(coefficients == 0, 1, kind="stable")
-    variables, coefficients = (np.take_along_axis(array, order, 1) for array in (variables, coefficients))
-    variables = np.where(coefficients == 0, 0, variables)
-    factor = np.gcd.reduce(coefficients, axis=1)
-    factor = np.where(coefficients[:, 0] < 0, -1, 1) * np.where(factor == 0, 1, factor)
-    coefficients = coefficients // factor[:, None]
-    kept = _distinct(np.concatenate([coefficients, variables], 1)[coefficients[:, 0] != 0])
-    width = variables.shape[1]
-    return kept[:, :width].copy(), kept[:, width:].copy()
-
-
-def _distinct(rows: np.ndarray) -> np.ndarray:
-    """Rows without repetition (``np.unique(axis=0)`` sorts whole rows, which takes many times as long)."""
-    factors = np.random.default_rng(0).integers(2**62, size=rows.shape[1], dtype=np.int64) | 1
-    with np.errstate(over="ignore"):
-        keys = (rows * factors).sum(1)
-    _, first, inverse = np.unique(keys, return_index=True, return_inverse=True)
-    # rows that share a key with another row by chance are kept as well
-    chance = np.flatnonzero((rows[first][inverse] != rows).any(1))
-    return rows[np.concatenate([np.sort(first), chance])]
-
-
-def _eliminate(rows: Sequence[dict[int, int]]) -> tuple[dict[int, dict[int, int]], set[int]]:
+def _eliminate(rows: Sequence[dict[int, int]]) -> tuple[dict[int, dict[int, int]], list[dict[int, int]]]:
     """Exact elimination with unit pivots, sparsest rows and rarest variables first.
 
     Returns:
-        Derived variable -> its combination of others (fully substituted), and variables that no unit pivot can express.
+        Derived variable -> its combination of others (fully substituted), and relations left that have no unit pivot.
     """
     pending = [dict(row) for row in rows]
     where: dict[int, set[int]] = {}
@@ -222,17 +222,21 @@ def _eliminate(rows: Sequence[dict[int, int]]) -> tuple[dict[int, dict[int, int]
         for variable in row:
             where.setdefault(variable, set()).add(i)
     defined: dict[int, dict[int, int]] = {}
-    queue = sorted(range(len(pending)), key=lambda i: len(pending[i]))
-    stuck: set[int] = set()
-    for i in queue:
+    queue = deque(sorted(range(len(pending)), key=lambda i: len(pending[i])))
+    waiting = 0
+    while waiting < len(queue):
+        i = queue.popleft()
         row = pending[i]
         if not row:
             continue
         common = gcd(*row.values())
         candidates = [v for v, c in row.items() if abs(c) == common]
         if not candidates:
-            stuck |= set(row)
+            # another substitution may give it one
+            queue.append(i)
+            waiting += 1
             continue
+        waiting = 0
         pivot = min(candidates, key=lambda v: (len(where[v]), -v))
         sign = row[pivot] // common
         form = {v: -sign * c // common for v, c in row.items() if v != pivot}
@@ -255,67 +259,10 @@ def _eliminate(rows: Sequence[dict[int, int]]) -> tuple[dict[int, dict[int, int]
             for u, d in defined[v].items() if v in defined else ((v, 1),):
                 full[u] = full.get(u, 0) + c * d
         defined[pivot] = {v: c for v, c in full.items() if c}
-    return defined, stuck
+    return defined, [pending[i] for i in queue if pending[i]]
 
 
-def _implied(coefficients: np.ndarray, variables: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Equations between variables that stand in the same proportion to one other: ``p a + q b = p a + q b' = 0``.
-
-    Args:
-        coefficients: of relations with two terms.
-        variables: of the same relations.
-
-    Returns:
-        Variables, and the signed variables they are equal to.
-    """
-    if len(variables) < 2:
-        return np.zeros(0, np.int64), np.zeros(0, np.int64)
-    found = []
-    # (relations have no common factor, so equal sizes mean equal proportions)
-    sign = -np.sign(coefficients[:, 0] * coefficients[:, 1])
-    for own, other in ((0, 1), (1, 0)):
-        keys = (variables[:, other], np.abs(coefficients[:, other]), np.abs(coefficients[:, own]))
-        order = np.lexsort(keys)
-        same = np.ones(len(order) - 1, bool)
-        for key in keys:
-            same &= key[order][1:] == key[order][:-1]
-        left, right = order[1:][same], order[:-1][same]
-        pair = variables[left, own], variables[right, own] * sign[left] * sign[right]
-        differ = pair[0] != pair[1]
-        found.append((pair[0][differ], pair[1][differ]))
-    return np.concatenate([a for a, _ in found]), np.concatenate([b for _, b in found])
-
-
-def _peel(
-    coefficients: np.ndarray, variables: np.ndarray, total: int
-) -> tuple[list[tuple[np.ndarray, csr_array]], np.ndarray, np.ndarray]:
-    """Solve relations for variables that occur nowhere else, round after round.
-
-    Returns:
-        Rounds of (variables, what they are: a sparse row over all variables each), and the relations left.
-    """
-    rounds = []
-    while len(variables):
-        uses = np.bincount(variables[coefficients != 0], minlength=total + 1)
-        lonely = (uses[variables] == 1) & (np.abs(coefficients) == 1)
-        done = lonely.any(1)
-        if not done.any():
-            break
-        # of several, the last: what was made last explains itself by what was there before
-        place = np.where(lonely[done], variables[done], -1).argmax(1)
-        rows, names = coefficients[done], variables[done]
-        at = np.arange(len(rows)), place
-        pivots, scale = names[at], -rows[at]
-        rows = rows * scale[:, None]
-        rows[at] = 0
-        where = np.nonzero(rows)
-        form = coo_array((rows[where], (where[0], names[where])), shape=(len(rows), total + 1))
-        rounds.append((pivots, csr_array(form)))
-        coefficients, variables = coefficients[~done], variables[~done]
-    return rounds, coefficients, variables
-
-
-def _expressed(peeled: list[tuple[np.ndarray, csr_array]], defined: dict[int, dict[int, int]], total: int) -> csr_array:
+def _expressed(peeled: Rounds, defined: dict[int, dict[int, int]], total: int) -> csr_array:
     """Every variable in terms of those that nothing defines: integer matrix ``(total + 1, total + 1)``."""
     own = np.ones(total + 1, np.int64)
     own[0] = 0

@@ -79,7 +79,9 @@ class UnionFind:
 
     def present(self, ids: Tensor) -> Tensor:
         """The ids that occur, without their signs and mostly without repetition."""
-        flat = distinct(ids).reshape(-1)
+        few = distinct(ids)
+        # their order does not matter: as they lie in memory nothing is copied
+        flat = few.permute(sorted(range(few.dim()), key=few.stride, reverse=True)).reshape(-1)
         if len(flat) <= max(4096, self.size):
             return _index(flat)
         if int(flat.max()) == NEUTRAL:

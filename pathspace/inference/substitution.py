@@ -1,0 +1,233 @@
+"""Many short relations at once: substitute, compare and compress them without a loop over relations.
+
+Products of activations come by the hundred thousand: ``k^T v`` of linear attention has a scale of its own for every
+pair of channels, ``phi(kv_ij) = phi(k_i) + phi(v_j)``, and ``q (k^T v)`` demands ``phi(o_j) = phi(q_i) + phi(kv_ij)``.
+Substituting the first into the second leaves ``phi(k_i) + phi(q_i) = phi(o_j) - phi(v_j)`` for all pairs, which says no
+more than that as many sums as there are channels are equal. All of it is exact over the integers.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from scipy.sparse import coo_array, csr_array
+from scipy.sparse.csgraph import connected_components
+
+Rounds = list[tuple[np.ndarray, csr_array]]
+Pairs = tuple[np.ndarray, np.ndarray]
+
+
+def combined(coefficients: np.ndarray, variables: np.ndarray) -> Pairs:
+    """Combine like terms, divide by common factors, drop duplicates; non-zero terms come first, in falling order."""
+    coefficients, variables = _sorted(coefficients, variables)
+    twice = ((variables[:, 1:] == variables[:, :-1]) & (variables[:, 1:] > 0)).any(1)
+    if twice.any():
+        c, v = coefficients[twice], variables[twice]
+        for i in range(v.shape[1] - 1, 0, -1):
+            same = v[:, i] == v[:, i - 1]
+            c[:, i - 1] += np.where(same, c[:, i], 0)
+            c[:, i] = np.where(same, 0, c[:, i])
+        coefficients[twice], variables[twice] = _sorted(c, v)
+    # relations with a coefficient of one have no common factor
+    common = (np.abs(coefficients) != 1).all(1)
+    if common.any():
+        factor = np.gcd.reduce(coefficients[common], axis=1)
+        coefficients[common] //= np.where(factor == 0, 1, factor)[:, None]
+    coefficients *= np.where(coefficients[:, :1] < 0, -1, 1)
+    kept = _distinct(np.concatenate([coefficients, variables], 1)[coefficients[:, 0] != 0])
+    width = variables.shape[1]
+    return kept[:, :width].copy(), kept[:, width:].copy()
+
+
+def _sorted(coefficients: np.ndarray, variables: np.ndarray) -> Pairs:
+    """Terms by falling variable, those with a coefficient or a variable of zero last."""
+    order = np.argsort(np.where(coefficients == 0, 0, -variables), 1, kind="stable")
+    flat = order + variables.shape[1] * np.arange(len(order))[:, None]
+    variables, coefficients = variables.reshape(-1)[flat], coefficients.reshape(-1)[flat]
+    empty = (coefficients == 0) | (variables == 0)
+    variables[empty] = coefficients[empty] = 0
+    return coefficients, variables
+
+
+def _keys(rows: np.ndarray) -> np.ndarray:
+    """A number for each row, the same for equal rows (and, by chance, for a few others)."""
+    factors = np.random.default_rng(0).integers(2**62, size=rows.shape[1], dtype=np.int64) | 1
+    # whole numbers modulo 2^64
+    return rows @ factors
+
+
+def _distinct(rows: np.ndarray) -> np.ndarray:
+    """Rows without repetition, unless others share their key (``np.unique(axis=0)`` takes many times as long)."""
+    keys = _keys(rows)
+    order = np.argsort(keys, kind="stable")
+    again = np.flatnonzero(keys[order][1:] == keys[order][:-1])
+    again = again[(rows[order[again + 1]] == rows[order[again]]).all(1)]
+    kept = np.ones(len(rows), bool)
+    kept[order[again + 1]] = False
+    return rows[kept]
+
+
+def equations(coefficients: np.ndarray, variables: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Relations that say ``a = 0`` or ``a = +-b``.
+
+    Args:
+        coefficients: of combined relations.
+        variables: of the same.
+
+    Returns:
+        Variables, the signed variables they are equal to, and which relations said so.
+    """
+    terms = (coefficients != 0).sum(1)
+    single = terms == 1
+    equal = (terms == 2) & (np.abs(coefficients[:, 0]) == np.abs(coefficients[:, 1]))
+    left = np.concatenate([variables[single, 0], variables[equal, 0]])
+    right = -variables[equal, 1] * np.sign(coefficients[equal, 0] * coefficients[equal, 1])
+    return left, np.concatenate([np.zeros(int(single.sum()), np.int64), right]), single | equal
+
+
+def implied(coefficients: np.ndarray, variables: np.ndarray, longest: int) -> Pairs:
+    """Equations between variables that stand in the same relation to others: ``p a + r = p b + r = 0``.
+
+    Args:
+        coefficients: of combined relations.
+        variables: of the same.
+        longest: relations of at most so many terms are compared.
+
+    Returns:
+        Variables, and the variables they are equal to.
+    """
+    lefts, rights = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
+    terms = (coefficients != 0).sum(1)
+    for count in range(2, longest + 1):
+        c, v = coefficients[terms == count, :count], variables[terms == count, :count]
+        for own in range(count if len(c) > 1 else 0):
+            others = [i for i in range(count) if i != own]
+            sign = np.sign(c[:, own])
+            rest = np.column_stack([np.abs(c[:, own]), c[:, others] * sign[:, None], v[:, others]])
+            keys = _keys(rest)
+            order = np.argsort(keys, kind="stable")
+            near = np.flatnonzero(keys[order][1:] == keys[order][:-1])
+            a, b = order[near], order[near + 1]
+            same = (rest[a] == rest[b]).all(1) & (v[a, own] != v[b, own])
+            lefts.append(v[a[same], own])
+            rights.append(v[b[same], own])
+    return np.concatenate(lefts), np.concatenate(rights)
+
+
+def _forms(pivots: np.ndarray, rows: np.ndarray, names: np.ndarray, total: int) -> tuple[np.ndarray, csr_array]:
+    """What each pivot is, as a sparse row over all variables."""
+    where = np.nonzero(rows)
+    form = coo_array((rows[where], (where[0], names[where])), shape=(len(rows), total + 1))
+    return pivots, csr_array(form)
+
+
+def peel(coefficients: np.ndarray, variables: np.ndarray, total: int) -> tuple[Rounds, np.ndarray, np.ndarray]:
+    """Solve relations for variables that occur nowhere else, round after round.
+
+    Returns:
+        Rounds of (variables, what they are: a sparse row over all variables each), and the relations left.
+    """
+    rounds = []
+    while len(variables):
+        uses = np.bincount(variables[coefficients != 0], minlength=total + 1)
+        lonely = (uses[variables] == 1) & (np.abs(coefficients) == 1)
+        done = lonely.any(1)
+        if not done.any():
+            break
+        # of several, the last: what was made last explains itself by what was there before
+        place = np.where(lonely[done], variables[done], -1).argmax(1)
+        rows, names = coefficients[done], variables[done]
+        at = np.arange(len(rows)), place
+        pivots, scale = names[at], -rows[at]
+        rows = rows * scale[:, None]
+        rows[at] = 0
+        rounds.append(_forms(pivots, rows, names, total))
+        coefficients, variables = coefficients[~done], variables[~done]
+    return rounds, coefficients, variables
+
+
+def join(coefficients: np.ndarray, variables: np.ndarray, total: int) -> tuple[Rounds, np.ndarray, np.ndarray]:
+    """Substitute variables that occur in exactly two relations of at most three terms, many at a time.
+
+    Returns:
+        As :func:`peel`; what is left has at most four terms again.
+    """
+    rounds = []
+    while len(variables):
+        used = coefficients != 0
+        short = used.sum(1) <= 3
+        fits = used & (np.abs(coefficients) == 1) & short[:, None]
+        uses, fitting = (np.bincount(variables[mask], minlength=total + 1) for mask in (used, fits))
+        fits &= ((uses == 2) & (fitting == 2))[variables]
+        # each relation offers one variable, and takes part where its partner offers the same
+        offer = np.where(fits, variables, 0).max(1)
+        taken = np.bincount(offer, minlength=total + 1) == 2
+        taken[0] = False
+        rows = np.flatnonzero(taken[offer])
+        if not len(rows):
+            break
+        first, second = rows[np.argsort(offer[rows], kind="stable")].reshape(-1, 2).T
+        pivots = offer[first]
+        sides = []
+        for side in (first, second):
+            c, v = coefficients[side, :3], variables[side, :3]
+            pivot = v == pivots[:, None]
+            sides.append((c[pivot], c[~pivot].reshape(-1, 2), v[~pivot].reshape(-1, 2)))
+        (c1, o1, v1), (c2, o2, v2) = sides
+        form = -c1[:, None] * o1
+        rounds.append(_forms(pivots, form, v1, total))
+        new = combined(np.concatenate([form * c2[:, None], o2], 1), np.concatenate([v1, v2], 1))
+        kept = np.ones(len(coefficients), bool)
+        kept[rows] = False
+        coefficients = np.concatenate([coefficients[kept], new[0]])
+        variables = np.concatenate([variables[kept], new[1]])
+    return rounds, coefficients, variables
+
+
+def compress(coefficients: np.ndarray, variables: np.ndarray, total: int) -> Pairs:
+    """Relations of three or four terms as equalities of sums: those that follow from others are left out.
+
+    Each relation is split into the two sums that most other relations speak of. The sums are the nodes of a graph, the
+    relations its edges; a star in each component, around the shortest sum, says as much.
+    """
+    long = (coefficients != 0).sum(1) >= 3
+    c, v = coefficients[long], variables[long]
+    largest = int(np.abs(c).max(initial=1))
+    base = 2 * largest + 1
+    if len(c) < 2 or (total + 1) ** 2 * base**2 >= 2**63:
+        return coefficients, variables
+    parts = np.array([[[0, 1], [2, 3]], [[0, 2], [1, 3]], [[0, 3], [1, 2]]])
+    some, names = c[:, parts], v[:, parts]
+    signs = np.sign(some[..., 0])
+    some = some * signs[..., None]
+    keys = ((names[..., 0] * (total + 1) + names[..., 1]) * base + some[..., 0]) * base + some[..., 1] + largest
+    _, index, node, counts = np.unique(keys, return_index=True, return_inverse=True, return_counts=True)
+    node = node.reshape(keys.shape)
+    best = counts[node].sum(2).argmax(1)
+    rows = np.arange(len(c))
+    (left, right), sign = node[rows, best].T, signs[rows, best].prod(1)
+    # a node for each sum and one for its negative: sums with opposite signs in a relation are equal
+    size = len(counts)
+    other = np.where(sign < 0, right, right + size)
+    edges = np.concatenate([left, left + size]), np.concatenate([other, (other + size) % (2 * size)])
+    graph = coo_array((np.ones(len(edges[0]), np.int8), edges), shape=(2 * size, 2 * size))
+    label = connected_components(graph, directed=False)[1]
+    pair_c, pair_v = some.reshape(-1, 2)[index], names.reshape(-1, 2)[index]
+    used = np.unique(np.concatenate([left, right]))
+    used = used[np.argsort(pair_v[used, 1] != 0, kind="stable")]
+    group = np.minimum(label[used], label[used + size])
+    turn = np.where(label[used] == group, 1, -1)
+    _, root, member = np.unique(group, return_index=True, return_inverse=True)
+    root = root[member]
+    # a sum that is its own negative is zero
+    zero = label[used] == label[used + size]
+    star = ~zero & (root != np.arange(len(used)))
+    factor = (-turn * turn[root])[star, None]
+    new_c = np.concatenate([pair_c[used[star]], factor * pair_c[used[root[star]]]], 1)
+    new_v = np.concatenate([pair_v[used[star]], pair_v[used[root[star]]]], 1)
+    none = np.zeros((int(zero.sum()), 2), np.int64)
+    new_c = np.concatenate([new_c, np.concatenate([pair_c[used[zero]], none], 1)])
+    new_v = np.concatenate([new_v, np.concatenate([pair_v[used[zero]], none], 1)])
+    if len(new_c) >= len(c):
+        return coefficients, variables
+    new_c, new_v = combined(new_c, new_v)
+    return np.concatenate([coefficients[~long], new_c]), np.concatenate([variables[~long], new_v])

@@ -1,0 +1,132 @@
+"""Relations between scales are solved exactly: against the null space over the rationals."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from flint import fmpz_mat
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pathspace.inference.relations import Relations, Solution
+from pathspace.inference.substitution import compress
+
+Row = dict[int, int]
+
+
+def solved(count: int, rows: list[Row]) -> Solution:
+    """The solution of relations between ids 1 to ``count``."""
+    system = Relations()
+    system.fresh((count,))
+    for row in rows:
+        system.relate(*((c, torch.tensor([v])) for v, c in row.items()))
+    return system.resolve()
+
+
+def values(solution: Solution, count: int) -> np.ndarray:
+    """What each id is in terms of base units: integer matrix, a row per id."""
+    basis = np.concatenate([np.zeros((1, solution.units)), np.eye(solution.units), solution.forms.toarray()]).astype(
+        np.int64
+    )
+    return basis[np.abs(solution.classes)] * np.sign(solution.classes)[:, None]
+
+
+def nullity(count: int, rows: list[Row]) -> int:
+    """Dimension of the space of solutions, by exact rank."""
+    if not rows:
+        return count
+    matrix = fmpz_mat([[row.get(v, 0) for v in range(1, count + 1)] for row in rows])
+    return count - int(matrix.rank())
+
+
+def residues(solution: Solution, count: int, rows: list[Row]) -> int:
+    """How many relations the solution violates."""
+    table = values(solution, count)
+    return sum(bool(np.any(sum(c * table[v] for v, c in row.items()))) for row in rows)
+
+
+COUNT = 9
+TERMS = st.dictionaries(st.integers(1, COUNT), st.sampled_from([-2, -1, -1, 1, 1, 2]), min_size=1, max_size=4)
+
+
+@given(st.lists(TERMS, max_size=12))
+@settings(max_examples=300)
+def test_a_solution_satisfies_every_relation(rows: list[Row]) -> None:
+    solution = solved(COUNT, rows)
+    assert residues(solution, COUNT, rows) == 0
+    assert solution.units == nullity(COUNT, rows)
+    assert np.linalg.matrix_rank(values(solution, COUNT)) == solution.units
+
+
+@given(st.lists(st.lists(st.integers(1, COUNT), min_size=2, max_size=3), max_size=14), st.data())
+@settings(max_examples=300)
+def test_products_leave_as_many_scales_as_the_null_space(products: list[list[int]], data: st.DataObject) -> None:
+    # each product makes an id of its own, and products are multiplied again
+    rows: list[Row] = []
+    for made, factors in enumerate(products, COUNT + 1):
+        row: Row = {made: 1}
+        for factor in factors:
+            factor = data.draw(st.sampled_from([factor, *range(COUNT + 1, made)]))
+            row[factor] = row.get(factor, 0) - 1
+        rows.append(row)
+    count = COUNT + len(products)
+    # and some of them meet
+    for left, right in data.draw(st.lists(st.tuples(st.integers(1, count), st.integers(1, count)), max_size=4)):
+        if left != right:
+            rows.append({left: 1, right: -1})
+    solution = solved(count, rows)
+    assert residues(solution, count, rows) == 0
+    assert solution.units == nullity(count, rows)
+
+
+def outer(channels: int) -> tuple[Relations, list[torch.Tensor]]:
+    """Linear attention: ``kv_ij = k_i v_j`` and ``o_j = q_i kv_ij``."""
+    system = Relations()
+    k, q, v, o = (system.fresh((channels,)) for _ in range(4))
+    inner = system.fresh((channels, channels))
+    system.relate((1, inner), (-1, k[:, None]), (-1, v[None]))
+    system.relate((1, o[None].expand(channels, channels)), (-1, q[:, None]), (-1, inner))
+    return system, [k, q, v, o]
+
+
+@pytest.mark.parametrize("channels", [3, 20, 200])
+def test_linear_attention_keeps_its_scales_at_any_width(channels: int) -> None:
+    system, (k, q, v, o) = outer(channels)
+    solution = system.resolve()
+    # k_i + q_i = o_j - v_j is one number: 4 n scales, 2 n - 1 conditions
+    assert solution.units == 2 * channels + 1
+    table = values(solution, 4 * channels)
+    key, query, value, out = (table[ids.numpy()] for ids in (k, q, v, o))
+    assert np.array_equal(key + query, np.broadcast_to(key[0] + query[0], key.shape))
+    assert np.array_equal(out - value, key + query)
+
+
+def test_equal_factors_make_equal_products() -> None:
+    # y_j = 2 x_j, y_j + s = b: all x_j are equal, whatever s and b are
+    system = Relations()
+    x, y, (s, b) = system.fresh((50,)), system.fresh((50,)), system.fresh((2,))
+    system.relate((1, y), (-2, x))
+    system.relate((1, y), (1, s.expand(50)), (-1, b.expand(50)))
+    solution = system.resolve()
+    assert solution.units == 2
+    assert len({int(solution.classes[i]) for i in x}) == 1
+
+
+def test_compression_says_the_same_with_less() -> None:
+    rng = np.random.default_rng(0)
+    rows = np.array([[1 + i, 11 + i, 21 + j, 31 + j] for i in range(6) for j in range(7)])
+    signs = np.tile([1, -1, 1, 1], (len(rows), 1))
+    order = rng.permutation(len(rows))
+    names = -np.sort(-rows[order], 1)
+    coefficients = np.take_along_axis(signs[order], np.argsort(-rows[order], 1), 1)
+    short, few = compress(coefficients, names, 40)
+    assert len(few) == 12
+
+    def dense(c: np.ndarray, v: np.ndarray) -> fmpz_mat:
+        table = np.zeros((len(c), 41), int)
+        np.add.at(table, (np.arange(len(c))[:, None], v), c)
+        return fmpz_mat(table[:, 1:].tolist())
+
+    whole = fmpz_mat(dense(coefficients, names).tolist() + dense(short, few).tolist())
+    assert dense(short, few).rank() == dense(coefficients, names).rank() == whole.rank() == 12
