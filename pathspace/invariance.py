@@ -31,6 +31,7 @@ LARGE = 30_000_000
 TOLERANCE = {torch.float64: 1e-8, torch.float32: 1e-3, torch.bfloat16: 3e-1, torch.float16: 1e-1}
 # where the functional normalisations take their eps
 EPS_POSITION = {"layer_norm": 4, "group_norm": 4, "rms_norm": 3, "batch_norm": 7, "instance_norm": 7}
+FROZEN = ("input", "running_mean", "running_var", "weight", "bias")
 GATES = (
     "aten.relu",
     "aten.relu_",
@@ -233,6 +234,16 @@ def gradients(model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any], 
     return {name: grad for name, grad in zip(wanted, found, strict=True) if grad is not None}
 
 
+def _frozen_batch_norm(
+    input: Tensor, running_mean: Tensor, running_var: Tensor, weight: Tensor | None = None, bias: Tensor | None = None
+) -> Tensor:
+    """Batch norm in evaluation mode, which torch cannot differentiate by the statistics."""
+    shape = [-1, *[1] * (input.dim() - 2)]
+    out = (input - running_mean.reshape(shape)) / running_var.reshape(shape).sqrt()
+    out = out if weight is None else out * weight.reshape(shape)
+    return out if bias is None else out + bias.reshape(shape)
+
+
 class NoEps(TorchFunctionMode):
     """Call the functional normalisations with (next to) no ``eps``."""
 
@@ -242,6 +253,8 @@ class NoEps(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = dict(kwargs or {})
+        if func is nn.functional.batch_norm and not (args[5] if len(args) > 5 else kwargs.get("training", False)):
+            return _frozen_batch_norm(*args[:5], **{key: kwargs[key] for key in FROZEN if key in kwargs})
         position = EPS_POSITION.get(getattr(func, "__name__", ""))
         if position is not None:
             if len(args) > position:
@@ -272,6 +285,22 @@ def without_eps(model: nn.Module) -> Iterator[int]:
             setattr(module, attribute, value)
 
 
+@torch.no_grad()
+def draw_zeros(model: nn.Module, seed: int) -> int:
+    """Fill parameters that are 0 throughout with small random numbers.
+
+    Returns:
+        How many numbers were drawn.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    count = 0
+    for parameter in model.parameters():
+        if parameter.is_floating_point() and parameter.numel() and not parameter.any():
+            parameter.copy_(0.1 * torch.randn(parameter.shape, generator=generator, dtype=torch.float64))
+            count += parameter.numel()
+    return count
+
+
 def measure(
     graph: ReductionGraph, model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any], seed: int
 ) -> tuple[dict[str, Any], tuple[int, int]]:
@@ -282,6 +311,11 @@ def measure(
     """
     dtype = precision(model)
     tolerance = TOLERANCE.get(dtype, 1e-3)
+    silent, drawn = not run(model, args, kwargs, seed=seed).outputs.any(), 0
+    if silent and graph.num_weights <= LARGE:
+        # a head that starts at zero hides everything behind it
+        drawn = draw_zeros(model, seed)
+        silent = not run(model, args, kwargs, seed=seed).outputs.any()
     phi = random_powers(graph, seed)
 
     def rescaled() -> tuple[float, tuple[int, int]]:
@@ -314,6 +348,10 @@ def measure(
     words += f", no backward pass ({no_gradient})" if no_gradient else ""
     if layers or graph.has_cuts:
         words += f" (with eps = 0 in normalisation layers; {as_it_stands:.1e} as the model stands)"
+    words += (
+        f"; {drawn:,} weights of tensors that are all 0 were drawn at random, as the outputs are 0" if drawn else ""
+    )
+    words += "; all outputs are 0, so that nothing could have been seen to change" if silent else ""
     evidence = {
         "holds": worst <= tolerance,
         "evidence": f"{words}; tolerance {tolerance:.0e} in {str(dtype).removeprefix('torch.')}",
@@ -323,6 +361,8 @@ def measure(
         "rescaling_as_it_stands": as_it_stands,
         "gradient_balance": unbalanced,
         "normalisation_layers": layers,
+        "weights_drawn": drawn,
+        "vacuous": bool(silent),
         "dtype": str(dtype).removeprefix("torch."),
     }
     return evidence, switches

@@ -37,7 +37,8 @@ HERE = [page for page in PAGES if "```python" in page.read_text() and page.stem 
 
 
 @pytest.mark.parametrize("page", HERE, ids=lambda page: page.stem)
-def test_the_blocks_run(page: Path) -> None:
+def test_the_blocks_run(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
     blocks = BLOCK.findall(page.read_text())
     assert len(blocks) == page.read_text().count("```python")
     space: dict[str, object] = {"__name__": "page"}

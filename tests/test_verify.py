@@ -143,3 +143,35 @@ def test_products_of_scales_do_not_hide_that_a_large_basis_is_triangular() -> No
 
     certificate = ps.verify(Gated(), torch.randn(4, 60))
     assert certificate.method == "certificate" and certificate.units == 60 and certificate.holds
+
+
+def test_a_head_of_zeros_is_no_excuse() -> None:
+    model = nn.Sequential(nn.Linear(3, 5), nn.ReLU(), nn.Linear(5, 2))
+    nn.init.zeros_(model[2].weight)
+    nn.init.zeros_(model[2].bias)
+    certificate = ps.verify(model, torch.randn(4, 3))
+    assert certificate.holds
+    assert certificate.invariance["weights_drawn"] == 12
+    assert not certificate.invariance["vacuous"]
+    # the model itself is left as it was
+    assert not model[2].weight.any()
+
+
+def test_outputs_of_zero_are_said_to_show_nothing() -> None:
+    model = nn.Sequential(nn.Linear(3, 5), nn.ReLU(), nn.Linear(5, 2, bias=False))
+    with torch.no_grad():
+        model[0].weight.zero_()[0, 0] = 1e-30
+        model[0].bias.fill_(-1.0)
+    certificate = ps.verify(model, torch.randn(4, 3))
+    assert certificate.invariance["vacuous"]
+    assert "nothing could have been seen to change" in certificate.invariance["evidence"]
+
+
+def test_frozen_batch_norm_is_differentiated_by_its_statistics() -> None:
+    model = nn.Sequential(nn.Linear(3, 5), nn.BatchNorm1d(5), nn.ReLU(), nn.Linear(5, 2)).eval()
+    with torch.no_grad():
+        model[1].running_mean.normal_()
+        model[1].running_var.uniform_(0.5, 2.0)
+    certificate = ps.verify(model, torch.randn(4, 3))
+    assert certificate.invariance["gradient_balance"] is not None
+    assert certificate.invariance["gradient_balance"] < 1e-12
