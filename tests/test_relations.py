@@ -130,3 +130,18 @@ def test_compression_says_the_same_with_less() -> None:
 
     whole = fmpz_mat(dense(coefficients, names).tolist() + dense(short, few).tolist())
     assert dense(short, few).rank() == dense(coefficients, names).rank() == whole.rank() == 12
+
+
+@given(st.lists(TERMS, max_size=8), st.data())
+@settings(max_examples=100)
+def test_fixing_a_unit_is_one_more_equation(rows: list[Row], data: st.DataObject) -> None:
+    solution = solved(COUNT, rows)
+    own = [i for i in range(1, COUNT + 1) if 0 < abs(solution.classes[i]) <= solution.units]
+    if not own:
+        return
+    chosen = data.draw(st.sampled_from(own))
+    fixed = solution.fixed(np.abs(solution.classes[[chosen]]))
+    more = [*rows, {chosen: 1}]
+    assert residues(fixed, COUNT, more) == 0
+    assert fixed.units == nullity(COUNT, more) == solution.units - 1
+    assert np.linalg.matrix_rank(values(fixed, COUNT)) == fixed.units

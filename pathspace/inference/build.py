@@ -93,32 +93,33 @@ def effective(equations: Relations, raw: list[Ends]) -> Solution:
     scale of a component that never meets the root. They are the solutions of one more system of the same kind.
     """
     solution = equations.resolve()
-    trivial = Relations()
-    trivial.size = 1 + solution.units + solution.forms.shape[0]
+    while len(trivial := _trivial(solution, raw)):
+        solution = solution.fixed(trivial)
+    return solution
+
+
+def _trivial(solution: Solution, raw: list[Ends]) -> np.ndarray:
+    """Base units to fix, one for each direction that moves no weight; none when there is no such direction."""
+    system = Relations()
+    system.size = 1 + solution.units + solution.forms.shape[0]
     classes = torch.from_numpy(solution.classes)
     ends = [(lookup(classes, tail), lookup(classes, head)) for tail, head in raw]
-    _define(trivial, solution, [ids for pair in ends for ids in pair])
+    _define(system, solution, [ids for pair in ends for ids in pair])
     for (tail, head), (before, _) in zip(ends, raw, strict=True):
         free = before != NEUTRAL
         if not bool(free.all()):
             tail, head, free = torch.broadcast_tensors(tail, head, free)
             tail, head = tail[free], head[free]
         for near, far in ((head, tail), (tail, head)):
-            trivial.unify(*_star(near, far))
-    kernel = trivial.resolve()
+            system.unify(*_star(near, far))
+    kernel = system.resolve()
     if kernel.units == 0:
-        return solution
+        return np.zeros(0, np.int64)
     # one variable for each trivial direction, which is that direction alone
     own, first = np.unique(np.abs(kernel.classes[: solution.units + 1]), return_index=True)
     chosen = first[(own > 0) & (own <= kernel.units)]
-    if not len(chosen):
-        # every direction moves several units by different amounts: fix them one after the other
-        chosen = first[own > 0][:1]
-    _, raw_first = np.unique(np.abs(solution.classes), return_index=True)
-    class_of = np.abs(solution.classes)[raw_first]
-    references = torch.from_numpy(raw_first[np.searchsorted(class_of, chosen)])
-    equations.unify(references, torch.zeros_like(references))
-    return effective(equations, raw)
+    # where every direction moves several units by different amounts, they are fixed one after the other
+    return chosen if len(chosen) else first[own > 0][:1]
 
 
 def _star(near: Tensor, far: Tensor) -> Ends:

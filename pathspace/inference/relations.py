@@ -44,6 +44,26 @@ class Solution:
     units: int
     forms: csr_array
 
+    def fixed(self, units: np.ndarray) -> Solution:
+        """The same with some base units (numbers from 1) fixed at 0."""
+        keep = np.ones(self.units, bool)
+        keep[units - 1] = False
+        forms = csr_array(self.forms[:, keep])
+        terms = np.diff(forms.indptr)
+        # what is left of a form may be nothing, or one base unit
+        alone = np.flatnonzero(terms == 1)
+        only = np.zeros(len(terms), np.int64)
+        only[alone] = forms.data[forms.indptr[alone]]
+        same = np.abs(only) == 1
+        derived = ~same & (terms > 0)
+        number = np.zeros(1 + self.units + len(terms), np.int64)
+        number[1 : self.units + 1][keep] = np.arange(1, int(keep.sum()) + 1)
+        rows = np.flatnonzero(same)
+        number[self.units + 1 + rows] = only[rows] * (1 + forms.indices[forms.indptr[rows]])
+        number[self.units + 1 :][derived] = 1 + int(keep.sum()) + np.arange(int(derived.sum()))
+        classes = number[np.abs(self.classes)] * np.sign(self.classes)
+        return Solution(classes, int(keep.sum()), csr_array(forms[derived]))
+
 
 class Relations(UnionFind):
     """Equations and relations between signed ids.
@@ -96,13 +116,16 @@ class Relations(UnionFind):
             relations have become, as pairs of signed classes.
         """
         total = sum(len(ids) for _, ids in self._relations)
-        coefficients, ids = np.zeros((total, WIDTH), np.int64), np.zeros((total, WIDTH), np.int64)
+        width = max(2, *(ids.shape[1] for _, ids in self._relations))
+        coefficients, ids = np.zeros((total, width), np.int64), np.zeros((total, width), np.int64)
         start = 0
         for some, names in self._relations:
             block = slice(start, start + len(names)), slice(0, names.shape[1])
             coefficients[block], ids[block] = some, names
             start += len(names)
-        signed = classes[np.abs(ids)] * np.sign(ids)
+        signed = classes[np.abs(ids)]
+        if (ids < 0).any():
+            signed = signed * np.sign(ids)
         coefficients, variables = coefficients * np.sign(signed), np.abs(signed)
         # most relations are equations by now (a factor is fixed): those need no further arithmetic
         count = ((coefficients != 0) & (variables != 0)).sum(1)
@@ -113,7 +136,8 @@ class Relations(UnionFind):
         differ = (np.abs(c[:, 0]) == np.abs(c[:, 1])) & (v[:, 0] != v[:, 1])
         rest = count > 2
         rest[np.flatnonzero(count == 2)[~differ]] = True
-        coefficients, variables = combined(coefficients[rest], variables[rest])
+        more = ((0, 0), (0, WIDTH - width))
+        coefficients, variables = combined(*(np.pad(part[rest], more) for part in (coefficients, variables)))
         # the same once more for what like terms have left
         left, right, done = equations(coefficients, variables)
         left = np.concatenate([zero, v[differ, 0], left])
