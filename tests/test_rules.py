@@ -131,3 +131,26 @@ def test_every_parameter_is_accounted_for() -> None:
     assert certificate.parameters == {"total": 27, "path_space": 12, "pinned": 9, "unused": 6}
     assert certificate.unused == ["idle.weight", "idle.bias"]
     assert any("strange" in pin["parameters"] for pin in certificate.pinned)
+
+
+class Padded(nn.Module):
+    """Two convolutions, padded by themselves or by an operation of its own."""
+
+    def __init__(self, apart: bool) -> None:
+        super().__init__()
+        self.apart = apart
+        margin = 0 if apart else 1
+        self.first, self.second = nn.Conv2d(2, 4, 3, padding=margin), nn.Conv2d(4, 3, 3, padding=margin, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in (self.first, self.second):
+            x = F.relu(layer(F.pad(x, (1, 1, 1, 1)) if self.apart else x))
+        return x.mean((2, 3))
+
+
+@pytest.mark.parametrize("size", [1, 2, 5, 9])
+def test_padding_apart_is_padding_within(size: int) -> None:
+    apart, within = (ps.trace(Padded(apart), torch.randn(2, 2, size, size)) for apart in (True, False))
+    assert (apart.num_units, apart.num_weights) == (within.num_units, within.num_weights)
+    # on a single pixel, all but the middle of a kernel meets zeros only
+    assert within.num_weights == (2 * 4 + 4 + 4 * 3 if size == 1 else 2 * 4 * 9 + 4 + 4 * 3 * 9)

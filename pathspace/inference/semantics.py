@@ -164,9 +164,12 @@ class Semantics(ABC):
         """Names of the parameters a view draws from."""
         if weight.name is not None:
             return [weight.name]
-        low, found = weight.index, []
-        for name, start in self.offsets.items():
-            size = torch.Size(self.shapes[name]).numel()
-            if bool(((low >= start) & (low < start + size)).any()):
-                found.append(name)
-        return found
+        names = [name for name in self.offsets if torch.Size(self.shapes[name]).numel()]
+        names.sort(key=self.offsets.__getitem__)
+        index = distinct(weight.index).reshape(-1)
+        starts = torch.tensor([self.offsets[name] for name in names])
+        # exact zeros in a computed weight have no place, which is below all others
+        last = self.offsets[names[-1]] + torch.Size(self.shapes[names[-1]]).numel()
+        which = torch.bucketize(index[(index >= starts[0]) & (index < last)], starts, right=True) - 1
+        met = torch.bincount(which, minlength=len(names))
+        return [name for name, count in zip(names, met.tolist(), strict=True) if count]

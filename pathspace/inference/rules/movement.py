@@ -213,6 +213,20 @@ def meshgrid(semantics: Semantics, tensors: Sequence[Value], indexing: str = "ij
     return tuple(torch.meshgrid(*(semantics.activation(value) for value in tensors), indexing=indexing))
 
 
+def _widened(ids: Tensor, padding: Sequence[int]) -> tuple[Tensor, list[int]]:
+    """Let narrow margins of large maps share the scale of what they surround (zeros have any scale).
+
+    Wide margins keep their zeros: weights may meet nothing else there.
+    """
+    rest, sizes = list(padding), list(ids.shape)
+    for i in range(len(padding) // 2):
+        dim, margin = ids.dim() - 1 - i, padding[2 * i] + padding[2 * i + 1]
+        if dim >= 2 and ids.stride(dim) == 0 and ids.shape[dim] > 4 * margin > 0 and min(rest[2 * i : 2 * i + 2]) >= 0:
+            rest[2 * i : 2 * i + 2] = [0, 0]
+            ids, sizes[dim] = ids.narrow(dim, 0, 1), ids.shape[dim] + margin
+    return ids.expand(sizes), rest
+
+
 @rule("aten.pad", "aten.constant_pad_nd", *(f"aten.{kind}_pad{rank}d" for kind in ("reflection", "replication")
                                             for rank in (1, 2, 3)))  # fmt: skip
 def pad(semantics: Semantics, x: Value, padding: Sequence[int], mode: Any = "constant", value: Any = None) -> Value:
@@ -226,6 +240,8 @@ def pad(semantics: Semantics, x: Value, padding: Sequence[int], mode: Any = "con
     touched = [ids.dim() - 1 - i for i in range(len(padding) // 2)]
     if mode == "constant":
         fill = NEUTRAL if value in (None, 0, 0.0, float("inf"), float("-inf")) else ROOT
+        if fill == NEUTRAL and semantics.uniform:
+            ids, padding = _widened(ids, padding)
         return along(lambda t: torch.nn.functional.pad(t, list(padding), value=fill), ids, touched)
     # torch pads floating point tensors only in these modes; ids below 2**53 survive the way there and back
     lead = (None,) * max(0, 2 + len(padding) // 2 - ids.dim())
