@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import torch
 from scipy.sparse.linalg import LinearOperator
 from torch import nn
 
@@ -78,6 +80,7 @@ class _Sum(LinearOperator):
 
     def __init__(self, parts: Sequence[tuple[float, LinearOperator]], identity: float) -> None:
         self.parts, self.identity = parts, identity
+        self.rounding = max(getattr(part, "rounding", 0.0) for _, part in parts)
         super().__init__(np.dtype(np.float64), parts[0][1].shape)
 
     def _matvec(self, x: np.ndarray) -> np.ndarray:
@@ -121,7 +124,7 @@ def residual_control(
         The stack and its blocks.
 
     Raises:
-        InputError: no filter given, or a block changes the shape of its input.
+        InputError: no filter given, a block changes the shape of its input, or the blocks do not follow each other.
 
     Example:
         >>> _ = __import__("torch").manual_seed(0)
@@ -181,6 +184,13 @@ def residual_control(
         raise InputError(f"residual_control: the last block does not depend on the first: {error}") from error
     if not one_stack:
         raise InputError("residual_control found blocks of different shapes, expected one stack; choose one by names=.")
+    for one, two in itertools.pairwise(calls):
+        assert two.source is not None
+        if not torch.equal(one.output, two.source):
+            raise InputError(
+                f"residual_control: block {two.label!r} does not read what block {one.label!r} returns, so they are no "
+                "stack; name blocks that follow each other by names=."
+            )
     errors = [row.branch for row in rows]
     count = len(rows)
     linear: list[tuple[float, LinearOperator]] = [(1.0, jacobian) for jacobian in jacobians]

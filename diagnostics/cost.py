@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 import statistics
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,7 +15,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
-from torch.utils.flop_counter import flop_registry
+from torch.utils.flop_counter import flop_registry, sdpa_backward_flop_count, sdpa_flop_count
 
 from diagnostics.layers import main_output, unchanged
 from diagnostics.tables import Table
@@ -52,6 +53,11 @@ _VECTORS: Mapping[str, Callable[..., int]] = {
     "dot": lambda a, b, *_: a.numel(),
     "addmv": lambda bias, matrix, vector, *_: matrix.numel(),
     "ger": lambda a, b, *_: a.numel() * b.numel(),
+    # the processor's attention kernel, of which torch's registry knows the relatives on other devices only
+    "_scaled_dot_product_flash_attention_for_cpu": lambda q, k, v, *_: sdpa_flop_count(q.shape, k.shape, v.shape) // 2,
+    "_scaled_dot_product_flash_attention_for_cpu_backward": lambda g, q, k, v, *_: (
+        sdpa_backward_flop_count(g.shape, q.shape, k.shape, v.shape) // 2
+    ),
 }
 
 
@@ -125,7 +131,7 @@ class _Counter(TorchDispatchMode):
         elif name in _VECTORS:
             self.products += _VECTORS[name](*args)
             if not self.backward:
-                self._keep(*args)
+                self._keep(*tree_leaves(args))
         elif name in _ACTIVATIONS and not self.backward:
             self.activations += args[0].numel()
         elif name in _SLOPES:
@@ -137,6 +143,17 @@ class _Counter(TorchDispatchMode):
             if not self.backward and all(isinstance(value, Tensor) for value in args[:2]):
                 self._keep(*args[:2])
         return result
+
+
+@contextmanager
+def _elementary() -> Iterator[None]:
+    # torch.backends.mkldnn.flags sets more than this one, and warns
+    before = torch._C._get_mkldnn_enabled()
+    torch._C._set_mkldnn_enabled(False)
+    try:
+        yield
+    finally:
+        torch._C._set_mkldnn_enabled(before)
 
 
 def cost(
@@ -189,13 +206,20 @@ def cost(
 
     counter = _Counter(owned)
     with unchanged(model), torch.enable_grad():
-        with counter, saved_tensors_hooks(pack, lambda value: value):
+        with saved_tensors_hooks(pack, lambda value: value):
             output = main_output(model, model(*inputs, **dict(kwargs or {})))
-        forward = counter.products
-        # the textbook keeps nothing that no derivative needs, so no operation of the backward pass is looked at
-        counter.backward = True
-        with counter:
-            torch.autograd.grad(output, parameters, torch.ones_like(output), allow_unused=True)
+        sizes = [size for size, _ in saved.values()]
+        kept = sum(tensor.numel() for _, tensor in saved.values())
+        saved.clear()
+        # without the kernel that runs a whole LSTM as one operation, whose products could not be told
+        with _elementary():
+            with counter:
+                output = main_output(model, model(*inputs, **dict(kwargs or {})))
+            forward = counter.products
+            # the textbook keeps nothing that no derivative needs, so no operation of the backward pass is looked at
+            counter.backward = True
+            with counter:
+                torch.autograd.grad(output, parameters, torch.ones_like(output), allow_unused=True)
         times = []
         for _ in range(repeats):
             begin = time.perf_counter()
@@ -211,9 +235,9 @@ def cost(
         counter.activations,
         counter.slopes,
         sum(counter.cached.values()),
-        sum(tensor.numel() for _, tensor in saved.values()),
+        kept,
         statistics.median(times) if times else None,
-        2 * size + sum(count for count, _ in saved.values()),
+        2 * size + sum(sizes),
     )
 
 

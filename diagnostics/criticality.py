@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import math
 import warnings
 from collections.abc import Mapping, Sequence
@@ -17,7 +16,7 @@ from torch.autograd import forward_ad
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._pytree import tree_map
 
-from diagnostics.layers import Names, Run, Types, hooked, select, unchanged
+from diagnostics.layers import Names, Run, Types, duplicate, hooked, select, unchanged
 from diagnostics.tables import Estimate, Table
 from pathspace.capture import describe, first_line
 from pathspace.errors import CaptureError, InputError
@@ -106,7 +105,7 @@ def growth_exponent(
         inequality at
         every step.
     """
-    twin = copy.deepcopy(model).double()
+    twin = duplicate(model).double()
     layers, recurrent = _places(twin, names, types)
     generator = torch.Generator().manual_seed(seed)
     logs: list[Tensor] = []
@@ -233,7 +232,11 @@ def _tangents(
                 tangent = forward_ad.unpack_dual(call.output).tangent
                 tangents.append(torch.zeros_like(call.output) if tangent is None else tangent.detach().clone())
     if not used:
-        raise InputError("growth_exponent found no floating-point input to perturb; name a layer by start=.")
+        raise InputError(
+            "growth_exponent found no floating-point input to perturb; name a layer by start=."
+            if start is None
+            else f"growth_exponent: {type(model).__name__} does not call the layer {start!r} on these inputs."
+        )
     if not tangents:
         raise InputError("growth_exponent: the model called none of the chosen layers on these inputs.")
     return [tangent.detach() for tangent in tangents]
@@ -256,7 +259,7 @@ def redraw(model: nn.Module, scale: float, bias: float = 0.0, names: Names = Non
     Raises:
         InputError: no parameter matches.
     """
-    twin = copy.deepcopy(model).double()
+    twin = duplicate(model).double()
     generator = torch.Generator().manual_seed(seed)
     patterns = [names] if isinstance(names, str) else names
     drawn = 0

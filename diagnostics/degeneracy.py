@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import itertools
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -16,10 +15,10 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.utils._pytree import tree_leaves, tree_map
 
-from diagnostics.layers import unchanged
+from diagnostics.layers import duplicate, unchanged
 from diagnostics.tables import Table
 from pathspace import ReductionGraph, trace
-from pathspace.errors import InputError, PathspaceError
+from pathspace.errors import InputError, PathspaceError, UnsupportedError
 
 MAX_EXACT = 3000
 
@@ -119,6 +118,7 @@ def degeneracy(
 
     Raises:
         InputError: no trainable parameters, or outputs that depend on none.
+        UnsupportedError: derivatives that are not finite.
 
     Example:
         >>> _ = torch.manual_seed(0)
@@ -133,7 +133,7 @@ def degeneracy(
     """
     notes: list[str] = []
     graph = _traced(model, inputs, kwargs, notes) if graph is None else graph
-    twin = copy.deepcopy(model).double()
+    twin = duplicate(model).double()
     args, named = tree_map(_double, (tuple(inputs), dict(kwargs or {})))
     parameters: dict[str, Tensor] = {name: value for name, value in twin.named_parameters() if value.requires_grad}
     if not parameters:
@@ -148,6 +148,11 @@ def degeneracy(
         exact = total <= max_exact
         rows = min(outputs.numel(), total + 10 if exact else max_rows)
         matrix, squares = _rows(outputs, list(parameters.values()), rows, None if exact else 2 * rows + 50, seed)
+    if not np.isfinite(matrix).all():
+        raise UnsupportedError(
+            f"degeneracy: derivatives of {type(model).__name__} are not finite on these data, so they have no rank; "
+            "look for an overflow, or for a square root, norm or logarithm of zero."
+        )
     live = squares > 1e-28 * squares.max()
     dead = int((~live).sum())
     if exact:

@@ -124,6 +124,9 @@ def gradients(
     notes = []
     if unused:
         notes.append(f"No gradient reaches {', '.join(sorted(unused))}.")
+    infinite = [row.parameter for row in rows if not math.isfinite(row.rms)]
+    if infinite:
+        notes.append(f"Gradients are not finite at {', '.join(infinite[:5])}{' and others' if infinite[5:] else ''}.")
     if count == 1:
         notes.append("Gradient noise needs at least two batches.")
     return Table("gradients by parameter", tuple(rows), tuple(notes))

@@ -14,9 +14,9 @@ from scipy.optimize import least_squares
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from diagnostics.layers import Names, main_output, unchanged
+from diagnostics.layers import Names, duplicate, main_output, unchanged
 from diagnostics.tables import Table
-from pathspace.errors import InputError
+from pathspace.errors import InputError, UnsupportedError
 
 _CURVATURE_LIMIT = 400
 
@@ -81,6 +81,7 @@ def predict_growth(
 
     Raises:
         InputError: no parameter matches, or targets of another shape.
+        UnsupportedError: outputs or derivatives that are not finite.
 
     Example:
         >>> x = torch.linspace(-1, 1, 50).double()[:, None]
@@ -93,7 +94,7 @@ def predict_growth(
     Reference:
         Evolution of neural network, section 3.1.
     """
-    twin = copy.deepcopy(model).double().requires_grad_(True)
+    twin = duplicate(model).double().requires_grad_(True)
     patterns = [names] if isinstance(names, str) else (names or ["*"])
     chosen = {n: p for n, p in twin.named_parameters() if any(fnmatchcase(n, pattern) for pattern in patterns)}
     if not chosen:
@@ -127,6 +128,11 @@ def predict_growth(
     origin = start.numpy()
     error = residual(origin)
     slope = derivative(origin)
+    if not (np.isfinite(slope).all() and np.isfinite(error).all()):
+        raise UnsupportedError(
+            f"predict_growth: outputs or derivatives of {type(model).__name__} are not finite on these data; look for "
+            "an overflow, or for a square root, norm or logarithm of zero."
+        )
     loss = float(error @ error) / 2 / count
     left, singular, right = np.linalg.svd(slope, full_matrices=False)
     rank = int((singular > tolerance * max(singular.max(initial=0.0), 1e-300)).sum())
@@ -280,7 +286,7 @@ def widen(
 
 
 def deepen(
-    model: nn.Sequential, after: int, width: int, activation: nn.Module, residual: bool = False
+    model: nn.Sequential, after: int, width: int, activation: nn.Module, residual: bool = False, seed: int = 0
 ) -> nn.Sequential:
     """A copy of a chain with one more hidden layer of the given width after position ``after``.
 
@@ -290,13 +296,16 @@ def deepen(
         width: features at that place.
         activation: after the new linear layer.
         residual: add the new layer to its input instead, with zero weights out, so the outputs stay as they are.
+        seed: of the random weights; the global random state is left alone.
 
     Returns:
         The deeper model.
     """
     layers = copy.deepcopy(list(model))
     like = next(model.parameters())
-    linear = nn.Linear(width, width, bias=any("bias" in name for name, _ in model.named_parameters()))
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        linear = nn.Linear(width, width, bias=any("bias" in name for name, _ in model.named_parameters()))
     linear = linear.to(dtype=like.dtype, device=like.device)
     new: list[nn.Module] = [linear, copy.deepcopy(activation)]
     if residual:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import fnmatch
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -347,6 +348,13 @@ def call(model: nn.Module, inputs: Any) -> Any:
     if isinstance(inputs, tuple | list):
         return model(*inputs)
     return model(**inputs) if hasattr(inputs, "keys") else model(inputs)
+
+
+def duplicate(model: nn.Module) -> nn.Module:
+    """A deep copy, of models too whose hooks leave results on their modules (torch's older ``weight_norm``)."""
+    left = [v for m in model.modules() for v in vars(m).values() if isinstance(v, Tensor) and not v.is_leaf]
+    # torch refuses to copy what it has computed; the hook computes it again
+    return copy.deepcopy(model, {id(value): value.detach().clone() for value in left})
 
 
 @contextmanager

@@ -13,10 +13,12 @@ import numpy as np
 import torch
 from scipy.sparse.linalg import ArpackNoConvergence, LinearOperator, eigsh
 from torch import nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from diagnostics.gradients import Loss, gradients
 from diagnostics.layers import call, unchanged
-from pathspace.errors import InputError
+from pathspace.capture import first_line
+from pathspace.errors import InputError, UnsupportedError
 
 
 def _decay(decay: float) -> float:
@@ -191,6 +193,9 @@ def curvature(model: nn.Module, loss: Loss, inputs: Any, targets: Any, seed: int
     Returns:
         The eigenvalue (algebraically largest).
 
+    Raises:
+        UnsupportedError: an operation of the model has no second derivative, or its gradients are not finite.
+
     Example:
         >>> model = nn.Linear(2, 1, bias=False).double()
         >>> x = torch.tensor([[2.0, 0.0], [0.0, 1.0]]).double()
@@ -199,7 +204,8 @@ def curvature(model: nn.Module, loss: Loss, inputs: Any, targets: Any, seed: int
     """
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
     size = sum(parameter.numel() for parameter in parameters)
-    with unchanged(model), torch.enable_grad():
+    # the fused attention kernels have no second derivatives
+    with unchanged(model), torch.enable_grad(), sdpa_kernel(SDPBackend.MATH):
         value = loss(call(model, inputs), targets)
         slopes = torch.autograd.grad(value, parameters, create_graph=True, allow_unused=True)
         flat = torch.cat(
@@ -208,12 +214,22 @@ def curvature(model: nn.Module, loss: Loss, inputs: Any, targets: Any, seed: int
                 for g, p in zip(slopes, parameters, strict=True)
             ]
         )
+        if not bool(flat.isfinite().all()):
+            raise UnsupportedError(
+                f"The curvature of {type(model).__name__} cannot be computed, because its gradients are not finite."
+            )
 
         def product(vector: np.ndarray) -> np.ndarray:
             if not flat.requires_grad:
                 return np.zeros(size)
             direction = torch.from_numpy(np.ascontiguousarray(vector).reshape(-1)).to(flat)
-            found = torch.autograd.grad(flat, parameters, direction, retain_graph=True, allow_unused=True)
+            try:
+                found = torch.autograd.grad(flat, parameters, direction, retain_graph=True, allow_unused=True)
+            except (RuntimeError, NotImplementedError) as error:
+                raise UnsupportedError(
+                    f"The curvature of {type(model).__name__} cannot be computed, because an operation has no second "
+                    f"derivative: {first_line(error)}."
+                ) from error
             return np.concatenate(
                 [
                     (torch.zeros_like(p) if g is None else g).detach().reshape(-1).double().cpu().numpy()
@@ -246,10 +262,10 @@ class DecayAdvice:
         ratio: wanted noise over signal after averaging.
         decay: the smallest decay that reaches it.
         averaged_noise: ``noise (1 - decay) / (1 + decay)``.
-        curvature: largest eigenvalue of the Hessian on the first batch; ``None`` if not asked for.
+        curvature: largest eigenvalue of the Hessian on the first batch; ``None`` if not asked for, or not defined.
         stable_lr: stability limit of the learning rate there.
         monotone_lr: limit without oscillation.
-        advice: in a sentence.
+        advice: in a sentence; another one where there is no curvature to be had.
     """
 
     signal: float
@@ -288,6 +304,7 @@ def suggest_decay(
 
     Raises:
         InputError: fewer than two batches, or ``ratio`` not positive.
+        UnsupportedError: gradients that are not finite.
 
     Reference:
         Evolution of neural network, section 2.2.4; the stable learning rate grows with the decay, the monotone one
@@ -305,10 +322,19 @@ def suggest_decay(
         count = math.prod(row.shape)
         noise += count * (row.noise or 0.0)
         signal += count * (row.rms**2 - (row.noise or 0.0) / len(batches))
+    if not math.isfinite(signal + noise):
+        raise UnsupportedError(
+            f"suggest_decay: gradients of {type(model).__name__} are not finite on these batches, so they have no "
+            "noise."
+        )
     signal = max(signal, 0.0)
     q = ratio * signal / noise if noise else math.inf
     decay = min(max((1 - q) / (1 + q), 0.0) if math.isfinite(q) else 0.0, most)
-    top = curvature(model, loss, *batches[0]) if probe_curvature else None
+    missing = ""
+    try:
+        top = curvature(model, loss, *batches[0]) if probe_curvature else None
+    except UnsupportedError as error:
+        top, missing = None, f" {error}"
     positive = top if top is not None and top > 0 else None
     if decay == 0:
         advice = "No averaging is needed: the noise of one batch is below the wanted share of the signal."
@@ -328,7 +354,7 @@ def suggest_decay(
         top,
         None if positive is None else stability_limit(decay, positive),
         None if positive is None else monotone_limit(decay, positive),
-        advice,
+        advice + missing,
     )
 
 

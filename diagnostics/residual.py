@@ -271,7 +271,12 @@ class Finder:
             weighs = any(not graph.data(a) and graph._weighs(a) for a in graph.inputs[graph.index[node]])
             passes = operation in MOVES or (operation in _SCALES and not weighs)
             sums = operation in ("add", "sub", "add_") and len(data) == 2
-            if (passes and len(data) == 1) or sums:
+            if operation in _SUMS and len(data) == 1 and direct:
+                # a bias of its own: z is linear in it together with what it is added to
+                sound &= all(len(a.users) == 1 for a in direct)
+                names += [sources[a.name][1] for a in direct]
+                pending += data
+            elif (passes and len(data) == 1) or sums:
                 pending += data
             else:
                 layer = operation in AFFINE and len(data) == 1 and direct and operation != "cat"

@@ -152,7 +152,22 @@ def signal(
                 "; ".join(remarks),
             )
         )
-    return Table("signal by depth", tuple(rows), never_called(layers, run))
+    return Table("signal by depth", tuple(rows), never_called(layers, run) + _not_finite(rows))
+
+
+def _not_finite(rows: list[LayerSignal]) -> tuple[str, ...]:
+    """A note on layers whose numbers are not finite, because the model's own values or derivatives are not."""
+    found = []
+    for row in rows:
+        gains = [gain.value for gain in (row.vjp_gain, row.jvp_gain, row.output_gain) if gain is not None]
+        if not all(map(math.isfinite, (row.mean, row.variance, *gains))):
+            found.append(row.layer)
+    if not found:
+        return ()
+    return (
+        f"Values or derivatives are not finite at {', '.join(found[:5])}{' and others' if len(found) > 5 else ''}; "
+        "look for an overflow, or for a square root, norm or logarithm of zero behind it.",
+    )
 
 
 def never_called(layers: Mapping[str, nn.Module], run: Run) -> tuple[str, ...]:
@@ -188,10 +203,17 @@ def _from_output(
         # gradients have to come back as far as tables that integer inputs are looked up in
         start += [p for call in run.calls if call.source is None for p in call.module.parameters() if p.requires_grad]
         start += run.inputs
-        for _ in range(probes if run.calls else 0):
-            torch.autograd.grad(
-                run.output, start, rademacher(run.output, generator), retain_graph=True, allow_unused=True
-            )
+        for probe in range(probes if run.calls else 0):
+            cotangent = rademacher(run.output, generator)
+            if start:
+                torch.autograd.grad(run.output, start, cotangent, retain_graph=True, allow_unused=True)
+            if probe == 0:
+                # layers that no input and no table leads to: what is computed from parameters, or named alone
+                missed = [call.sink for call, seen in zip(run.calls, samples, strict=True) if not seen]
+                missed = [sink for sink in missed if sink.requires_grad]
+                if missed:
+                    found = torch.autograd.grad(run.output, missed, cotangent, retain_graph=True, allow_unused=True)
+                    start += [sink for sink, gradient in zip(missed, found, strict=True) if gradient is not None]
     return [Estimate.of(sample) if sample else None for sample in samples], alive
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 from scipy.linalg import eigh_tridiagonal
-from scipy.sparse.linalg import LinearOperator, svds
+from scipy.sparse.linalg import ArpackError, LinearOperator, svds
 from torch import Tensor, nn
 
 from diagnostics.layers import observe, select
@@ -18,6 +18,7 @@ from diagnostics.tables import Estimate
 from pathspace.errors import InputError, UnsupportedError
 
 _SMALL = 64
+_RESTARTS, _STEPS = 60, 120
 
 
 class Jacobian(LinearOperator):
@@ -48,6 +49,8 @@ class Jacobian(LinearOperator):
         if pulled is None:
             raise InputError("The target does not depend on the source; choose a source that lies before it.")
         self._pulled = pulled
+        # relative error of one product: what a tolerance cannot go below
+        self.rounding = torch.finfo(target.dtype).eps
         super().__init__(np.dtype(np.float64), (target.numel(), source.numel()))
 
     def _rmatvec(self, v: np.ndarray) -> np.ndarray:
@@ -82,7 +85,15 @@ def _like(values: np.ndarray, tensor: Tensor) -> Tensor:
 
 
 def _flat(value: Tensor | None, like: Tensor) -> np.ndarray:
-    return np.zeros(like.numel()) if value is None else value.detach().reshape(-1).double().cpu().numpy()
+    if value is None:
+        return np.zeros(like.numel())
+    found = value.detach().reshape(-1).double().cpu().numpy()
+    if not np.isfinite(found).all():
+        raise UnsupportedError(
+            "A product with the Jacobian is not finite, so it has no spectrum; look for an overflow, or for a square "
+            "root, norm or logarithm of zero in the model."
+        )
+    return found
 
 
 def jacobian(
@@ -206,11 +217,14 @@ def top_singular(
 ) -> tuple[Singular, ...]:
     """The largest singular values, by implicitly restarted Lanczos on ``J^T J`` (ARPACK).
 
+    Where that does not converge, 120 steps of Lanczos without restarts stand for it, and the errors say how good they
+    are.
+
     Args:
         operator: the Jacobian.
         count: how many.
         seed: of the start vector.
-        tolerance: relative accuracy asked of ARPACK.
+        tolerance: relative accuracy asked of ARPACK, as far as the operator's own rounding allows.
 
     Returns:
         Singular values in decreasing order, each with its residual as error bound.
@@ -231,13 +245,41 @@ def top_singular(
         left, values, right = np.linalg.svd(side, full_matrices=False)
         left, values, right = left[:, :count], values[:count], right[:count]
     else:
+        tolerance = max(tolerance, 100 * getattr(operator, "rounding", 0.0))
         start = np.random.default_rng(seed).normal(size=small)
-        left, values, right = svds(operator, k=count, v0=start, tol=tolerance)
+        try:
+            left, values, right = svds(operator, k=count, v0=start, tol=tolerance, maxiter=_RESTARTS)
+        except ArpackError:
+            # an operator that is zero, or values so close together that restarts lead nowhere: the errors will tell
+            left, values, right = _bidiagonal(operator, count, start)
     result = []
     for u, value, w in sorted(zip(left.T, values, right, strict=True), key=lambda triple: -triple[1]):
         error = max(np.linalg.norm(operator.rmatvec(u) - value * w), np.linalg.norm(operator.matvec(w) - value * u))
         result.append(Singular(float(value), float(error)))
     return tuple(result)
+
+
+def _bidiagonal(operator: LinearOperator, count: int, start: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Singular triples of the largest values from Lanczos on the smaller of ``J J^T`` and ``J^T J``."""
+    rows, columns = operator.shape
+    wide = rows <= columns
+    basis = [start / np.linalg.norm(start)]
+    images = []
+    for _ in range(min(_STEPS, len(start))):
+        images.append((operator.rmatvec if wide else operator.matvec)(basis[-1]))
+        following = (operator.matvec if wide else operator.rmatvec)(images[-1])
+        known = np.stack(basis, 1)
+        for _ in range(2):
+            following = following - known @ (known.T @ following)
+        length = float(np.linalg.norm(following))
+        if length <= 1e-12 * max(float(np.linalg.norm(images[-1])) ** 2, 1e-300):
+            break
+        basis.append(following / length)
+    span = np.stack(basis[: len(images)], 1)
+    left, values, right = np.linalg.svd(np.stack(images, 1), full_matrices=False)
+    inner = (span @ right.T)[:, :count]
+    outer, values = left[:, :count], values[:count]
+    return (inner, values, outer.T) if wide else (outer, values, inner.T)
 
 
 @dataclass(frozen=True, eq=False)

@@ -104,3 +104,30 @@ def test_proposals_side_by_side() -> None:
     assert abs(table["wider"].parameters / table["deeper"].parameters - 1) < 0.1
     assert table["wider"].cached < table["deeper"].cached
     assert all(row.seconds is not None for row in table)
+
+
+@pytest.mark.parametrize("kind", ["LSTM", "GRU", "RNN"])
+def test_recurrent_layers_are_counted_step_by_step(kind: str) -> None:
+    """An LSTM is one operation on the processor, and its products count all the same."""
+    layer = getattr(nn, kind)(4, 6, bias=False)
+    steps, batch = 5, 3
+    gates = sum(p.numel() for p in layer.parameters()) * steps * batch
+    found = cost(layer, torch.randn(steps, batch, 4))
+    elementwise = {"LSTM": 3, "GRU": 1, "RNN": 0}[kind] * 6 * steps * batch
+    assert gates + elementwise <= found.forward <= gates + 2 * elementwise
+    assert found.activations == {"LSTM": 5, "GRU": 3, "RNN": 1}[kind] * 6 * steps * batch
+
+
+def test_fused_attention_is_counted() -> None:
+    """Two products of T x T x D a head, whichever kernel makes them."""
+    q = nn.Parameter(torch.randn(2, 3, 7, 4))
+
+    class Attention(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.q = q
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return F.scaled_dot_product_attention(self.q, x, x)
+
+    assert cost(Attention(), torch.randn(2, 3, 7, 4)).forward == 2 * 2 * 3 * 7 * 7 * 4

@@ -21,7 +21,7 @@ from diagnostics.noise import (
     stationary_variance,
     suggest_decay,
 )
-from pathspace.errors import InputError
+from pathspace.errors import InputError, UnsupportedError
 
 
 @pytest.mark.parametrize("decay", [0.5, 0.9, 0.99])
@@ -110,3 +110,17 @@ def test_refusals() -> None:
         sampling_factor(3, 2)
     with pytest.raises(InputError, match="at least two batches"):
         suggest_decay(nn.Linear(1, 1), F.mse_loss, [])
+
+
+def test_curvature_through_attention_and_without_second_derivatives() -> None:
+    """The fused attention kernels have no second derivative, and the embedding bag has none at all."""
+    torch.manual_seed(0)
+    layer, x = nn.TransformerEncoderLayer(4, 2, 8, dropout=0.0, batch_first=True), torch.randn(2, 3, 4)
+    loss = lambda y, _: y.square().mean()  # noqa: E731
+    assert math.isfinite(curvature(layer, loss, x, None))
+    bag = nn.EmbeddingBag(5, 2, mode="sum")
+    batches = [(torch.tensor([[0, 1]]), None), (torch.tensor([[2, 3]]), None)]
+    with pytest.raises(UnsupportedError, match="no second derivative"):
+        curvature(bag, loss, *batches[0])
+    advice = suggest_decay(bag, loss, batches)
+    assert advice.curvature is None and "cannot be computed" in advice.advice

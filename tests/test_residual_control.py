@@ -81,3 +81,12 @@ def test_refusals() -> None:
         residual_control(model, x)
     with pytest.raises(InputError, match="expected equal shapes"):
         residual_control(nn.Sequential(nn.Linear(6, 3)), x.float(), types=nn.Linear)
+
+
+def test_blocks_have_to_follow_each_other() -> None:
+    """The bound multiplies the blocks' norms, which says nothing of what lies between two that are apart."""
+    model = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 4), nn.Linear(4, 4))
+    with pytest.raises(InputError, match=r"block '2' does not read what block '0' returns"):
+        residual_control(model, torch.randn(2, 4), names=["0", "2"])
+    found = residual_control(model, torch.randn(2, 4), names=["2", "3"])
+    assert found.span <= found.bound * (1 + 1e-6)

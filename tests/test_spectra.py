@@ -12,8 +12,8 @@ from torch import nn
 from torch.autograd.functional import jacobian as explicit
 
 from diagnostics.phase import draw_spectrum, save
-from diagnostics.spectra import Jacobian, jacobian, spectrum, top_singular, trace_k
-from pathspace.errors import InputError
+from diagnostics.spectra import Jacobian, _bidiagonal, jacobian, spectrum, top_singular, trace_k
+from pathspace.errors import InputError, UnsupportedError
 
 
 def model_and_batch(seed: int = 0) -> tuple[nn.Sequential, torch.Tensor]:
@@ -127,3 +127,29 @@ def test_linear_maps_have_constant_products() -> None:
     z = torch.randn(3).double().requires_grad_()
     found = Jacobian(z * 2, z)
     assert np.abs(found.dense() - 2 * np.eye(3)).max() == 0
+
+
+def test_singular_values_where_restarts_lead_nowhere() -> None:
+    """A map that is zero, and single precision asked for more digits than it has."""
+    (zero,) = top_singular(aslinearoperator(np.zeros((90, 80))), 1)
+    assert (zero.value, zero.error) == (0.0, 0.0)
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(100, 120), nn.Tanh(), nn.Linear(120, 90))
+    operator = jacobian(model, torch.randn(1, 100))
+    (top,) = top_singular(operator, 1, tolerance=1e-14)
+    assert top.value == pytest.approx(np.linalg.norm(operator.dense(), 2), rel=1e-4)
+    assert top.error < 1e-3 * top.value
+    for shape in ((90, 120), (120, 90)):
+        matrix = np.random.default_rng(0).normal(size=shape)
+        left, values, right = _bidiagonal(aslinearoperator(matrix), 2, np.ones(90))
+        assert values == pytest.approx(np.linalg.svd(matrix, compute_uv=False)[:2], rel=1e-9)
+        assert np.allclose(matrix @ right.T, left * values) and np.allclose(left.T @ matrix, values[:, None] * right)
+
+
+def test_products_that_are_not_finite_are_told() -> None:
+    class Root(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x.sqrt()
+
+    with pytest.raises(UnsupportedError, match="root, norm or logarithm of zero"):
+        trace_k(jacobian(Root(), torch.zeros(1, 3)), 4)
