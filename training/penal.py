@@ -58,7 +58,12 @@ class _Sum(torch.autograd.Function):
         to_stream = gradients[0].to(ctx.types[0]) if ctx.needs_input_grad[0] else None
         to_branch = None
         if ctx.needs_input_grad[1]:
-            whole = torch.add(gradients[0], out - stream, alpha=ctx.coefficient)
+            whole = out - stream
+            if whole.dtype == gradients[0].dtype:
+                # into the tensor that is there already: half the memory traffic of another new one
+                torch.add(gradients[0], whole, alpha=ctx.coefficient, out=whole)
+            else:
+                whole = torch.add(gradients[0], whole, alpha=ctx.coefficient)
             to_branch = (ctx.scale * whole if ctx.scale != 1 else whole).to(ctx.types[1])
         return to_stream, to_branch, None, None
 

@@ -17,8 +17,15 @@ from rich.progress import track
 from rich.table import Table
 
 from benchmarks.measure import analysis, training
+from benchmarks.penalty import MODELS as PENALISED
+from benchmarks.penalty import penalty
 
 ANALYSED = ("small_rnn", "residual_cnn", "stacked_rnn", "recurrent_cnn_160", "vgg16")
+PARTS = {
+    "analysis": "Analysis (memory in units of the model's weights)",
+    "training": "Training: medians, whole training steps over those of torch's optimizers",
+    "penalty": "Markov chains: whole training steps over plain ones, and what is kept for the backward pass",
+}
 TRAINED = ("small_rnn", "residual_cnn", "stacked_rnn", "recurrent_cnn_96", "recurrent_cnn_128", "recurrent_cnn_160")
 
 
@@ -53,26 +60,23 @@ def main(
     threads: Annotated[int, typer.Option(min=1, help="Threads of a processor.")] = torch.get_num_threads(),
     device: Annotated[str, typer.Option(help="Where the training steps run: cpu or cuda.")] = "cpu",
 ) -> None:
-    """Measure the analysis and the optimizers."""
-    console = Console(width=160)
+    """Measure the analysis, the optimizers and the penal connection."""
+    console = Console(width=200)
     if show is not None:
         kept = json.loads(show.read_text())
-        print("\n\n".join(markdown(kept[part]) for part in ("analysis", "training") if kept[part]))
+        print("\n\n".join(markdown(kept[part]) for part in PARTS if kept.get(part)))
         return
     jobs: list[tuple[Callable[..., dict[str, Any]], tuple[Any, ...]]] = [
         (analysis, (name, threads)) for name in ANALYSED if name in (only or ANALYSED)
     ]
     jobs += [(training, (name, device, rounds, threads)) for name in TRAINED if name in (only or TRAINED)]
+    jobs += [(penalty, (name, device, 2 * rounds, threads)) for name in PENALISED if name in (only or PENALISED)]
     # a fresh process for each model, so that peak memory is its own
     with multiprocessing.get_context("spawn").Pool(1, maxtasksperchild=1) as pool:
         results = [(job, pool.apply(job, given)) for job, given in track(jobs, "benchmarks", console=console)]
-    groups = {job.__name__: [row for f, row in results if f is job] for job in (analysis, training)}
-    titles = {
-        "analysis": "Analysis (memory in units of the model's weights)",
-        "training": "Training: medians, whole training steps over those of torch's optimizers",
-    }
-    for part, title in titles.items():
-        # a model chosen alone may be in one of the two lists only
+    groups = {job.__name__: [row for f, row in results if f is job] for job in (analysis, training, penalty)}
+    for part, title in PARTS.items():
+        # a model chosen alone may be in one of the lists only
         if groups[part]:
             console.print(table(title, groups[part]))
     if json_file is not None:
@@ -86,7 +90,10 @@ def main(
             "device": torch.cuda.get_device_name() if device == "cuda" else "cpu",
         }
         json_file.parent.mkdir(parents=True, exist_ok=True)
-        json_file.write_text(json.dumps({**about, **groups}, indent=1) + "\n")
+        # a part of which nothing was measured now stays as it was
+        old = json.loads(json_file.read_text()) if json_file.exists() else {}
+        parts = {part: rows or old.get(part, []) for part, rows in groups.items()}
+        json_file.write_text(json.dumps({**about, **parts}, indent=1) + "\n")
         console.print(f"figures in {json_file}")
 
 

@@ -1,0 +1,196 @@
+"""What the penal connection and the observer cost: whole training steps and memory, against the paper's hook.
+
+The models mark their directions themselves (`mark` is the identity unless a contender puts the paper's hook, or
+:func:`training.penal.penal`, in its place), so that each contender pays for its own way of finding them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import gc
+import os
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from diagnostics import MarkovChain
+from training import penalize
+from training.penal import penal
+
+TAU = 3e-4
+Mark = Callable[[Tensor], Tensor]
+
+
+def unmarked(direction: Tensor) -> Tensor:
+    """Leave the direction alone."""
+    return direction
+
+
+def paper_hook(direction: Tensor) -> Tensor:
+    """Algorithm 1 of the paper as printed: a hook that adds `tau z`, with a clone of z."""
+    if direction.requires_grad:
+        kept = direction.detach().clone()
+        direction.register_hook(lambda gradient: gradient + TAU * kept)
+    return direction
+
+
+class Encoder(nn.Module):
+    """A pre-norm transformer block."""
+
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__()
+        self.mark: Mark = unmarked
+        self.first, self.second = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.attention = nn.MultiheadAttention(width, heads, batch_first=True)
+        self.mlp = nn.Sequential(nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width))
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.first(x)
+        x = x + self.mark(self.attention(y, y, y, need_weights=False)[0])
+        return x + self.mark(self.mlp(self.second(x)))
+
+
+class Block(nn.Module):
+    """Two convolutions with batch norm around a skip connection, ReLU after the sum."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.mark: Mark = unmarked
+        self.body = nn.Sequential(
+            nn.Conv2d(channels, channels, 3, padding=1, bias=False),
+            nn.BatchNorm2d(channels),
+            nn.ReLU(),
+            nn.Conv2d(channels, channels, 3, padding=1, bias=False),
+            nn.BatchNorm2d(channels),
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.relu(x + self.mark(self.body(x)))
+
+
+def transformer(width: int, layers: int, batch: int, length: int = 128) -> tuple[nn.Module, Tensor]:
+    """Pre-norm transformer on random sequences."""
+    blocks = [Encoder(width, width // 64) for _ in range(layers)]
+    return nn.Sequential(*blocks, nn.LayerNorm(width), nn.Linear(width, 10)), torch.randn(batch, length, width)
+
+
+def transformer_256() -> tuple[nn.Module, Tensor]:
+    """Six blocks of width 256, eight sequences of 128."""
+    return transformer(256, 6, 8)
+
+
+def transformer_512() -> tuple[nn.Module, Tensor]:
+    """Six blocks of width 512, four sequences of 128."""
+    return transformer(512, 6, 4)
+
+
+def residual_cnn() -> tuple[nn.Module, Tensor]:
+    """Six blocks of 64 channels on 16 images of 32 x 32."""
+    stem = [nn.Conv2d(3, 64, 3, padding=1, bias=False), nn.BatchNorm2d(64), nn.ReLU()]
+    blocks = [Block(64) for _ in range(6)]
+    model = nn.Sequential(*stem, *blocks, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(64, 10))
+    return model, torch.randn(16, 3, 32, 32)
+
+
+MODELS: dict[str, Callable[[], tuple[nn.Module, Tensor]]] = {
+    "prenorm_transformer_256": transformer_256,
+    "prenorm_transformer_512": transformer_512,
+    "residual_cnn_64": residual_cnn,
+}
+
+
+def marked(model: nn.Module, mark: Mark) -> nn.Module:
+    """Put a marker into every block."""
+    for module in model.modules():
+        if isinstance(module, Encoder | Block):
+            module.mark = mark
+    return model
+
+
+def kept(model: nn.Module, run: Callable[[], Tensor]) -> int:
+    """Bytes alive between forward and backward: what autograd saved, and what hooks of anybody hold."""
+    own = {value.untyped_storage().data_ptr() for value in (*model.parameters(), *model.buffers())}
+    saved: dict[int, int] = {}
+
+    def note(value: Tensor) -> Tensor:
+        storage = value.untyped_storage()
+        saved[storage.data_ptr()] = storage.nbytes()
+        return value
+
+    gc.collect()
+    # (`isinstance` would ask the class of every object there is, and some answer with a warning)
+    before = {id(value) for value in gc.get_objects() if issubclass(type(value), Tensor)}
+    with torch.autograd.graph.saved_tensors_hooks(note, lambda value: value):
+        loss = run()
+    for value in gc.get_objects():
+        if issubclass(type(value), Tensor) and id(value) not in before:
+            note(value)
+    assert loss.requires_grad
+    return sum(size for pointer, size in saved.items() if pointer not in own)
+
+
+def penalty(name: str, device: str, rounds: int, threads: int) -> dict[str, Any]:
+    """Training steps of one model: plain (twice, which shows the noise), each contender, and what each keeps."""
+    torch.manual_seed(0)
+    torch.set_num_threads(threads)
+    model, x = MODELS[name]()
+    model, x = model.to(device), x.to(device)
+    chain_model = copy.deepcopy(model)
+    contenders: dict[str, nn.Module] = {
+        "plain": model,
+        "again": copy.deepcopy(model),
+        "penalize": penalize(copy.deepcopy(model), x, tau=TAU),
+        "penal": marked(copy.deepcopy(model), lambda z: penal(z, TAU)),
+        "hook": marked(copy.deepcopy(model), paper_hook),
+        "watch": chain_model,
+    }
+    chain = MarkovChain.trace(chain_model, x)
+    optimizers = {key: torch.optim.SGD(one.parameters(), lr=0.0) for key, one in contenders.items()}
+
+    @contextlib.contextmanager
+    def around(key: str) -> Iterator[None]:
+        # a watch of its own for each step: what it has recorded before is not part of a step
+        with chain.watch() if key == "watch" else contextlib.nullcontext():
+            yield
+
+    clock = time.process_time if device == "cpu" and threads == 1 else time.perf_counter
+    wait = torch.cuda.synchronize if device == "cuda" else lambda: None
+    times: dict[str, list[float]] = {key: [] for key in contenders}
+    order = list(contenders)
+    for turn in range(rounds + 1):
+        # each contender follows each other one in turn, so that none profits from its neighbour's caches
+        for key in order[turn % len(order) :] + order[: turn % len(order)]:
+            with around(key):
+                wait()
+                start = clock()
+                optimizers[key].zero_grad()
+                contenders[key](x).square().mean().backward()
+                optimizers[key].step()
+                wait()
+                times[key].append(clock() - start)
+    # ratios within a round, because the machine drifts from one to the next
+    over = {
+        key: statistics.median(a / b for a, b in zip(times[key][1:], times["plain"][1:], strict=True))
+        for key in order[1:]
+    }
+    memory = {}
+    for key, one in contenders.items():
+        if key != "again":
+            with around(key):
+                memory[key] = kept(one, lambda one=one: one(x).square().mean()) / 2**20  # type: ignore[misc]
+    return {
+        "model": name,
+        "step_ms": 1000 * statistics.median(times["plain"][1:]),
+        "plain/plain": over["again"],
+        "penalize/plain": over["penalize"],
+        "penal/plain": over["penal"],
+        "hook/plain": over["hook"],
+        "watch/plain": over["watch"],
+        **{f"{key}_MiB": value for key, value in memory.items()},
+        "load": round(os.getloadavg()[0], 1),
+    }
