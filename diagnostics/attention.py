@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
+from diagnostics.layers import unchanged
 from pathspace.errors import InputError, UnsupportedError
 
 _TOLERANCE = 1e-12
@@ -207,7 +208,7 @@ def attention_matrices(model: nn.Module, *inputs: Any, kwargs: Mapping[str, Any]
     """
     catch = _Catch()
     run: Callable[..., Any] = model
-    with torch.no_grad(), catch:
+    with unchanged(model), torch.no_grad(), catch:
         run(*inputs, **dict(kwargs or {}))
     if not catch.found:
         raise UnsupportedError(

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.utils._pytree import tree_leaves, tree_map
 
-from diagnostics.layers import duplicate, unchanged
+from diagnostics.layers import duplicate, in_double, unchanged
 from diagnostics.tables import Table
 from pathspace import ReductionGraph, trace
 from pathspace.errors import InputError, PathspaceError, UnsupportedError
@@ -119,6 +119,7 @@ def degeneracy(
     Raises:
         InputError: no trainable parameters, or outputs that depend on none.
         UnsupportedError: derivatives that are not finite.
+        CaptureError: the model does not run in float64.
 
     Example:
         >>> _ = torch.manual_seed(0)
@@ -139,7 +140,8 @@ def degeneracy(
     if not parameters:
         raise InputError(f"degeneracy found no trainable parameters in {type(model).__name__}.")
     with unchanged(twin), torch.enable_grad():
-        result = functional_call(twin, parameters, args, named)
+        with in_double(model):
+            result = functional_call(twin, parameters, args, named)
         parts = [v for v in tree_leaves(result) if isinstance(v, Tensor) and v.is_floating_point() and v.requires_grad]
         if not parts:
             raise InputError(f"degeneracy: no output of {type(model).__name__} depends on a trainable parameter.")

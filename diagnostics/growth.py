@@ -14,7 +14,7 @@ from scipy.optimize import least_squares
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from diagnostics.layers import Names, duplicate, main_output, unchanged
+from diagnostics.layers import Names, duplicate, in_double, main_output, unchanged
 from diagnostics.tables import Table
 from pathspace.errors import InputError, UnsupportedError
 
@@ -82,6 +82,7 @@ def predict_growth(
     Raises:
         InputError: no parameter matches, or targets of another shape.
         UnsupportedError: outputs or derivatives that are not finite.
+        CaptureError: the model does not run in float64.
 
     Example:
         >>> x = torch.linspace(-1, 1, 50).double()[:, None]
@@ -106,7 +107,7 @@ def predict_growth(
 
     def outputs(flat: Tensor) -> Tensor:
         values = {n: part.view_as(chosen[n]) for n, part in zip(chosen, flat.split(sizes), strict=True)}
-        with unchanged(twin):
+        with unchanged(twin), in_double(model):
             result = functional_call(twin, values, *_split(inputs))
         return main_output(twin, result)
 

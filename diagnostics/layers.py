@@ -358,6 +358,18 @@ def duplicate(model: nn.Module) -> nn.Module:
 
 
 @contextmanager
+def in_double(model: nn.Module) -> Iterator[None]:
+    """Turn what a model raises in float64, which some of torch's kernels do not know, into one sentence."""
+    try:
+        yield
+    except (RuntimeError, NotImplementedError, TypeError, ValueError) as error:
+        raise CaptureError(
+            f"{type(model).__name__} raised {type(error).__name__} when it ran in float64, which this needs: "
+            f"{first_line(error)}; choose an implementation of that operation that knows float64."
+        ) from error
+
+
+@contextmanager
 def unchanged(model: nn.Module) -> Iterator[None]:
     """Put buffers, and the global random state, back as they were."""
     # a batch norm counts its batches in place, so the values have to be copied

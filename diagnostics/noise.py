@@ -230,12 +230,18 @@ def curvature(model: nn.Module, loss: Loss, inputs: Any, targets: Any, seed: int
                     f"The curvature of {type(model).__name__} cannot be computed, because an operation has no second "
                     f"derivative: {first_line(error)}."
                 ) from error
-            return np.concatenate(
+            row = np.concatenate(
                 [
                     (torch.zeros_like(p) if g is None else g).detach().reshape(-1).double().cpu().numpy()
                     for g, p in zip(found, parameters, strict=True)
                 ]
             )
+            if not np.isfinite(row).all():
+                raise UnsupportedError(
+                    f"The curvature of {type(model).__name__} cannot be computed, because its second derivatives are "
+                    "not finite."
+                )
+            return row
 
         if size <= 40:
             matrix = np.stack([product(row) for row in np.eye(size)])

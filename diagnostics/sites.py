@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 ADDITIONS = frozenset(["add", "add_", "__add__", "__radd__", "__iadd__", "sub", "sub_", "__sub__", "__isub__"])
+_MINUS = frozenset(["sub", "sub_", "__sub__", "__isub__"])
 _IN_PLACE = frozenset(["add_", "__iadd__", "sub_", "__isub__"])
 
 
@@ -60,6 +61,8 @@ class Sites:
     Args:
         handler: called with the addition, returns its result; ``addition.run()`` is the unchanged one.
         start: called when the whole model starts to run.
+        compiled: be traced along by ``torch.compile``, too, which then sees what the handler returns; without it a
+            compiled model is not followed.
 
     Example:
         >>> block = nn.Module()
@@ -72,8 +75,9 @@ class Sites:
         [Site(module='', call=0, order=0)]
     """
 
-    def __init__(self, handler: Handler, start: Callable[[], None] | None = None) -> None:
+    def __init__(self, handler: Handler, start: Callable[[], None] | None = None, compiled: bool = False) -> None:
         self.handler = handler
+        self.compiled = compiled
         self.start = start
         self.stack: list[list[Any]] = []
         self.calls: dict[str, int] = {}
@@ -111,7 +115,7 @@ class Sites:
             self.detach()
 
     def _enter(self, name: str, module: nn.Module, args: Any) -> None:
-        if torch.compiler.is_compiling():
+        if torch.compiler.is_compiling() and not self.compiled:
             return
         if not self.stack:
             if not name:
@@ -125,7 +129,9 @@ class Sites:
 
     def _leave(self, name: str, module: nn.Module, args: Any, output: Any) -> None:
         # a hook of somebody else may have raised before ours was entered
-        if torch.compiler.is_compiling() or not self.stack or self.stack[-1][0] != name:
+        if torch.compiler.is_compiling() and not self.compiled:
+            return
+        if not self.stack or self.stack[-1][0] != name:
             return
         self.stack.pop()
         if not self.stack:
@@ -147,7 +153,7 @@ class Sites:
         frame = self.stack[-1]
         frame[2] += 1
         name = func.__name__
-        alpha = float(kwargs.get("alpha", 1)) * (-1 if "sub" in name else 1)
+        alpha = float(kwargs.get("alpha", 1)) * (-1 if name in _MINUS else 1)
         left, right = operands if name != "__radd__" else operands[::-1]
         site = Site(frame[0], frame[1], frame[2] - 1)
         return self.handler(Addition(site, left, right, alpha, name in _IN_PLACE, run))

@@ -321,30 +321,111 @@ def test_second_derivatives_are_refused() -> None:
         g.square().sum().backward()
 
 
-# torch instantiates its own deprecated class while it traces
-@pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
-@pytest.mark.parametrize("backend", ["aot_eager"])
-def test_compile(backend: str) -> None:
-    model, x = toy("plain")
+class Loop(nn.Module):
+    """One block, used four times, with a scale that no module returns."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner, self.scale, self.breaks = nn.Linear(6, 6), nn.Parameter(torch.rand(6) + 0.5), False
+
+    def forward(self, x: Tensor) -> Tensor:
+        for _ in range(4):
+            z = self.scale * torch.tanh(self.inner(x))
+            if self.breaks:
+                torch._dynamo.graph_break()
+            x = x + F.dropout(z, 0.0)
+        return x
+
+
+def compiled(name: str) -> tuple[nn.Module, Tensor]:
+    """Models whose directions are no module's output, but the last."""
+    torch.manual_seed(0)
+    x = torch.randn(5, 6, dtype=torch.float64)
+    if name == "loop":
+        return Loop().double(), x
+    if name == "encoder":
+        layer = nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True, norm_first=True)
+        return layer.double(), torch.randn(5, 4, 8, dtype=torch.float64)
+    model, _ = toy(name)
     model.zs = []
-    layer = nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True, norm_first=True).double()
-    x = torch.randn(3, 4, 8, dtype=torch.float64)
-    penalize(layer, x, tau=TAU)
-    eager = gradients(layer, layer(x).square().sum())
-    torch._dynamo.reset()
-    compiled = torch.compile(layer, backend=backend, fullgraph=True)
-    assert_equal(gradients(layer, compiled(x).square().sum()), eager)
+    model._keep = lambda z, factor=1.0: z  # type: ignore[method-assign]
+    return model, x
 
 
-@pytest.mark.filterwarnings("ignore:Dynamo does not know how to trace the builtin")
-def test_compile_refuses_a_direction_that_no_module_returns() -> None:
-    model, x = toy("scaled")
-
+@pytest.mark.parametrize("name", ["scaled", "alpha_left", "into_branch", "into_stream", "parallel", "loop", "encoder"])
+@pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
+def test_compile(name: str) -> None:
+    """The compiled model, in one graph, has the gradient of the eager one, and follows a change of tau."""
+    model, x = compiled(name)
+    plain = gradients(model, model(x.clone()).square().sum())
     penalize(model, x, tau=TAU)
     torch._dynamo.reset()
-    with pytest.raises(Exception, match="no module returns") as caught:
-        torch.compile(model, backend="eager")(x)
-    assert isinstance(caught.value, UnsupportedError) or "UnsupportedError" in str(caught.value)
+    fast = torch.compile(model, backend="aot_eager", fullgraph=True)
+    for tau in (TAU, 0.7):
+        model.penal_connection.tau = tau
+        eager = gradients(model, model(x.clone()).square().sum())
+        assert_equal(gradients(model, fast(x.clone()).square().sum()), eager)
+        assert any(float((eager[key] - plain[key]).abs().max()) > 1e-3 for key in plain)
+    model.penal_connection.remove()
+    assert_equal(gradients(model, fast(x.clone()).square().sum()), plain)
+    assert torch._C._len_torch_function_stack() == 0
+
+
+@pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
+def test_compile_with_other_batch_sizes_and_a_schedule() -> None:
+    model, x = compiled("loop")
+    penalize(model, x, tau=lambda step: 0.1 * step, per="sample", scale=lambda: 2.0)
+    torch._dynamo.reset()
+    fast = torch.compile(model, backend="aot_eager")
+    for step, size in enumerate((5, 4, 3)):
+        model.penal_connection.step = step
+        eager = gradients(model, model(x[:size]).square().mean())
+        assert_equal(gradients(model, fast(x[:size]).square().mean()), eager)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_compile_around_graph_breaks_and_block_by_block() -> None:
+    model, x = compiled("loop")
+    stack = nn.Sequential(model, copy.deepcopy(model))
+    penalize(stack, x, tau=TAU)
+    want = gradients(stack, stack(x).square().sum())
+    torch._dynamo.reset()
+    for part in stack:
+        part.breaks = True
+    assert_equal(gradients(stack, torch.compile(stack, backend="aot_eager")(x).square().sum()), want)
+    torch._dynamo.reset()
+    for part in stack:
+        part.breaks = False
+        part.compile(backend="aot_eager")
+    assert_equal(gradients(stack, stack(x).square().sum()), want)
+    torch._dynamo.reset()
+
+
+@pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
+def test_compiled_first_and_penalised_then() -> None:
+    """The model is penalised, by its own name or by that of its wrapper."""
+    model, x = compiled("loop")
+    twin = penalize(copy.deepcopy(model), x, tau=TAU)
+    want = gradients(twin, twin(x).square().sum())
+    for whole in (True, False):
+        torch._dynamo.reset()
+        inner = copy.deepcopy(model)
+        fast = torch.compile(inner, backend="aot_eager")
+        fast(x)
+        assert penalize(fast if whole else inner, x, tau=TAU) is (fast if whole else inner)
+        assert len(inner.penal_connection.nodes) == 4
+        assert_equal(gradients(inner, fast(x).square().sum()), want)
+
+
+def test_a_compiler_that_loses_an_addition_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, x = compiled("loop")
+    connection = penalize(model, x, tau=TAU).penal_connection
+    connection._begin(model, (x,), {})
+    monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
+    with pytest.raises(UnsupportedError, match="met 0 of the 4 additions"):
+        connection._end(model, (x,), x)
+    with torch.no_grad():
+        connection._end(model, (x,), x)
 
 
 def test_autocast() -> None:

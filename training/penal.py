@@ -7,9 +7,7 @@ of that gradient is refused by autograd, because a second backward would add the
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Mapping
-from functools import partial
 from typing import Any, Literal, TypeVar
 
 import torch
@@ -150,9 +148,9 @@ class PenalConnection:
         self.by_site: dict[tuple[str, int], list[ChainNode]] = {}
         for node in chain.nodes:
             self.by_site.setdefault((node.site.module, node.site.order), []).append(node)
-        self.batch = 1
+        self.batch, self.met = 1, 0
         self.overwritten = _overwritten(chain)
-        self.sites = Sites(self._meet)
+        self.sites = Sites(self._meet, compiled=True)
         self.handles: list[Any] = []
 
     @property
@@ -206,7 +204,16 @@ class PenalConnection:
             )
         return nodes[0], values.pop()
 
+    def _end(self, module: nn.Module, args: Any, output: Any) -> None:
+        # whatever a compiler makes of hooks and modes, a step without the penalty must not pass for one with it
+        if torch.compiler.is_compiling() and torch.is_grad_enabled() and self.met < len(self.by_site):
+            raise UnsupportedError(
+                f"torch.compile met {self.met} of the {len(self.by_site)} additions of {type(module).__name__} that "
+                "are chain nodes; run the model uncompiled, or write x + penal(z, tau) in it."
+            )
+
     def _begin(self, module: nn.Module, args: Any, kwargs: Any) -> None:
+        self.met = 0
         for value in (*args, *kwargs.values()):
             if isinstance(value, Tensor) and value.ndim:
                 self.batch = int(value.shape[0])
@@ -216,6 +223,7 @@ class PenalConnection:
         found = self._pick(addition.site.module, addition.site.order)
         if found is None:
             return addition.run()
+        self.met += 1
         node, coefficient = found
         stream, branch = node.split(addition)
         if branch.ndim != len(node.shape) or stream.shape != branch.shape:
@@ -244,25 +252,6 @@ class PenalConnection:
         # alpha multiplies the stream here, and what is added to it must reach the direction as it is
         streamed = stream * addition.alpha if addition.alpha != 1 else stream
         return branch.add_(streamed + _Nothing.apply(branch, coefficient))  # type: ignore[no-any-return]
-
-
-class _Marker:
-    """Forward hook used under ``torch.compile``, where directions that a module returns are marked."""
-
-    def __init__(self, connection: PenalConnection, module: str, order: int, position: int | None) -> None:
-        self.connection, self.key, self.position = connection, (module, order), position
-
-    def __call__(self, module: nn.Module, args: Any, output: Any) -> Any:
-        if not torch.compiler.is_compiling():
-            return None
-        found = self.connection._pick(*self.key)
-        if found is None:
-            return None
-        node, coefficient = found
-        tau = coefficient * node.scale**2
-        if self.position is None:
-            return penal(output, tau)
-        return tuple(penal(v, tau) if i == self.position else v for i, v in enumerate(output))
 
 
 def penalize(
@@ -316,6 +305,11 @@ def penalize(
         raise InputError(f"per = {per!r}, expected 'sum' (the paper's hook) or 'sample' (survives scaling).")
     if per == "sum" and scale != 1.0:
         raise InputError("scale belongs to per='sample'; the paper's convention, per='sum', adds tau * z as it is.")
+    inside = getattr(model, "_orig_mod", None)
+    if isinstance(inside, nn.Module):
+        # the wrapper of torch.compile runs what it wraps without the hooks of its own
+        penalize(inside, *inputs, tau=tau, kwargs=kwargs, per=per, scale=scale, optimizer=optimizer)
+        return model
     if hasattr(model, _ATTRIBUTE):
         raise InputError(
             f"{type(model).__name__} is penalised already; change model.penal_connection.tau, or call its remove()."
@@ -326,14 +320,7 @@ def penalize(
     connection = PenalConnection(chain, tau, per, scale)
     handles = connection.handles
     handles.append(model.register_forward_pre_hook(connection._begin, with_kwargs=True))
-    returned = _returned(chain)
-    modules = dict(model.named_modules())
-    for key, nodes in connection.by_site.items():
-        if nodes[0].site in returned:
-            name, position = returned[nodes[0].site]
-            handles.append(modules[name].register_forward_hook(_Marker(connection, *key, position)))
-    missing = sorted(node.name for node in chain.nodes if node.site not in returned)
-    handles.append(model.register_forward_pre_hook(partial(_refuse_compilation, missing)))
+    handles.append(model.register_forward_hook(connection._end))
     connection.sites.attach(model, outermost=True)
     object.__setattr__(model, _ATTRIBUTE, connection)
     if optimizer is not None:
@@ -352,15 +339,6 @@ class _Attribute:
         self.model.__dict__.pop(_ATTRIBUTE, None)
 
 
-def _refuse_compilation(missing: list[str], module: nn.Module, args: Any) -> None:
-    # dynamo swallows an exception that it traces; this call it cannot trace, so the answer comes when the model runs
-    if missing and torch._C._dynamo.eval_frame.get_eval_frame_callback() not in (None, False):
-        raise UnsupportedError(
-            f"torch.compile cannot penalise the direction {missing[0]!r}, which no module returns; write "
-            "x + penal(z, tau) there, or run the model uncompiled."
-        )
-
-
 def _overwritten(chain: MarkovChain) -> frozenset[Any]:
     """Sites after which the running model overwrites ``x_l`` or ``x_{l-1}``: z must be saved there."""
     from diagnostics.chain import _run
@@ -377,44 +355,6 @@ def _overwritten(chain: MarkovChain) -> frozenset[Any]:
 
     _run(chain.model, chain.example, note)
     return frozenset(site for site, value, version in held if value._version != version)
-
-
-def _returned(chain: MarkovChain) -> dict[Any, tuple[str, int | None]]:
-    """Sites whose direction is what some module returned: the module, and the position in its tuple."""
-    from diagnostics.chain import _run
-
-    known = chain.by_site()
-    outputs: list[tuple[Tensor, str, int | None]] = []
-    calls: Counter[str] = Counter()
-    found: dict[Any, tuple[str, int | None]] = {}
-
-    def left(name: str, module: nn.Module, args: Any, output: Any) -> None:
-        calls[name] += 1
-        if isinstance(output, Tensor):
-            outputs.append((output, name, None))
-        elif isinstance(output, tuple):
-            outputs.extend((value, name, i) for i, value in enumerate(output) if isinstance(value, Tensor))
-
-    def note(addition: Addition) -> Tensor:
-        if addition.site in known and addition.site not in found:
-            _, branch = known[addition.site].split(addition)
-            for value, name, position in reversed(outputs):
-                if value is branch:
-                    found[addition.site] = (name, position)
-                    break
-        return addition.run()
-
-    handles = [module.register_forward_hook(partial(left, name)) for name, module in chain.model.named_modules()]
-    try:
-        _run(chain.model, chain.example, note)
-    finally:
-        for handle in handles:
-            handle.remove()
-    # a module that is also called for something else would be penalised there too
-    served = Counter(name for name, _ in found.values())
-    places = {(name, site.module, site.order) for site, (name, _) in found.items()}
-    keys = Counter(name for name, *_ in places)
-    return {s: (name, i) for s, (name, i) in found.items() if served[name] == calls[name] and keys[name] == 1}
 
 
 __all__ = ["PenalConnection", "penal", "penal_add", "penalize"]
