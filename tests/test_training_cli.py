@@ -55,10 +55,10 @@ def test_default_folder_names_the_run(tmp_path: Path, monkeypatch: pytest.Monkey
 def interrupt_in_epoch(number: int, monkeypatch: pytest.MonkeyPatch) -> None:
     epoch = Trainer._epoch
 
-    def interrupted(self: Trainer, last: Any) -> Any:
-        if (last.epoch if last else 0) + 1 == number:
+    def interrupted(self: Trainer, history: Any) -> Any:
+        if len(history.records) + 1 == number:
             raise KeyboardInterrupt
-        return epoch(self, last)
+        return epoch(self, history)
 
     monkeypatch.setattr(Trainer, "_epoch", interrupted)
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import csv
+import multiprocessing
 import os
 import random
 import signal
-import subprocess
-import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -26,13 +27,8 @@ from training.sweep import cells, grid
 app = typer.Typer(cls=OneSentenceGroup, rich_markup_mode="rich")
 training.cli.register(app)
 
-ROOT = Path(__file__).parents[1]
-RUN = ["train", "digits-rows", "--hidden", "6", "--epochs", "12", "--batch-size", "200", "--optimizer"]
-# The command in a process of its own, as a user starts it.
-START = (
-    "import typer, training.cli; from pathspace.cli import OneSentenceGroup; "
-    "app = typer.Typer(cls=OneSentenceGroup); training.cli.register(app); app()"
-)
+RUN = ["train", "digits-rows", "--hidden", "6", "--epochs", "10", "--optimizer"]
+MOMENTS = ["--checkpoint-every", "3"]
 
 
 def call(*words: object) -> Result:
@@ -43,53 +39,81 @@ def flat(text: str) -> str:
     return " ".join(text.split())
 
 
-def start(folder: Path, *words: str) -> subprocess.Popen[bytes]:
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    command = [sys.executable, "-c", START, *RUN, "gmomentum", "--out", str(folder), *words]
-    return subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+def run_command(words: list[str]) -> None:
+    """What the script ``pathspace`` does, in a process of its own."""
+    import sys
+
+    from pathspace.cli import main
+
+    for stream in (1, 2):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), stream)
+    sys.argv = ["pathspace", *words]
+    main()
 
 
-def epochs_written(folder: Path) -> int:
-    try:
-        with open(folder / "metrics.csv", newline="") as file:
-            return len(list(csv.reader(file))) - 1
-    except FileNotFoundError:
-        return 0
+@pytest.fixture(scope="module")
+def start() -> Callable[..., Any]:
+    """Start commands without waiting for their imports every time: they come from a server that has them."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["training.command"])
+
+    def begin(*words: object) -> Any:
+        process = context.Process(target=run_command, args=([str(word) for word in words],))
+        process.start()
+        return process
+
+    return begin
 
 
-def kill_within(folder: Path, rng: random.Random, resume: bool) -> None:
-    """Kill the run some moments after it has got on by at least one epoch; it may also have come to its end."""
-    before = epochs_written(folder)
-    process = start(folder, *(["--resume"] if resume else []))
-    while process.poll() is None and epochs_written(folder) <= before:
-        time.sleep(0.002)
-    time.sleep(rng.random() * 0.05)
-    process.send_signal(signal.SIGKILL)
-    process.wait()
+def same(one: Any, other: Any) -> bool:
+    """Equal in every key, every number and every bit of every tensor."""
+    if isinstance(one, torch.Tensor):
+        return one.dtype == other.dtype and torch.equal(one, other)
+    if isinstance(one, dict):
+        return one.keys() == other.keys() and all(same(one[key], other[key]) for key in one)
+    if isinstance(one, list | tuple):
+        return len(one) == len(other) and all(map(same, one, other))
+    return bool(one == other)
 
 
-@pytest.mark.parametrize("kills", [int(os.environ.get("PATHSPACE_KILLS", "3"))])
-def test_killed_run_ends_with_bitwise_the_same_weights(tmp_path: Path, kills: int) -> None:
-    whole = call(*RUN, "gmomentum", "--out", tmp_path / "whole")
-    assert whole.exit_code == 0, whole.output
-    rng = random.Random(0)
-    part = tmp_path / "part"
-    for turn in range(kills):
+def stamp(path: Path) -> int:
+    return path.stat().st_mtime_ns if path.exists() else 0
+
+
+def test_killed_ten_times_a_run_ends_with_bitwise_the_same(tmp_path: Path, start: Callable[..., Any]) -> None:
+    whole, part = tmp_path / "whole", tmp_path / "part"
+    begun = time.perf_counter()
+    process = start(*RUN, "gmomentum", *MOMENTS, "--out", whole)
+    process.join()
+    assert process.exitcode == 0
+    expected = torch.load(whole / "checkpoint.pt", weights_only=True)
+    seconds = (expected["records"][-1]["seconds"] or time.perf_counter() - begun) / 12
+    rng, inside, checkpoint = random.Random(0), 0, part / "checkpoint.pt"
+    for _ in range(10):
+        before = stamp(checkpoint)
         # Until a first checkpoint is there nothing can be resumed.
-        kill_within(part, rng, resume=turn > 0 and (part / "checkpoint.pt").exists())
-        if (part / "checkpoint.pt").exists():
-            # Never half a file: whatever the moment, the checkpoint and the metrics can be read.
-            torch.load(part / "checkpoint.pt", weights_only=True)
-    assert call(*RUN, "gmomentum", "--out", part, "--resume").exit_code == 0
-    states = [torch.load(folder / "checkpoint.pt", weights_only=True) for folder in (tmp_path / "whole", part)]
-    assert states[0]["model"].keys() == states[1]["model"].keys()
-    for name, weight in states[0]["model"].items():
-        assert torch.equal(weight, states[1]["model"][name]), name
+        process = start(*RUN, "gmomentum", *MOMENTS, "--out", part, *(["--resume"] if before else []))
+        while process.is_alive() and stamp(checkpoint) == before:
+            time.sleep(0.001)
+        time.sleep(rng.random() * seconds)
+        os.kill(process.pid, signal.SIGKILL)
+        process.join()
+        assert process.exitcode == -signal.SIGKILL, "the run had ended before it was killed"
+        # Never half a file: whatever the moment, the checkpoint can be read, and it says where the run was.
+        inside += torch.load(checkpoint, weights_only=True)["partial"]["steps"] > 0
+    assert inside >= 5
+    assert call(*RUN, "gmomentum", *MOMENTS, "--out", part, "--resume").exit_code == 0
+    resumed = torch.load(checkpoint, weights_only=True)
+    for state in (expected, resumed):
+        # The only two things that a clock has a say in.
+        state["records"] = [{**record, "seconds": 0} for record in state["records"]]
+        state["partial"]["seconds"] = 0
+    assert same(resumed, expected)
     tables = []
-    for folder in (tmp_path / "whole", part):
+    for folder in (whole, part):
         with open(folder / "metrics.csv", newline="") as file:
             tables.append([[*row[:5], row[6]] for row in csv.reader(file)])
-    assert tables[0] == tables[1] and len(tables[0]) == 13
+    assert tables[0] == tables[1] and len(tables[0]) == 11
     # What a killed write leaves behind is a hidden sibling, never one of the run's own files.
     assert {path.name for path in part.iterdir() if not path.name.startswith(".")} == {"checkpoint.pt", "metrics.csv"}
 
@@ -141,7 +165,7 @@ def test_configuration_sets_what_is_not_typed(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "sentence"),
     [
-        ("learning_rate = 0.1", "has an unknown key 'learning_rate'; known are: batch_size, data"),
+        ("learning_rate = 0.1", "has an unknown key 'learning_rate'; known are: batch_size, checkpoint_every"),
         ("lr = 'fast'", "gives lr the value 'fast', expected a value of type float"),
         ("epochs = 1.5", "gives epochs the value 1.5, expected a value of type int"),
         ("epochs = true", "gives epochs the value True, expected a value of type int"),

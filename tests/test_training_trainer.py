@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,7 +16,14 @@ from pathspace.errors import InputError
 from training.history import EpochRecord, History
 from training.recipe import OPTIMIZERS, Recipe, prepare
 from training.tasks import Task, load_task
+from training.threads import one_thread
 from training.trainer import Tick, Trainer
+
+
+@pytest.fixture(autouse=True)
+def one_core() -> Iterator[None]:
+    with one_thread():
+        yield
 
 
 @pytest.fixture
@@ -79,19 +86,69 @@ def test_resuming_restores_the_noise_of_the_model(task: Task, tmp_path: Path) ->
     assert torch.equal(weights(rest.model), weights(whole.model))
 
 
-def test_interrupted_epoch_is_done_again(task: Task, tmp_path: Path) -> None:
+@pytest.mark.parametrize("every", [None, 7, 1])
+def test_interrupted_epoch_goes_on_where_the_checkpoint_stands(task: Task, tmp_path: Path, every: int | None) -> None:
+    steps: list[int] = []
+
     def trainer(watch: Callable[[Tick], None] | None, folder: Path | None) -> Trainer:
         model, optimizer = prepare(task, Recipe("sgd"))
-        return Trainer(task, model, optimizer, epochs=3, folder=folder, watch=watch)
+        return Trainer(
+            task, model, optimizer, epochs=3, folder=folder, watch=watch, checkpoint_every=every if folder else None
+        )
 
     def interrupt(tick: Tick) -> None:
         if tick.step == 50:
             raise KeyboardInterrupt
 
-    expected = trainer(None, None).fit()
+    whole = trainer(None, None)
+    expected = whole.fit()
     with pytest.raises(KeyboardInterrupt):
         trainer(interrupt, tmp_path).fit()
-    assert numbers(trainer(None, tmp_path).fit(resume=True)) == numbers(expected)
+    rest = trainer(lambda tick: steps.append(tick.step), tmp_path)
+    assert numbers(rest.fit(resume=True)) == numbers(expected)
+    assert torch.equal(weights(rest.model), weights(whole.model))
+    # 38 steps are an epoch; the interrupt came before a checkpoint of step 50
+    assert steps[0] == {None: 39, 7: 50, 1: 50}[every]
+
+
+class Counting:
+    """A watcher with a state: sums up what it is told, and breaks a run off at some step."""
+
+    def __init__(self, stop: int = 0) -> None:
+        self.stop, self.losses = stop, 0.0
+
+    def __call__(self, tick: Tick) -> None:
+        self.losses += tick.loss
+        if tick.step == self.stop:
+            raise KeyboardInterrupt
+
+    def state_dict(self) -> dict[str, float]:
+        return {"losses": self.losses}
+
+    def load_state_dict(self, state: dict[str, float]) -> None:
+        self.losses = state["losses"]
+
+
+@pytest.mark.parametrize("optimizer", sorted(OPTIMIZERS))
+@pytest.mark.parametrize("stop", [4, 41])
+def test_resuming_inside_an_epoch_is_bitwise_exact(task: Task, tmp_path: Path, optimizer: str, stop: int) -> None:
+    recipe = Recipe(optimizer, seed=3)
+
+    def trainer(folder: Path | None, watch: Counting) -> Trainer:
+        model, chosen = prepare(task, recipe)
+        noisy = Noisy(model)
+        # GSGD knows its parameters, so that they may live in another module by now
+        return Trainer(task, noisy, chosen, epochs=2, seed=3, folder=folder, watch=watch, checkpoint_every=3)
+
+    whole, rest = trainer(None, Counting()), trainer(tmp_path, Counting())
+    expected = whole.fit()
+    with pytest.raises(KeyboardInterrupt):
+        trainer(tmp_path, Counting(stop)).fit()
+    torch.rand(5)
+    assert numbers(rest.fit(resume=True)) == numbers(expected)
+    assert torch.equal(weights(rest.model), weights(whole.model))
+    assert isinstance(rest.watch, Counting) and isinstance(whole.watch, Counting)
+    assert rest.watch.losses == whole.watch.losses
 
 
 def test_same_seed_means_same_batches_for_every_optimizer(task: Task) -> None:
@@ -203,7 +260,7 @@ def test_nothing_to_resume_without_a_folder(task: Task) -> None:
         Trainer(task, *prepare(task, Recipe("sgd")), epochs=1).fit(resume=True)
 
 
-@pytest.mark.parametrize("wrong", [{"epochs": 0}, {"epochs": 1, "batch_size": 0}])
+@pytest.mark.parametrize("wrong", [{"epochs": 0}, {"epochs": 1, "batch_size": 0}, {"epochs": 1, "checkpoint_every": 0}])
 def test_empty_runs_are_refused(task: Task, wrong: dict[str, int]) -> None:
     with pytest.raises(InputError, match="positive number"):
         Trainer(task, *prepare(task, Recipe("sgd")), **wrong)

@@ -1,4 +1,4 @@
-"""Checkpoints: everything the next epoch depends on, so that a resumed run equals one never interrupted."""
+"""Checkpoints: everything the next step depends on, so that a resumed run equals one never interrupted."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from lightning_fabric import Fabric
 from pathspace.errors import InputError
 from pathspace.files import replacing
 
-FORMAT = 1
-CONTENTS = ("settings", "epochs", "records", "model", "optimizer", "order", "noise")
+FORMAT = 2
+CONTENTS = ("settings", "epochs", "records", "partial", "model", "optimizer", "order", "noise", "watch")
 
 
 def save_checkpoint(fabric: Fabric, path: str | os.PathLike[str], state: Mapping[str, Any]) -> None:
@@ -25,8 +25,9 @@ def save_checkpoint(fabric: Fabric, path: str | os.PathLike[str], state: Mapping
         fabric: knows how to write modules and optimizers.
         path: the file.
         state: exactly the keys of ``CONTENTS``: the settings of the run (plain values), how many epochs it is
-            meant to have, the records so far (plain dictionaries), the module, the optimizer, and the random
-            states of the order of the batches and of everything else (:func:`noise_state`).
+            meant to have, the records so far and the part of an epoch after them (plain dictionaries), the
+            module, the optimizer, the random states of the order of the batches at the start of the epoch under
+            way and of everything else now (:func:`noise_state`), and the state of the watcher.
 
     Raises:
         InputError: the file cannot be written.
@@ -74,11 +75,12 @@ def protect_unfinished(fabric: Fabric, path: str | os.PathLike[str]) -> None:
         state = _read(fabric, path)
     except InputError:
         return
-    done, wanted = len(state["records"]), state["epochs"]
+    done, wanted, more = len(state["records"]), state["epochs"], state["partial"]["steps"]
     if done < wanted:
         raise InputError(
-            f"The checkpoint '{path}' is that of an unfinished run, {done} of {wanted} epochs; add --resume "
-            "to continue it, --overwrite to start afresh, or choose another --out."
+            f"The checkpoint '{path}' is that of an unfinished run, {done} of {wanted} epochs"
+            f"{f' and {more} steps' if more else ''}; add --resume to continue it, --overwrite to start afresh, or "
+            "choose another --out."
         )
 
 

@@ -118,6 +118,10 @@ def train(
             show_default="runs/TASK-OPTIMIZER-lrLR-seedSEED",
         ),
     ] = None,
+    checkpoint_every: Annotated[
+        int | None,
+        typer.Option(min=1, help="Write the checkpoint also every so many steps.", show_default="ends of epochs only"),
+    ] = None,
     resume: Annotated[
         bool,
         typer.Option(
@@ -174,6 +178,7 @@ def train(
         "rule": rule.value,
         "init": init.value if init else None,
         "out": out,
+        "checkpoint_every": checkpoint_every,
         "resume": resume,
         "overwrite": overwrite,
         "device": device,

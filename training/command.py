@@ -43,6 +43,7 @@ class TrainRequest:
     rule: Rule
     init: Init | None
     out: str | None
+    checkpoint_every: int | None
     resume: bool
     overwrite: bool
     device: str
@@ -57,7 +58,7 @@ class TrainRequest:
             <class 'float'>
         """
         texts = dict.fromkeys(("optimizer", "rule", "init", "data", "out", "device", "json"), str)
-        numbers = dict.fromkeys(("epochs", "batch_size", "hidden", "seed"), int)
+        numbers = dict.fromkeys(("epochs", "batch_size", "hidden", "seed", "checkpoint_every"), int)
         return {**texts, **numbers, "lr": float, "tau": float, "resume": bool, "overwrite": bool}
 
     @property
@@ -101,6 +102,7 @@ def run_training(request: TrainRequest, console: Console) -> bool:
             batch_size=request.batch_size,
             seed=request.seed,
             folder=folder,
+            checkpoint_every=request.checkpoint_every,
             settings={**request.task_options, **({"tau": request.tau} if request.tau else {}), **recipe.settings()},
             watch=begin(recipe.optimizer),
             fabric=fabric,
@@ -113,9 +115,9 @@ def run_training(request: TrainRequest, console: Console) -> bool:
     if history is None:
         kept = trainer.checkpoint
         console.print(
-            f"Interrupted; the last full epoch is kept in {kept}: add --resume to continue."
+            f"Interrupted; the run up to its last checkpoint is kept in {kept}: add --resume to continue."
             if kept is not None and kept.exists()
-            else "Interrupted before the first epoch had ended; nothing is kept.",
+            else "Interrupted before the first checkpoint; nothing is kept.",
             markup=False,
             soft_wrap=True,
         )

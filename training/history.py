@@ -19,6 +19,28 @@ class Score:
 
 
 @dataclass(frozen=True)
+class Partial:
+    """The part of an epoch that is done: what its record will be made of.
+
+    Args:
+        steps: optimizer steps done in this epoch.
+        examples: examples met in these steps.
+        loss_sum: sum of the losses of these examples, each taken before its own step.
+        seconds: time spent since the start of the run, interruptions left out.
+    """
+
+    steps: int = 0
+    examples: int = 0
+    loss_sum: float = 0.0
+    seconds: float = 0.0
+
+    @property
+    def loss(self) -> float:
+        """Mean loss of the examples so far."""
+        return self.loss_sum / self.examples if self.examples else math.nan
+
+
+@dataclass(frozen=True)
 class EpochRecord:
     """The state of a run after one epoch.
 

@@ -13,11 +13,12 @@ from typing import Any
 import torch
 from lightning_fabric import Fabric
 from torch import nn
-from torch.utils.data import BatchSampler, DataLoader, RandomSampler, SequentialSampler
+from torch.utils.data import DataLoader
 
 from pathspace.errors import InputError, UnsupportedError
+from training.batches import Batches
 from training.checkpoint import load_checkpoint, noise_state, restore_noise, save_checkpoint
-from training.history import EpochRecord, History, Score
+from training.history import EpochRecord, History, Partial, Score
 from training.tasks import Split, Task
 
 EVALUATION_BATCH = 1024
@@ -47,8 +48,9 @@ class Trainer:
 
     The order of the batches and every other random number follow from ``seed`` alone, so that two optimizers
     with the same seed meet the same batches. With a ``folder`` every epoch ends by writing ``checkpoint.pt``
-    and ``metrics.csv``, each beside the old file and renamed; on a CPU a resumed run is bitwise the run that
-    was never interrupted. The caller's random state is left alone.
+    and ``metrics.csv``, each beside the old file and renamed; ``checkpoint_every`` writes the former inside the
+    epochs as well. On a CPU a resumed run is bitwise the run that was never interrupted. The caller's random
+    state is left alone.
 
     Args:
         task: data, loss and metric.
@@ -58,12 +60,15 @@ class Trainer:
         batch_size: examples per step; the last batch of an epoch may be smaller.
         seed: fixes the order of the batches and the noise of the model.
         folder: where the files go; ``None`` writes none.
+        checkpoint_every: steps between two checkpoints inside an epoch; ``None`` writes them at the ends of
+            epochs only.
         settings: plain values that name the run; a checkpoint is only resumed by a run with equal ones.
-        watch: called after each step.
+        watch: called after each step; if it has ``state_dict`` and ``load_state_dict``, what the former returns
+            (plain values and tensors) is kept in the checkpoint and handed to the latter when a run is resumed.
         fabric: the device and precision; by default one CPU. One process only.
 
     Raises:
-        InputError: ``epochs`` or ``batch_size`` is not positive, or ``folder`` cannot be made.
+        InputError: ``epochs``, ``batch_size`` or ``checkpoint_every`` is not positive, or ``folder`` cannot be made.
         UnsupportedError: ``fabric`` runs several processes.
 
     Example:
@@ -85,16 +90,18 @@ class Trainer:
         batch_size: int = 32,
         seed: int = 0,
         folder: str | os.PathLike[str] | None = None,
+        checkpoint_every: int | None = None,
         settings: Mapping[str, Any] | None = None,
         watch: Callable[[Tick], None] | None = None,
         fabric: Fabric | None = None,
     ) -> None:
-        for name, value in (("epochs", epochs), ("batch size", batch_size)):
-            if value < 1:
+        numbers = {"epochs": epochs, "examples per batch": batch_size, "steps between checkpoints": checkpoint_every}
+        for name, value in numbers.items():
+            if value is not None and value < 1:
                 raise InputError(f"A run needs a positive number of {name}, found {value}; give at least 1.")
         self.task, self.epochs, self.batch_size, self.seed = task, epochs, batch_size, seed
         self.settings = {"task": task.name, "batch_size": batch_size, "seed": seed, **(settings or {})}
-        self.watch = watch
+        self.watch, self.checkpoint_every = watch, checkpoint_every
         self.fabric = fabric or Fabric(accelerator="cpu", devices=1)
         if self.fabric.world_size != 1:
             raise UnsupportedError(
@@ -103,7 +110,10 @@ class Trainer:
         self.folder = None if folder is None else make_folder(folder)
         self.model, self.optimizer = self.fabric.setup(model, optimizer)
         self._order = torch.Generator()
-        self._batches = self._loader(task.train, batch_size, shuffled=True)
+        # Where the order stood when the epoch under way began, and what of that epoch is done.
+        self._epoch_order, self._partial = self._order.get_state(), Partial()
+        self._batches = Batches(len(task.train), batch_size, self._order)
+        self._loader = self._load(task.train, self._batches)
 
     @property
     def checkpoint(self) -> Path | None:
@@ -126,9 +136,11 @@ class Trainer:
         with torch.random.fork_rng(devices=devices):
             torch.manual_seed(self.seed)
             self._order.manual_seed(self.seed)
+            self._epoch_order, self._partial = self._order.get_state(), Partial()
             history = self._restore() if resume else History()
             while len(history.records) < self.epochs and not history.diverged:
-                history = History((*history.records, self._epoch(history.last)))
+                history = History((*history.records, self._epoch(history)))
+                self._epoch_order, self._partial = self._order.get_state(), Partial(seconds=history.records[-1].seconds)
                 self._write(history)
         return history
 
@@ -144,64 +156,69 @@ class Trainer:
         self.model.eval()
         sums = torch.zeros(2, dtype=torch.float64)
         with torch.no_grad():
-            for inputs, targets in self._loader(split, EVALUATION_BATCH, shuffled=False):
+            for inputs, targets in self._load(split, Batches(len(split), EVALUATION_BATCH)):
                 outputs = self.model(inputs)
                 pair = torch.stack([self.task.loss(outputs, targets), self.task.metric(outputs, targets)])
                 sums += len(targets) * pair.double().cpu()
         loss, metric = (sums / len(split)).tolist()
         return Score(loss, metric)
 
-    def _epoch(self, last: EpochRecord | None) -> EpochRecord:
-        started = time.perf_counter()
-        epoch, step, metric, seconds = (
-            (last.epoch + 1, last.step, last.valid_metric, last.seconds) if last else (1, 0, math.nan, 0.0)
-        )
+    def _epoch(self, history: History) -> EpochRecord:
+        """Train from where the partial epoch stands to the epoch's end."""
+        started, done = time.perf_counter(), self._partial
+        last = history.last
+        epoch, step, metric = (last.epoch + 1, last.step, last.valid_metric) if last else (1, 0, math.nan)
+        step += done.steps
         self.model.train()
-        total, count = 0.0, 0
-        for inputs, targets in self._batches:
+        self._batches.skip = done.steps
+        for inputs, targets in self._loader:
             self.optimizer.zero_grad()
             loss = self.task.loss(self.model(inputs), targets)
             value = loss.item()
+            seconds = self._partial.seconds + time.perf_counter() - started
             if not math.isfinite(value):
                 # No step is taken from a loss without a gradient.
-                return EpochRecord(epoch, step, value, math.nan, math.nan, self._since(started, seconds))
+                return EpochRecord(epoch, step, value, math.nan, math.nan, seconds)
             self.fabric.backward(loss)
             self.optimizer.step()
-            step, count, total = step + 1, count + len(targets), total + value * len(targets)
+            step += 1
+            done = Partial(done.steps + 1, done.examples + len(targets), done.loss_sum + value * len(targets), seconds)
             if self.watch is not None:
-                steps = len(self._batches) * self.epochs
-                self.watch(Tick(step, steps, epoch, total / count, metric))
+                self.watch(Tick(step, len(self._batches) * self.epochs, epoch, done.loss, metric))
+            if self.checkpoint_every and step % self.checkpoint_every == 0:
+                self._save(history, done)
         score = self.evaluate(self.task.valid)
-        return EpochRecord(epoch, step, total / count, score.loss, score.metric, self._since(started, seconds))
+        seconds = self._partial.seconds + time.perf_counter() - started
+        return EpochRecord(epoch, step, done.loss, score.loss, score.metric, seconds)
 
-    @staticmethod
-    def _since(started: float, before: float) -> float:
-        return before + time.perf_counter() - started
-
-    def _loader(self, split: Split, batch_size: int, shuffled: bool) -> Any:
-        dataset = split.dataset()
-        sampler = RandomSampler(dataset, generator=self._order) if shuffled else SequentialSampler(dataset)
+    def _load(self, split: Split, batches: Batches) -> Any:
         # The batch is the sampler's element: the tensors are indexed once per batch, not once per example.
-        batches = BatchSampler(sampler, batch_size, drop_last=False)
-        generator = self._order if shuffled else torch.Generator()
-        loader = DataLoader(dataset, sampler=batches, batch_size=None, generator=generator)
+        generator = torch.Generator() if batches.order is None else batches.order
+        loader = DataLoader(split.dataset(), sampler=batches, batch_size=None, generator=generator)
         return self.fabric.setup_dataloaders(loader)
 
     def _write(self, history: History) -> None:
-        if self.folder is None or self.checkpoint is None:
+        if self.folder is None:
             return
         history.write_csv(self.folder / "metrics.csv", self.task.metric_name)
-        if history.diverged:
-            # The checkpoint of the last sound epoch stays.
+        if not history.diverged:
+            # Otherwise the checkpoint of the last sound epoch or step stays.
+            self._save(history, self._partial)
+
+    def _save(self, history: History, done: Partial) -> None:
+        if self.checkpoint is None:
             return
+        remember = getattr(self.watch, "state_dict", None)
         state = {
             "settings": self.settings,
             "epochs": self.epochs,
             "records": [asdict(record) for record in history.records],
+            "partial": asdict(done),
             "model": self.model,
             "optimizer": self.optimizer,
-            "order": self._order.get_state(),
+            "order": self._epoch_order,
             "noise": noise_state(),
+            "watch": remember() if remember else None,
         }
         save_checkpoint(self.fabric, self.checkpoint, state)
 
@@ -212,7 +229,11 @@ class Trainer:
         self.model.load_state_dict(state["model"])
         self.optimizer.load_state_dict(state["optimizer"])
         self._order.set_state(state["order"])
+        self._epoch_order, self._partial = state["order"], Partial(**state["partial"])
         restore_noise(state["noise"])
+        recall = getattr(self.watch, "load_state_dict", None)
+        if recall and state["watch"] is not None:
+            recall(state["watch"])
         return History(tuple(EpochRecord(**record) for record in state["records"]))
 
 

@@ -1,0 +1,6 @@
+"""``python -m pathspace``: the command line, for launchers that start modules."""
+
+from pathspace.cli import main
+
+if __name__ == "__main__":
+    main()
