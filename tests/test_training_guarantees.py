@@ -165,7 +165,7 @@ def test_configuration_sets_what_is_not_typed(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "sentence"),
     [
-        ("learning_rate = 0.1", "has an unknown key 'learning_rate'; known are: batch_size, checkpoint_every"),
+        ("learning_rate = 0.1", "has an unknown key 'learning_rate'; known are: accumulate, batch_size"),
         ("lr = 'fast'", "gives lr the value 'fast', expected a value of type float"),
         ("epochs = 1.5", "gives epochs the value 1.5, expected a value of type int"),
         ("epochs = true", "gives epochs the value True, expected a value of type int"),

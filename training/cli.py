@@ -82,7 +82,10 @@ def train(
         typer.Option(help="Learning rate.", show_default="0.05 gsgd, sgd; 0.02 momentum; 0.002 adam"),
     ] = None,
     epochs: Annotated[int, typer.Option(min=1, help="Passes over the training split.")] = 60,
-    batch_size: Annotated[int, typer.Option(min=1, help="Examples per step.")] = 32,
+    batch_size: Annotated[int, typer.Option(min=1, help="Examples per pass through the model.")] = 32,
+    accumulate: Annotated[
+        int, typer.Option(min=1, help="Passes per step: sum the gradients of so many, weighted by examples.")
+    ] = 1,
     hidden: Annotated[
         int | None,
         typer.Option(min=1, help="Hidden units, channels or features of the model.", show_default="the task's own"),
@@ -171,6 +174,7 @@ def train(
         "lr": lr,
         "epochs": epochs,
         "batch_size": batch_size,
+        "accumulate": accumulate,
         "hidden": hidden,
         "data": data,
         "tau": tau,

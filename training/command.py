@@ -36,6 +36,7 @@ class TrainRequest:
     lr: float | None
     epochs: int
     batch_size: int
+    accumulate: int
     hidden: int | None
     data: str | None
     tau: float
@@ -58,7 +59,7 @@ class TrainRequest:
             <class 'float'>
         """
         texts = dict.fromkeys(("optimizer", "rule", "init", "data", "out", "device", "json"), str)
-        numbers = dict.fromkeys(("epochs", "batch_size", "hidden", "seed", "checkpoint_every"), int)
+        numbers = dict.fromkeys(("epochs", "batch_size", "accumulate", "hidden", "seed", "checkpoint_every"), int)
         return {**texts, **numbers, "lr": float, "tau": float, "resume": bool, "overwrite": bool}
 
     @property
@@ -100,6 +101,7 @@ def run_training(request: TrainRequest, console: Console) -> bool:
             optimizer,
             epochs=request.epochs,
             batch_size=request.batch_size,
+            accumulate=request.accumulate,
             seed=request.seed,
             folder=folder,
             checkpoint_every=request.checkpoint_every,

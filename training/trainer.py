@@ -57,7 +57,11 @@ class Trainer:
         model: trained in place.
         optimizer: any ``torch.optim.Optimizer`` over the parameters of ``model``.
         epochs: passes over the training split.
-        batch_size: examples per step; the last batch of an epoch may be smaller.
+        batch_size: examples per pass through the model; the last of an epoch may be smaller.
+        accumulate: passes per step: the gradients of that many are summed, weighted by their examples, so that the
+            step is that of ``accumulate * batch_size`` examples at once, to rounding, where the loss is a mean
+            over examples and no layer looks at several of them (batch norm does). The last step of an epoch has
+            what is left.
         seed: fixes the order of the batches and the noise of the model.
         folder: where the files go; ``None`` writes none.
         checkpoint_every: steps between two checkpoints inside an epoch; ``None`` writes them at the ends of
@@ -68,7 +72,7 @@ class Trainer:
         fabric: the device and precision; by default one CPU. One process only.
 
     Raises:
-        InputError: ``epochs``, ``batch_size`` or ``checkpoint_every`` is not positive, or ``folder`` cannot be made.
+        InputError: a number is not positive, or ``folder`` cannot be made.
         UnsupportedError: ``fabric`` runs several processes.
 
     Example:
@@ -88,6 +92,7 @@ class Trainer:
         *,
         epochs: int,
         batch_size: int = 32,
+        accumulate: int = 1,
         seed: int = 0,
         folder: str | os.PathLike[str] | None = None,
         checkpoint_every: int | None = None,
@@ -95,12 +100,19 @@ class Trainer:
         watch: Callable[[Tick], None] | None = None,
         fabric: Fabric | None = None,
     ) -> None:
-        numbers = {"epochs": epochs, "examples per batch": batch_size, "steps between checkpoints": checkpoint_every}
+        numbers = {
+            "epochs": epochs,
+            "examples per batch": batch_size,
+            "passes per step": accumulate,
+            "steps between checkpoints": checkpoint_every,
+        }
         for name, value in numbers.items():
             if value is not None and value < 1:
                 raise InputError(f"A run needs a positive number of {name}, found {value}; give at least 1.")
         self.task, self.epochs, self.batch_size, self.seed = task, epochs, batch_size, seed
         self.settings = {"task": task.name, "batch_size": batch_size, "seed": seed, **(settings or {})}
+        if accumulate > 1:
+            self.settings["accumulate"] = accumulate
         self.watch, self.checkpoint_every = watch, checkpoint_every
         self.fabric = fabric or Fabric(accelerator="cpu", devices=1)
         if self.fabric.world_size != 1:
@@ -112,7 +124,7 @@ class Trainer:
         self._order = torch.Generator()
         # Where the order stood when the epoch under way began, and what of that epoch is done.
         self._epoch_order, self._partial = self._order.get_state(), Partial()
-        self._batches = Batches(len(task.train), batch_size, self._order)
+        self._batches = Batches(len(task.train), batch_size, self._order, accumulate=accumulate)
         self._loader = self._load(task.train, self._batches)
 
     @property
@@ -169,22 +181,28 @@ class Trainer:
         last = history.last
         epoch, step, metric = (last.epoch + 1, last.step, last.valid_metric) if last else (1, 0, math.nan)
         step += done.steps
+        total = 0.0
         self.model.train()
         self._batches.skip = done.steps
-        for inputs, targets in self._loader:
-            self.optimizer.zero_grad()
-            loss = self.task.loss(self.model(inputs), targets)
-            value = loss.item()
-            seconds = self._partial.seconds + time.perf_counter() - started
-            if not math.isfinite(value):
-                # No step is taken from a loss without a gradient.
-                return EpochRecord(epoch, step, value, math.nan, math.nan, seconds)
-            self.fabric.backward(loss)
+        for share, (inputs, targets) in zip(self._batches.shares(), self._loader, strict=True):
+            if share.first:
+                self.optimizer.zero_grad()
+                total = 0.0
+            with self.fabric.no_backward_sync(self.model, enabled=not share.last):
+                loss = self.task.loss(self.model(inputs), targets)
+                total += loss.item() * share.examples
+                seconds = self._partial.seconds + time.perf_counter() - started
+                if share.last and not math.isfinite(total):
+                    # No step is taken from a loss without a gradient.
+                    return EpochRecord(epoch, step, total / share.of, math.nan, math.nan, seconds)
+                self.fabric.backward(loss if share.weight == 1 else loss * share.weight)
+            if not share.last:
+                continue
             self.optimizer.step()
             step += 1
-            done = Partial(done.steps + 1, done.examples + len(targets), done.loss_sum + value * len(targets), seconds)
+            done = Partial(done.steps + 1, done.examples + share.of, done.loss_sum + total, seconds)
             if self.watch is not None:
-                self.watch(Tick(step, len(self._batches) * self.epochs, epoch, done.loss, metric))
+                self.watch(Tick(step, self._batches.steps * self.epochs, epoch, done.loss, metric))
             if self.checkpoint_every and step % self.checkpoint_every == 0:
                 self._save(history, done)
         score = self.evaluate(self.task.valid)
