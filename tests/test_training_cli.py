@@ -40,6 +40,20 @@ def test_train_prints_a_table_and_writes_its_files(tmp_path: Path, optimizer: st
     assert 0 < record["test_error"] < 1 and record["diverged"] is False
 
 
+@pytest.mark.parametrize("precision", ["bf16-mixed", "64-true"])
+@pytest.mark.parametrize("optimizer", ["gsgd", "adam"])
+def test_other_precisions_train_and_resume_exactly(tmp_path: Path, precision: str, optimizer: str) -> None:
+    words = [*SMALL[:-2], "--optimizer", optimizer, "--precision", precision, "--json", "-", "--epochs"]
+    whole = json.loads(call(*words, 2, "--out", tmp_path / "whole").stdout)
+    assert call(*words, 1, "--out", tmp_path / "part").exit_code == 0
+    rest = json.loads(call(*words, 2, "--out", tmp_path / "part", "--resume").stdout)
+    assert whole["settings"]["precision"] == precision and not whole["diverged"]
+    assert {key for key in whole if whole[key] != rest[key]} == {"seconds", "files"}
+    # It is another run than that in float32, and says so.
+    refused = call(*SMALL, "--optimizer", optimizer, "--out", tmp_path / "part", "--resume")
+    assert refused.exit_code == 2 and f"written with precision = {precision}" in flat(refused.stderr)
+
+
 def test_json_alone_goes_to_standard_output(tmp_path: Path) -> None:
     result = call(*SMALL, "--out", tmp_path, "--json", "-")
     record = json.loads(result.stdout)
@@ -112,6 +126,10 @@ def test_diverged_run_is_a_result(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         (["train", "digits-rows", "--optimizer", "lion"], "There is no optimizer 'lion'"),
         (["train", "digits-rows", "--lr", "-1"], "The learning rate is -1.0"),
         (["train", "digits-rows", "--device", "abacus"], "There is no device 'abacus'"),
+        (["train", "digits-rows", "--device", "cuda"], "The device 'cuda' is not available here; use --device cpu"),
+        (["train", "digits-rows", "--strategy", "fsdp"], "There is no strategy 'fsdp'"),
+        (["train", "digits-rows", "--precision", "half"], "There is no precision 'half'"),
+        (["train", "digits-images", "--tau", "1", "--precision", "16-mixed", "--device", "auto"], "16-mixed"),
         (["train", "digits-rows", "--out", "/dev/null/x"], "Cannot make the folder '/dev/null/x'"),
         (["train", "digits-rows", "--json", "no/such/folder.json"], "Cannot write 'no/such/folder.json'"),
         (["train", "digits-rows", "--out", "empty", "--resume"], "There is no checkpoint 'empty/checkpoint.pt'"),

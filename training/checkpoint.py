@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import pickle
 from collections.abc import Mapping
@@ -13,34 +14,52 @@ from lightning_fabric import Fabric
 
 from pathspace.errors import InputError
 from pathspace.files import replacing
+from training import ranks
 
-FORMAT = 2
-CONTENTS = ("settings", "epochs", "records", "partial", "model", "optimizer", "order", "noise", "watch")
+FORMAT = 3
+CONTENTS = ("settings", "epochs", "records", "partial", "model", "optimizer", "scaler", "order", "noise", "watch")
 
 
 def save_checkpoint(fabric: Fabric, path: str | os.PathLike[str], state: Mapping[str, Any]) -> None:
     """Write a checkpoint beside ``path`` and rename it, so that a crash never costs the previous one.
 
     Args:
-        fabric: knows how to write modules and optimizers.
+        fabric: knows the processes; the first of them writes.
         path: the file.
         state: exactly the keys of ``CONTENTS``: the settings of the run (plain values), how many epochs it is
             meant to have, the records so far and the part of an epoch after them (plain dictionaries), the
-            module, the optimizer, the random states of the order of the batches at the start of the epoch under
-            way and of everything else now (:func:`noise_state`), and the state of the watcher.
+            states of module, optimizer and loss scaler, the random states of the order of the batches at the
+            start of the epoch under way and, of every process, of everything else now (:func:`noise_state`), and
+            the state of the watcher.
 
     Raises:
         InputError: the file cannot be written.
     """
+    ranks.first(fabric, lambda: write_tensors(path, {"format": FORMAT, **state}))
+
+
+def write_tensors(path: str | os.PathLike[str], state: Mapping[str, Any]) -> None:
+    """Write tensors and plain values as one file that replaces an older one whole.
+
+    Args:
+        path: the file.
+        state: what ``torch.save`` is given.
+
+    Raises:
+        InputError: the file cannot be written.
+    """
+    # By way of memory: writing the file itself, torch would report a full disk as an error of its own.
+    buffer = io.BytesIO()
+    torch.save(dict(state), buffer)
     with replacing(path) as temporary:
-        fabric.save(temporary, {"format": FORMAT, **state})
+        temporary.write_bytes(buffer.getbuffer())
 
 
 def load_checkpoint(fabric: Fabric, path: str | os.PathLike[str], settings: Mapping[str, Any]) -> dict[str, Any]:
     """Read a checkpoint and make sure that it belongs to this run.
 
     Args:
-        fabric: knows how to read it.
+        fabric: knows the processes; the first of them reads.
         path: the file.
         settings: what the run is asked to be; the checkpoint must have been written by the same.
 
@@ -50,7 +69,7 @@ def load_checkpoint(fabric: Fabric, path: str | os.PathLike[str], settings: Mapp
     Raises:
         InputError: there is no such file, it is damaged, or it was written by a run with other settings.
     """
-    state = _read(fabric, path)
+    state = ranks.first(fabric, lambda: _read(path))
     saved = state["settings"]
     for key in sorted({*saved, *settings}):
         if saved.get(key) != settings.get(key):
@@ -61,18 +80,17 @@ def load_checkpoint(fabric: Fabric, path: str | os.PathLike[str], settings: Mapp
     return state
 
 
-def protect_unfinished(fabric: Fabric, path: str | os.PathLike[str]) -> None:
+def protect_unfinished(path: str | os.PathLike[str]) -> None:
     """Refuse to start afresh over an interrupted run: one forgotten option must not cost its epochs.
 
     Args:
-        fabric: knows how to read the checkpoint.
         path: the file; none there, or one that nobody can resume, protects nothing.
 
     Raises:
         InputError: the checkpoint belongs to a run that has not come to its end.
     """
     try:
-        state = _read(fabric, path)
+        state = _read(path)
     except InputError:
         return
     done, wanted, more = len(state["records"]), state["epochs"], state["partial"]["steps"]
@@ -84,12 +102,12 @@ def protect_unfinished(fabric: Fabric, path: str | os.PathLike[str]) -> None:
         )
 
 
-def _read(fabric: Fabric, path: str | os.PathLike[str]) -> dict[str, Any]:
+def _read(path: str | os.PathLike[str]) -> dict[str, Any]:
     if not Path(path).is_file():
         raise InputError(f"There is no checkpoint '{path}' to resume from; start without --resume.")
     try:
         # Plain tensors and values only: a checkpoint from elsewhere must not run code.
-        state = fabric.load(Path(path), weights_only=True)
+        state = torch.load(path, map_location="cpu", weights_only=True)
     except (OSError, EOFError, RuntimeError, ValueError, KeyError, pickle.UnpicklingError) as error:
         raise InputError(
             f"The checkpoint '{path}' cannot be read: it is damaged or no checkpoint; start without --resume."
@@ -99,13 +117,13 @@ def _read(fabric: Fabric, path: str | os.PathLike[str]) -> dict[str, Any]:
     return state
 
 
-def noise_state() -> dict[str, Any]:
-    """Return the state of torch's global random numbers (dropout and the like), of every device."""
-    return {"cpu": torch.get_rng_state(), "cuda": torch.cuda.get_rng_state_all()}
+def noise_state(device: torch.device) -> dict[str, Any]:
+    """Return the state of torch's global random numbers (dropout and the like), of the CPU and of one device."""
+    return {"cpu": torch.get_rng_state(), "cuda": torch.cuda.get_rng_state(device) if device.type == "cuda" else None}
 
 
-def restore_noise(state: Mapping[str, Any]) -> None:
-    """Put back what :func:`noise_state` returned; devices that are not here are passed over."""
+def restore_noise(state: Mapping[str, Any], device: torch.device) -> None:
+    """Put back what :func:`noise_state` returned; a device that was not there then is passed over."""
     torch.set_rng_state(state["cpu"])
-    if len(state["cuda"]) == torch.cuda.device_count():
-        torch.cuda.set_rng_state_all(state["cuda"])
+    if device.type == "cuda" and state["cuda"] is not None:
+        torch.cuda.set_rng_state(state["cuda"], device)

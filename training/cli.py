@@ -136,7 +136,20 @@ def train(
     overwrite: Annotated[
         bool, typer.Option("--overwrite", help="Start afresh even if the folder holds an unfinished run.")
     ] = False,
-    device: Annotated[str, typer.Option(help="cpu, cuda, mps or auto.")] = "cpu",
+    device: Annotated[str, typer.Option("--device", "--accelerator", help="cpu, cuda, mps or auto.")] = "cpu",
+    devices: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            help="Processes, one device each, which share every pass: the run is that of one process to rounding. "
+            "Processes that torchrun has started are used as they are.",
+            show_default="1",
+        ),
+    ] = None,
+    strategy: Annotated[
+        str, typer.Option(help="How processes share a model: auto, ddp or ddp_find_unused_parameters_true.")
+    ] = "auto",
+    precision: Annotated[str, typer.Option(help="32-true, 64-true, bf16-mixed, or 16-mixed (on a GPU).")] = "32-true",
     json: Annotated[
         str | None,
         typer.Option(
@@ -186,6 +199,9 @@ def train(
         "resume": resume,
         "overwrite": overwrite,
         "device": device,
+        "devices": devices,
+        "strategy": strategy,
+        "precision": precision,
         "json": json,
     }
     if config is not None:

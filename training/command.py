@@ -8,23 +8,21 @@ from pathlib import Path
 from typing import Any
 
 from lightning_fabric import Fabric
-from lightning_fabric.utilities.exceptions import MisconfigurationException
 from rich.console import Console
 from rich.table import Table
 
 from pathspace.errors import InputError
 from pathspace.files import ensure_writable, replacing
+from training import ranks
 from training.checkpoint import protect_unfinished
 from training.history import History, Score
+from training.launch import make_fabric, one_voice
 from training.penal import penalize
 from training.progress import run_progress
 from training.recipe import Init, Recipe, Rule, prepare
 from training.tasks import Task, load_task
 from training.threads import one_thread
 from training.trainer import Trainer, make_folder
-
-# torch's state dictionaries and Fabric's devices, by the names that users type.
-DEVICES = ("cpu", "cuda", "mps", "auto")
 
 
 @dataclass(frozen=True)
@@ -48,6 +46,9 @@ class TrainRequest:
     resume: bool
     overwrite: bool
     device: str
+    devices: int | None
+    strategy: str
+    precision: str
     json: str | None
 
     @staticmethod
@@ -58,14 +59,29 @@ class TrainRequest:
             >>> TrainRequest.types()["lr"]
             <class 'float'>
         """
-        texts = dict.fromkeys(("optimizer", "rule", "init", "data", "out", "device", "json"), str)
-        numbers = dict.fromkeys(("epochs", "batch_size", "accumulate", "hidden", "seed", "checkpoint_every"), int)
-        return {**texts, **numbers, "lr": float, "tau": float, "resume": bool, "overwrite": bool}
+        texts = ("optimizer", "rule", "init", "data", "out", "device", "strategy", "precision", "json")
+        numbers = ("epochs", "batch_size", "accumulate", "hidden", "seed", "checkpoint_every", "devices")
+        kinds: dict[str, type] = {**dict.fromkeys(texts, str), **dict.fromkeys(numbers, int)}
+        return {**kinds, "lr": float, "tau": float, "resume": bool, "overwrite": bool}
 
     @property
     def task_options(self) -> dict[str, Any]:
         """Return the options of the task that were given."""
         return {key: value for key, value in (("hidden", self.hidden), ("data", self.data)) if value is not None}
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """Return what the result depends on, besides the recipe; what is not used is left out."""
+        chosen = {"tau": self.tau, "precision": self.precision if self.precision != "32-true" else None}
+        return {**self.task_options, **{key: value for key, value in chosen.items() if value}}
+
+    def recipe(self) -> Recipe:
+        """Return which optimizer is started where."""
+        return Recipe(self.optimizer, self.lr, self.init, self.rule, self.seed)
+
+    def folder(self, task: Task, recipe: Recipe) -> Path:
+        """Return where the files go."""
+        return Path(self.out or f"runs/{task.name}-{recipe.optimizer}-lr{recipe.rate:g}-seed{recipe.seed}")
 
 
 def run_training(request: TrainRequest, console: Console) -> bool:
@@ -81,20 +97,37 @@ def run_training(request: TrainRequest, console: Console) -> bool:
     Raises:
         InputError: a name is unknown, a file cannot be written or read, or an unfinished run is in the way.
     """
-    task = load_task(request.task, **request.task_options)
-    recipe = Recipe(request.optimizer, request.lr, request.init, request.rule, request.seed)
-    fabric = _fabric(request.device)
+    with one_voice():
+        fabric = make_fabric(request.device, request.devices, request.strategy, request.precision)
+        fabric.launch()
+        task, recipe = ranks.everyone(fabric, lambda: _read(request))
+        return _train(request, fabric, task, recipe, console if fabric.is_global_zero else Console(quiet=True))
+
+
+def _read(request: TrainRequest) -> tuple[Task, Recipe]:
+    if request.tau and request.precision == "16-mixed":
+        raise InputError("--tau would be divided by the loss scale of --precision 16-mixed; use bf16-mixed.")
+    return load_task(request.task, **request.task_options), request.recipe()
+
+
+def _prepare_files(request: TrainRequest, folder: Path) -> None:
+    """Fail before the work begins where files cannot be written, or must not be."""
     if request.json not in (None, "-"):
         ensure_writable(str(request.json))
-    folder = Path(request.out or f"runs/{task.name}-{recipe.optimizer}-lr{recipe.rate:g}-seed{recipe.seed}")
     make_folder(folder)
     ensure_writable(folder / "metrics.csv")
     if not (request.resume or request.overwrite):
-        protect_unfinished(fabric, folder / "checkpoint.pt")
+        protect_unfinished(folder / "checkpoint.pt")
+
+
+def _train(request: TrainRequest, fabric: Fabric, task: Task, recipe: Recipe, console: Console) -> bool:
+    folder = request.folder(task, recipe)
+    ranks.first(fabric, lambda: _prepare_files(request, folder))
     with one_thread(), run_progress(console, task) as begin:
         model, optimizer = prepare(task, recipe)
         if request.tau:
-            penalize(model, *task.example_inputs(), tau=request.tau)
+            # The average of gradients over processes divides the penalty, too, which is a sum over examples.
+            penalize(model, *task.example_inputs(), tau=request.tau * fabric.world_size)
         trainer = Trainer(
             task,
             model,
@@ -105,7 +138,7 @@ def run_training(request: TrainRequest, console: Console) -> bool:
             seed=request.seed,
             folder=folder,
             checkpoint_every=request.checkpoint_every,
-            settings={**request.task_options, **({"tau": request.tau} if request.tau else {}), **recipe.settings()},
+            settings={**request.settings, **recipe.settings()},
             watch=begin(recipe.optimizer),
             fabric=fabric,
         )
@@ -115,32 +148,27 @@ def run_training(request: TrainRequest, console: Console) -> bool:
             history = None
         score = trainer.evaluate(task.test) if history and not history.diverged else None
     if history is None:
-        kept = trainer.checkpoint
-        console.print(
-            f"Interrupted; the run up to its last checkpoint is kept in {kept}: add --resume to continue."
-            if kept is not None and kept.exists()
-            else "Interrupted before the first checkpoint; nothing is kept.",
-            markup=False,
-            soft_wrap=True,
-        )
+        _say_interrupted(trainer.checkpoint, console)
         return False
-    result = _result(trainer, history, score)
-    if request.json == "-":
-        print(json.dumps(result, indent=2))
-    elif request.json:
-        with replacing(request.json) as temporary:
-            temporary.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
-    console.print(_table(task, trainer, history, score))
+    if fabric.is_global_zero:
+        result = _result(trainer, history, score)
+        if request.json == "-":
+            print(json.dumps(result, indent=2))
+        elif request.json:
+            with replacing(request.json) as temporary:
+                temporary.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
+        console.print(_table(task, trainer, history, score))
     return True
 
 
-def _fabric(device: str) -> Fabric:
-    if device not in DEVICES:
-        raise InputError(f"There is no device '{device}'; choose one of: {', '.join(DEVICES)}.")
-    try:
-        return Fabric(accelerator=device, devices=1)
-    except (MisconfigurationException, RuntimeError) as error:
-        raise InputError(f"The device '{device}' is not available here; use --device cpu.") from error
+def _say_interrupted(kept: Path | None, console: Console) -> None:
+    console.print(
+        f"Interrupted; the run up to its last checkpoint is kept in {kept}: add --resume to continue."
+        if kept is not None and kept.exists()
+        else "Interrupted before the first checkpoint; nothing is kept.",
+        markup=False,
+        soft_wrap=True,
+    )
 
 
 def _result(trainer: Trainer, history: History, score: Score | None) -> dict[str, Any]:

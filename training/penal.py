@@ -7,7 +7,8 @@ of that gradient is refused by autograd, because a second backward would add the
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any, Literal, TypeVar
 
 import torch
@@ -339,6 +340,33 @@ class _Attribute:
         self.model.__dict__.pop(_ATTRIBUTE, None)
 
 
+@contextmanager
+def suspended(model: nn.Module, when: bool = True) -> Iterator[None]:
+    """Switch the penal connection of a model off for a while; a model without one is left alone.
+
+    Args:
+        model: perhaps penalised.
+        when: ``False`` does nothing.
+
+    Example:
+        >>> layer = penalize(nn.TransformerEncoderLayer(8, 2, 16, batch_first=True), torch.randn(2, 5, 8), tau=1.0)
+        >>> with suspended(layer):
+        ...     layer.penal_connection.tau
+        0.0
+        >>> layer.penal_connection.tau
+        1.0
+    """
+    connection = getattr(model, _ATTRIBUTE, None) if when else None
+    if connection is None:
+        yield
+        return
+    tau, connection.tau = connection.tau, 0.0
+    try:
+        yield
+    finally:
+        connection.tau = tau
+
+
 def _overwritten(chain: MarkovChain) -> frozenset[Any]:
     """Sites after which the running model overwrites ``x_l`` or ``x_{l-1}``: z must be saved there."""
     from diagnostics.chain import _run
@@ -357,4 +385,4 @@ def _overwritten(chain: MarkovChain) -> frozenset[Any]:
     return frozenset(site for site, value, version in held if value._version != version)
 
 
-__all__ = ["PenalConnection", "penal", "penal_add", "penalize"]
+__all__ = ["PenalConnection", "penal", "penal_add", "penalize", "suspended"]

@@ -12,13 +12,16 @@ from typing import Any
 
 import torch
 from lightning_fabric import Fabric
+from lightning_fabric.strategies import DDPStrategy, SingleDeviceStrategy
 from torch import nn
 from torch.utils.data import DataLoader
 
 from pathspace.errors import InputError, UnsupportedError
+from training import ranks
 from training.batches import Batches
 from training.checkpoint import load_checkpoint, noise_state, restore_noise, save_checkpoint
 from training.history import EpochRecord, History, Partial, Score
+from training.penal import suspended
 from training.tasks import Split, Task
 
 EVALUATION_BATCH = 1024
@@ -69,11 +72,13 @@ class Trainer:
         settings: plain values that name the run; a checkpoint is only resumed by a run with equal ones.
         watch: called after each step; if it has ``state_dict`` and ``load_state_dict``, what the former returns
             (plain values and tensors) is kept in the checkpoint and handed to the latter when a run is resumed.
-        fabric: the device and precision; by default one CPU. One process only.
+        fabric: device, precision and processes, launched; by default one CPU. Several processes share every pass,
+            and average what they found by examples, so that their run is that of one process to rounding, but for
+            noise (dropout) and batch norm, which each process has to itself. The first of them writes.
 
     Raises:
         InputError: a number is not positive, or ``folder`` cannot be made.
-        UnsupportedError: ``fabric`` runs several processes.
+        UnsupportedError: ``fabric`` distributes the model otherwise than by ``DistributedDataParallel``.
 
     Example:
         >>> from training.tasks import load_task
@@ -115,16 +120,17 @@ class Trainer:
             self.settings["accumulate"] = accumulate
         self.watch, self.checkpoint_every = watch, checkpoint_every
         self.fabric = fabric or Fabric(accelerator="cpu", devices=1)
-        if self.fabric.world_size != 1:
+        if not isinstance(self.fabric.strategy, SingleDeviceStrategy | DDPStrategy):
             raise UnsupportedError(
-                f"The trainer runs in one process, found a Fabric of {self.fabric.world_size}; use devices=1."
+                f"The trainer found a Fabric with {type(self.fabric.strategy).__name__}, expected one device or "
+                "DDPStrategy; use strategy='ddp'."
             )
-        self.folder = None if folder is None else make_folder(folder)
+        self.folder = None if folder is None else ranks.first(self.fabric, lambda: make_folder(folder))
         self.model, self.optimizer = self.fabric.setup(model, optimizer)
         self._order = torch.Generator()
         # Where the order stood when the epoch under way began, and what of that epoch is done.
         self._epoch_order, self._partial = self._order.get_state(), Partial()
-        self._batches = Batches(len(task.train), batch_size, self._order, accumulate=accumulate)
+        self._batches = self._cut(task.train, batch_size, self._order, accumulate)
         self._loader = self._load(task.train, self._batches)
 
     @property
@@ -146,7 +152,8 @@ class Trainer:
         """
         devices = [self.fabric.device] if self.fabric.device.type == "cuda" else []
         with torch.random.fork_rng(devices=devices):
-            torch.manual_seed(self.seed)
+            # Noise of its own for every process, that of the only process for the first.
+            torch.manual_seed(self.seed + self.fabric.global_rank * 2**32)
             self._order.manual_seed(self.seed)
             self._epoch_order, self._partial = self._order.get_state(), Partial()
             history = self._restore() if resume else History()
@@ -167,12 +174,15 @@ class Trainer:
         """
         self.model.eval()
         sums = torch.zeros(2, dtype=torch.float64)
+        batches = self._cut(split, EVALUATION_BATCH)
         with torch.no_grad():
-            for inputs, targets in self._load(split, Batches(len(split), EVALUATION_BATCH)):
+            for share, (inputs, targets) in zip(batches.shares(), self._load(split, batches), strict=True):
                 outputs = self.model(inputs)
                 pair = torch.stack([self.task.loss(outputs, targets), self.task.metric(outputs, targets)])
-                sums += len(targets) * pair.double().cpu()
-        loss, metric = (sums / len(split)).tolist()
+                sums += share.examples * pair.double().cpu()
+        loss, metric = (
+            torch.tensor(ranks.total(self.fabric, *sums.tolist()), dtype=torch.float64) / len(split)
+        ).tolist()
         return Score(loss, metric)
 
     def _epoch(self, history: History) -> EpochRecord:
@@ -188,9 +198,13 @@ class Trainer:
             if share.first:
                 self.optimizer.zero_grad()
                 total = 0.0
-            with self.fabric.no_backward_sync(self.model, enabled=not share.last):
+            # An example that only stands in is not penalised, either.
+            stands_in = suspended(self.model.module, share.examples == 0)
+            with stands_in, self.fabric.no_backward_sync(self.model, enabled=not share.last):
                 loss = self.task.loss(self.model(inputs), targets)
                 total += loss.item() * share.examples
+                if share.last:
+                    (total,) = ranks.total(self.fabric, total)
                 seconds = self._partial.seconds + time.perf_counter() - started
                 if share.last and not math.isfinite(total):
                     # No step is taken from a loss without a gradient.
@@ -209,16 +223,21 @@ class Trainer:
         seconds = self._partial.seconds + time.perf_counter() - started
         return EpochRecord(epoch, step, done.loss, score.loss, score.metric, seconds)
 
+    def _cut(self, split: Split, batch_size: int, order: torch.Generator | None = None, accumulate: int = 1) -> Batches:
+        rank, world = self.fabric.global_rank, self.fabric.world_size
+        return Batches(len(split), batch_size, order, accumulate=accumulate, rank=rank, world=world)
+
     def _load(self, split: Split, batches: Batches) -> Any:
         # The batch is the sampler's element: the tensors are indexed once per batch, not once per example.
         generator = torch.Generator() if batches.order is None else batches.order
         loader = DataLoader(split.dataset(), sampler=batches, batch_size=None, generator=generator)
-        return self.fabric.setup_dataloaders(loader)
+        return self.fabric.setup_dataloaders(loader, use_distributed_sampler=False)
 
     def _write(self, history: History) -> None:
-        if self.folder is None:
+        folder = self.folder
+        if folder is None:
             return
-        history.write_csv(self.folder / "metrics.csv", self.task.metric_name)
+        ranks.first(self.fabric, lambda: history.write_csv(folder / "metrics.csv", self.task.metric_name))
         if not history.diverged:
             # Otherwise the checkpoint of the last sound epoch or step stays.
             self._save(history, self._partial)
@@ -232,10 +251,11 @@ class Trainer:
             "epochs": self.epochs,
             "records": [asdict(record) for record in history.records],
             "partial": asdict(done),
-            "model": self.model,
-            "optimizer": self.optimizer,
+            "model": self.model.state_dict(),
+            "optimizer": self.optimizer.state_dict(),
+            "scaler": self.fabric.strategy.precision.state_dict(),
             "order": self._epoch_order,
-            "noise": noise_state(),
+            "noise": ranks.gather(self.fabric, noise_state(self.fabric.device)),
             "watch": remember() if remember else None,
         }
         save_checkpoint(self.fabric, self.checkpoint, state)
@@ -246,9 +266,12 @@ class Trainer:
         state = load_checkpoint(self.fabric, self.checkpoint, self.settings)
         self.model.load_state_dict(state["model"])
         self.optimizer.load_state_dict(state["optimizer"])
+        self.fabric.strategy.precision.load_state_dict(state["scaler"])
         self._order.set_state(state["order"])
         self._epoch_order, self._partial = state["order"], Partial(**state["partial"])
-        restore_noise(state["noise"])
+        if self.fabric.global_rank < len(state["noise"]):
+            # A process that was not there before begins with noise of its own.
+            restore_noise(state["noise"][self.fabric.global_rank], self.fabric.device)
         recall = getattr(self.watch, "load_state_dict", None)
         if recall and state["watch"] is not None:
             recall(state["watch"])

@@ -1,0 +1,111 @@
+"""On what a run computes: device, number of processes, precision; and who of them speaks."""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch.distributed as dist
+import typer
+from lightning_fabric import Fabric
+from lightning_fabric.utilities.exceptions import MisconfigurationException
+
+from pathspace.errors import InputError, PathspaceError
+
+# Fabric's accelerators, strategies and precisions that the trainer was written for, by the names that users type.
+DEVICES = ("cpu", "cuda", "mps", "auto")
+STRATEGIES = ("auto", "ddp", "ddp_find_unused_parameters_true")
+PRECISIONS = ("32-true", "64-true", "bf16-mixed", "16-mixed")
+# How long the first process is given to say what went wrong, before a launcher ends it for the failure of another.
+PATIENCE_SECONDS = 2.0
+BAD_INPUT = 2
+
+
+def make_fabric(
+    device: str = "cpu", devices: int | None = None, strategy: str = "auto", precision: str = "32-true"
+) -> Fabric:
+    """Set up device, processes and precision; ``fabric.launch()`` then starts the processes that are missing.
+
+    Processes that ``torchrun`` has started are used as they are.
+
+    Args:
+        device: one of ``DEVICES``.
+        devices: processes on this machine, one device each; ``None`` means those of ``torchrun``, or one.
+        strategy: one of ``STRATEGIES``; ``"auto"`` is ``"ddp"`` for several processes.
+        precision: one of ``PRECISIONS``.
+
+    Returns:
+        A Fabric that has not been launched.
+
+    Raises:
+        InputError: a name is unknown, or the devices are not there.
+
+    Example:
+        >>> make_fabric().world_size
+        1
+        >>> make_fabric("abacus")
+        Traceback (most recent call last):
+        ...
+        pathspace.errors.InputError: There is no device 'abacus'; choose one of: cpu, cuda, mps, auto.
+    """
+    for what, value, known in (
+        ("device", device, DEVICES),
+        ("strategy", strategy, STRATEGIES),
+        ("precision", precision, PRECISIONS),
+    ):
+        if value not in known:
+            raise InputError(f"There is no {what} '{value}'; choose one of: {', '.join(known)}.")
+    if device == "cpu" and precision == "16-mixed":
+        raise InputError("The precision 16-mixed needs a GPU; on a CPU use --precision bf16-mixed.")
+    if devices is not None and devices < 1:
+        raise InputError(f"A run needs at least one device, found {devices}; give --devices 1 or more.")
+    here, nodes = devices or 1, 1
+    if dist.is_available() and dist.is_torchelastic_launched():
+        here, world = int(os.environ["LOCAL_WORLD_SIZE"]), int(os.environ["WORLD_SIZE"])
+        nodes = world // here
+        if devices is not None and devices != here:
+            raise InputError(
+                f"torchrun has started {here} processes on this machine, --devices asks for {devices}; leave it out."
+            )
+    logging.getLogger("lightning_fabric").setLevel(logging.WARNING)
+    try:
+        return Fabric(
+            accelerator=device,
+            devices=here,
+            num_nodes=nodes,
+            strategy="ddp" if strategy == "auto" and here * nodes > 1 else strategy,
+            precision=precision,  # type: ignore[arg-type]
+        )
+    except (MisconfigurationException, RuntimeError, ValueError) as error:
+        count = f"{here} of the device" if here > 1 else "The device"
+        raise InputError(
+            f"{count} '{device}' {'are' if here > 1 else 'is'} not available here; use --device cpu."
+        ) from (error)
+
+
+@contextmanager
+def one_voice() -> Iterator[None]:
+    """Let the first of several processes alone say what went wrong.
+
+    Raises:
+        typer.Exit: in another process, in place of a ``PathspaceError`` that the first one raises, too.
+
+    Example:
+        >>> with one_voice():
+        ...     pass
+    """
+    # RANK is set by torchrun, LOCAL_RANK also by Fabric's launcher.
+    rank = int(os.environ.get("RANK") or os.environ.get("LOCAL_RANK") or 0)
+    try:
+        yield
+    except PathspaceError as error:
+        if rank == 0:
+            raise
+        time.sleep(PATIENCE_SECONDS)
+        raise typer.Exit(BAD_INPUT) from error
+    finally:
+        if dist.is_available() and dist.is_initialized():
+            dist.destroy_process_group()
