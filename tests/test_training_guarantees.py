@@ -28,7 +28,7 @@ app = typer.Typer(cls=OneSentenceGroup, rich_markup_mode="rich")
 training.cli.register(app)
 
 RUN = ["train", "digits-rows", "--hidden", "6", "--epochs", "10", "--optimizer"]
-MOMENTS = ["--checkpoint-every", "3"]
+MOMENTS = ["--checkpoint-every", "3", "--patience", "10"]
 
 
 def call(*words: object) -> Result:
@@ -104,6 +104,7 @@ def test_killed_ten_times_a_run_ends_with_bitwise_the_same(tmp_path: Path, start
     assert inside >= 5
     assert call(*RUN, "gmomentum", *MOMENTS, "--out", part, "--resume").exit_code == 0
     resumed = torch.load(checkpoint, weights_only=True)
+    assert same(*(torch.load(folder / "best.pt", weights_only=True) for folder in (whole, part)))
     for state in (expected, resumed):
         # The only two things that a clock has a say in.
         state["records"] = [{**record, "seconds": 0} for record in state["records"]]
@@ -115,7 +116,11 @@ def test_killed_ten_times_a_run_ends_with_bitwise_the_same(tmp_path: Path, start
             tables.append([[*row[:5], row[6]] for row in csv.reader(file)])
     assert tables[0] == tables[1] and len(tables[0]) == 11
     # What a killed write leaves behind is a hidden sibling, never one of the run's own files.
-    assert {path.name for path in part.iterdir() if not path.name.startswith(".")} == {"checkpoint.pt", "metrics.csv"}
+    assert {path.name for path in part.iterdir() if not path.name.startswith(".")} == {
+        "best.pt",
+        "checkpoint.pt",
+        "metrics.csv",
+    }
 
 
 @pytest.mark.parametrize(

@@ -15,9 +15,14 @@ from lightning_fabric import Fabric
 from pathspace.errors import InputError
 from pathspace.files import replacing
 from training import ranks
+from training.history import EpochRecord, History
+from training.stopping import exhausted
 
-FORMAT = 3
-CONTENTS = ("settings", "epochs", "records", "partial", "model", "optimizer", "scaler", "order", "noise", "watch")
+FORMAT = 4
+CONTENTS = (
+    *("settings", "epochs", "patience", "records", "partial"),
+    *("model", "best", "optimizer", "scaler", "order", "noise", "watch"),
+)
 
 
 def save_checkpoint(fabric: Fabric, path: str | os.PathLike[str], state: Mapping[str, Any]) -> None:
@@ -27,10 +32,11 @@ def save_checkpoint(fabric: Fabric, path: str | os.PathLike[str], state: Mapping
         fabric: knows the processes; the first of them writes.
         path: the file.
         state: exactly the keys of ``CONTENTS``: the settings of the run (plain values), how many epochs it is
-            meant to have, the records so far and the part of an epoch after them (plain dictionaries), the
-            states of module, optimizer and loss scaler, the random states of the order of the batches at the
-            start of the epoch under way and, of every process, of everything else now (:func:`noise_state`), and
-            the state of the watcher.
+            meant to have and how many without improvement it puts up with, the records so far and the part of an
+            epoch after them (plain dictionaries), the states of the module, now and after its best epoch, of
+            optimizer and loss scaler, the random states of the order of the batches at the start of the epoch
+            under way and, of every process, of everything else now (:func:`noise_state`), and the state of the
+            watcher.
 
     Raises:
         InputError: the file cannot be written.
@@ -94,7 +100,8 @@ def protect_unfinished(path: str | os.PathLike[str]) -> None:
     except InputError:
         return
     done, wanted, more = len(state["records"]), state["epochs"], state["partial"]["steps"]
-    if done < wanted:
+    history = History(tuple(EpochRecord(**record) for record in state["records"]))
+    if done < wanted and not exhausted(history, state["patience"]):
         raise InputError(
             f"The checkpoint '{path}' is that of an unfinished run, {done} of {wanted} epochs"
             f"{f' and {more} steps' if more else ''}; add --resume to continue it, --overwrite to start afresh, or "

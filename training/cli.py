@@ -82,6 +82,15 @@ def train(
         typer.Option(help="Learning rate.", show_default="0.05 gsgd, sgd; 0.02 momentum; 0.002 adam"),
     ] = None,
     epochs: Annotated[int, typer.Option(min=1, help="Passes over the training split.")] = 60,
+    patience: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            help="Stop after so many epochs without a lower validation metric, and go back to the weights of the "
+            "best, which best.pt keeps.",
+            show_default="train to the last epoch",
+        ),
+    ] = None,
     batch_size: Annotated[int, typer.Option(min=1, help="Examples per pass through the model.")] = 32,
     accumulate: Annotated[
         int, typer.Option(min=1, help="Passes per step: sum the gradients of so many, weighted by examples.")
@@ -186,6 +195,7 @@ def train(
         "optimizer": optimizer,
         "lr": lr,
         "epochs": epochs,
+        "patience": patience,
         "batch_size": batch_size,
         "accumulate": accumulate,
         "hidden": hidden,

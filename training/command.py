@@ -33,6 +33,7 @@ class TrainRequest:
     optimizer: str
     lr: float | None
     epochs: int
+    patience: int | None
     batch_size: int
     accumulate: int
     hidden: int | None
@@ -60,7 +61,7 @@ class TrainRequest:
             <class 'float'>
         """
         texts = ("optimizer", "rule", "init", "data", "out", "device", "strategy", "precision", "json")
-        numbers = ("epochs", "batch_size", "accumulate", "hidden", "seed", "checkpoint_every", "devices")
+        numbers = ("epochs", "patience", "batch_size", "accumulate", "hidden", "seed", "checkpoint_every", "devices")
         kinds: dict[str, type] = {**dict.fromkeys(texts, str), **dict.fromkeys(numbers, int)}
         return {**kinds, "lr": float, "tau": float, "resume": bool, "overwrite": bool}
 
@@ -138,6 +139,7 @@ def _train(request: TrainRequest, fabric: Fabric, task: Task, recipe: Recipe, co
             seed=request.seed,
             folder=folder,
             checkpoint_every=request.checkpoint_every,
+            patience=request.patience,
             settings={**request.settings, **recipe.settings()},
             watch=begin(recipe.optimizer),
             fabric=fabric,
@@ -173,10 +175,12 @@ def _say_interrupted(kept: Path | None, console: Console) -> None:
 
 def _result(trainer: Trainer, history: History, score: Score | None) -> dict[str, Any]:
     last, name = history.last, trainer.task.metric_name
-    sound = last if last is not None and last.finite else None
+    shown = trainer.record_of_weights(history)
+    sound = shown if shown is not None and shown.finite else None
     return {
         "settings": {**trainer.settings, "epochs": trainer.epochs},
         "epochs_done": last.epoch if last else 0,
+        "epoch_of_weights": sound.epoch if sound else None,
         "diverged": history.diverged,
         "train_loss": sound.train_loss if sound else None,
         "valid_loss": sound.valid_loss if sound else None,
@@ -189,7 +193,7 @@ def _result(trainer: Trainer, history: History, score: Score | None) -> dict[str
 
 
 def _table(task: Task, trainer: Trainer, history: History, score: Score | None) -> Table:
-    last, settings = history.last, trainer.settings
+    last, settings, shown = history.last, trainer.settings, trainer.record_of_weights(history)
     table = Table(title=f"{task.name} with {settings['optimizer']}", title_justify="left", show_header=False)
     table.add_column()
     table.add_column()
@@ -197,9 +201,12 @@ def _table(task: Task, trainer: Trainer, history: History, score: Score | None) 
     table.add_row("settings", ", ".join(f"{k} {v}" for k, v in settings.items() if k not in ("task", "optimizer")))
     if last is not None:
         table.add_row("epochs", f"{last.epoch} ({last.step} steps, {last.seconds:.1f} s)")
-        if score is not None:
-            table.add_row("training loss", f"{last.train_loss:.4g}")
-            table.add_row(f"validation {task.metric_name}", format(last.valid_metric, task.metric_format))
+        if score is not None and shown is not None:
+            if trainer.patience is not None:
+                early = "; none better came in time" if last.epoch < trainer.epochs else ""
+                table.add_row("weights", f"those of epoch {shown.epoch}, the best{early}")
+            table.add_row("training loss", f"{shown.train_loss:.4g}")
+            table.add_row(f"validation {task.metric_name}", format(shown.valid_metric, task.metric_format))
             table.add_row(f"test {task.metric_name}", f"[bold]{format(score.metric, task.metric_format)}[/]")
         else:
             table.add_row(

@@ -19,9 +19,10 @@ from torch.utils.data import DataLoader
 from pathspace.errors import InputError, UnsupportedError
 from training import ranks
 from training.batches import Batches
-from training.checkpoint import load_checkpoint, noise_state, restore_noise, save_checkpoint
+from training.checkpoint import load_checkpoint, noise_state, restore_noise, save_checkpoint, write_tensors
 from training.history import EpochRecord, History, Partial, Score
 from training.penal import suspended
+from training.stopping import BestWeights, best_record, exhausted
 from training.tasks import Split, Task
 
 EVALUATION_BATCH = 1024
@@ -70,6 +71,9 @@ class Trainer:
         checkpoint_every: steps between two checkpoints inside an epoch; ``None`` writes them at the ends of
             epochs only.
         settings: plain values that name the run; a checkpoint is only resumed by a run with equal ones.
+        patience: stop after so many epochs without a lower validation metric, and put the weights of the best
+            epoch back into the model; they are also written as ``best.pt``. ``None`` trains to the last epoch and
+            leaves the weights of that.
         watch: called after each step; if it has ``state_dict`` and ``load_state_dict``, what the former returns
             (plain values and tensors) is kept in the checkpoint and handed to the latter when a run is resumed.
         fabric: device, precision and processes, launched; by default one CPU. Several processes share every pass,
@@ -102,6 +106,7 @@ class Trainer:
         folder: str | os.PathLike[str] | None = None,
         checkpoint_every: int | None = None,
         settings: Mapping[str, Any] | None = None,
+        patience: int | None = None,
         watch: Callable[[Tick], None] | None = None,
         fabric: Fabric | None = None,
     ) -> None:
@@ -110,6 +115,7 @@ class Trainer:
             "examples per batch": batch_size,
             "passes per step": accumulate,
             "steps between checkpoints": checkpoint_every,
+            "epochs of patience": patience,
         }
         for name, value in numbers.items():
             if value is not None and value < 1:
@@ -118,6 +124,10 @@ class Trainer:
         self.settings = {"task": task.name, "batch_size": batch_size, "seed": seed, **(settings or {})}
         if accumulate > 1:
             self.settings["accumulate"] = accumulate
+        if patience is not None:
+            # How much patience may change when a run is resumed; that the best weights were kept may not.
+            self.settings["early_stopping"] = True
+        self.patience, self.best = patience, BestWeights()
         self.watch, self.checkpoint_every = watch, checkpoint_every
         self.fabric = fabric or Fabric(accelerator="cpu", devices=1)
         if not isinstance(self.fabric.strategy, SingleDeviceStrategy | DDPStrategy):
@@ -139,7 +149,7 @@ class Trainer:
         return None if self.folder is None else self.folder / "checkpoint.pt"
 
     def fit(self, resume: bool = False) -> History:
-        """Train to the last epoch, or until a loss is no longer finite.
+        """Train to the last epoch, or until patience has run out or a loss is no longer finite.
 
         Args:
             resume: continue from the checkpoint in the folder instead of starting afresh.
@@ -155,13 +165,27 @@ class Trainer:
             # Noise of its own for every process, that of the only process for the first.
             torch.manual_seed(self.seed + self.fabric.global_rank * 2**32)
             self._order.manual_seed(self.seed)
-            self._epoch_order, self._partial = self._order.get_state(), Partial()
+            self._epoch_order, self._partial, self.best = self._order.get_state(), Partial(), BestWeights()
             history = self._restore() if resume else History()
-            while len(history.records) < self.epochs and not history.diverged:
+            while not (len(history.records) >= self.epochs or history.diverged or exhausted(history, self.patience)):
                 history = History((*history.records, self._epoch(history)))
                 self._epoch_order, self._partial = self._order.get_state(), Partial(seconds=history.records[-1].seconds)
                 self._write(history)
+        if self.best.kept is not None and not history.diverged:
+            self.model.load_state_dict(self.best.kept["model"])
+            self._write_best()
         return history
+
+    def record_of_weights(self, history: History) -> EpochRecord | None:
+        """Return the record of the epoch whose weights :meth:`fit` left in the model.
+
+        Args:
+            history: what it returned.
+
+        Returns:
+            The best record with ``patience``, otherwise the last.
+        """
+        return history.last if self.patience is None or history.diverged else best_record(history)
 
     def evaluate(self, split: Split) -> Score:
         """Return loss and metric of the model on a split, in evaluation mode and without gradients.
@@ -235,12 +259,18 @@ class Trainer:
 
     def _write(self, history: History) -> None:
         folder = self.folder
-        if folder is None:
-            return
-        ranks.first(self.fabric, lambda: history.write_csv(folder / "metrics.csv", self.task.metric_name))
+        if folder is not None:
+            ranks.first(self.fabric, lambda: history.write_csv(folder / "metrics.csv", self.task.metric_name))
+        if self.patience is not None and self.best.offer(history, self.model.state_dict()):
+            self._write_best()
         if not history.diverged:
             # Otherwise the checkpoint of the last sound epoch or step stays.
             self._save(history, self._partial)
+
+    def _write_best(self) -> None:
+        folder, kept = self.folder, self.best.kept
+        if folder is not None and kept is not None:
+            ranks.first(self.fabric, lambda: write_tensors(folder / "best.pt", kept))
 
     def _save(self, history: History, done: Partial) -> None:
         if self.checkpoint is None:
@@ -249,9 +279,11 @@ class Trainer:
         state = {
             "settings": self.settings,
             "epochs": self.epochs,
+            "patience": self.patience,
             "records": [asdict(record) for record in history.records],
             "partial": asdict(done),
             "model": self.model.state_dict(),
+            "best": self.best.kept,
             "optimizer": self.optimizer.state_dict(),
             "scaler": self.fabric.strategy.precision.state_dict(),
             "order": self._epoch_order,
@@ -266,6 +298,7 @@ class Trainer:
         state = load_checkpoint(self.fabric, self.checkpoint, self.settings)
         self.model.load_state_dict(state["model"])
         self.optimizer.load_state_dict(state["optimizer"])
+        self.best.kept = state["best"]
         self.fabric.strategy.precision.load_state_dict(state["scaler"])
         self._order.set_state(state["order"])
         self._epoch_order, self._partial = state["order"], Partial(**state["partial"])
