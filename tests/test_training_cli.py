@@ -34,7 +34,11 @@ def test_train_prints_a_table_and_writes_its_files(tmp_path: Path, optimizer: st
     result = call(*SMALL, "--optimizer", optimizer, "--out", tmp_path / "run", "--json", tmp_path / "result.json")
     assert result.exit_code == 0, result.output
     assert "test error" in result.output and optimizer in result.output
-    assert sorted(path.name for path in (tmp_path / "run").iterdir()) == ["checkpoint.pt", "metrics.csv"]
+    assert sorted(path.name for path in (tmp_path / "run").iterdir()) == [
+        "checkpoint.pt",
+        "metrics.csv",
+        "metrics.jsonl",
+    ]
     record = json.loads((tmp_path / "result.json").read_text())
     assert record["settings"]["optimizer"] == optimizer and record["epochs_done"] == 2
     assert 0 < record["test_error"] < 1 and record["diverged"] is False

@@ -120,6 +120,7 @@ def test_killed_ten_times_a_run_ends_with_bitwise_the_same(tmp_path: Path, start
         "best.pt",
         "checkpoint.pt",
         "metrics.csv",
+        "metrics.jsonl",
     }
 
 

@@ -210,7 +210,7 @@ def test_metrics_file_is_the_history(task: Task, tmp_path: Path) -> None:
     read = [EpochRecord(int(r["epoch"]), int(r["step"]), *map(float, list(r.values())[2:6])) for r in rows]
     assert tuple(read) == history.records
     assert [record.step for record in read] == [38, 76, 114]
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["checkpoint.pt", "metrics.csv"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["checkpoint.pt", "metrics.csv", "metrics.jsonl"]
 
 
 def test_scores_are_means_over_examples(task: Task, monkeypatch: pytest.MonkeyPatch) -> None:

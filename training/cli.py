@@ -126,7 +126,7 @@ def train(
         str | None,
         typer.Option(
             metavar="DIR",
-            help="Folder for metrics.csv and checkpoint.pt, both brought up to date after each epoch.",
+            help="Folder for metrics.csv, metrics.jsonl and checkpoint.pt, brought up to date after each epoch.",
             show_default="runs/TASK-OPTIMIZER-lrLR-seedSEED",
         ),
     ] = None,
@@ -159,6 +159,9 @@ def train(
         str, typer.Option(help="How processes share a model: auto, ddp or ddp_find_unused_parameters_true.")
     ] = "auto",
     precision: Annotated[str, typer.Option(help="32-true, 64-true, bf16-mixed, or 16-mixed (on a GPU).")] = "32-true",
+    tensorboard: Annotated[
+        bool, typer.Option("--tensorboard", help="Write the metrics for TensorBoard, too; it must be installed.")
+    ] = False,
     json: Annotated[
         str | None,
         typer.Option(
@@ -212,6 +215,7 @@ def train(
         "devices": devices,
         "strategy": strategy,
         "precision": precision,
+        "tensorboard": tensorboard,
         "json": json,
     }
     if config is not None:

@@ -21,6 +21,7 @@ from training.penal import penalize
 from training.progress import run_progress
 from training.recipe import Init, Recipe, Rule, prepare
 from training.tasks import Task, load_task
+from training.tensorboard import TensorBoard
 from training.threads import one_thread
 from training.trainer import Trainer, make_folder
 
@@ -50,6 +51,7 @@ class TrainRequest:
     devices: int | None
     strategy: str
     precision: str
+    tensorboard: bool
     json: str | None
 
     @staticmethod
@@ -63,7 +65,7 @@ class TrainRequest:
         texts = ("optimizer", "rule", "init", "data", "out", "device", "strategy", "precision", "json")
         numbers = ("epochs", "patience", "batch_size", "accumulate", "hidden", "seed", "checkpoint_every", "devices")
         kinds: dict[str, type] = {**dict.fromkeys(texts, str), **dict.fromkeys(numbers, int)}
-        return {**kinds, "lr": float, "tau": float, "resume": bool, "overwrite": bool}
+        return {**kinds, "lr": float, "tau": float, "resume": bool, "overwrite": bool, "tensorboard": bool}
 
     @property
     def task_options(self) -> dict[str, Any]:
@@ -80,9 +82,10 @@ class TrainRequest:
         """Return which optimizer is started where."""
         return Recipe(self.optimizer, self.lr, self.init, self.rule, self.seed)
 
-    def folder(self, task: Task, recipe: Recipe) -> Path:
+    @property
+    def folder(self) -> Path:
         """Return where the files go."""
-        return Path(self.out or f"runs/{task.name}-{recipe.optimizer}-lr{recipe.rate:g}-seed{recipe.seed}")
+        return Path(self.out or f"runs/{self.task}-{self.optimizer}-lr{self.recipe().rate:g}-seed{self.seed}")
 
 
 def run_training(request: TrainRequest, console: Console) -> bool:
@@ -99,7 +102,8 @@ def run_training(request: TrainRequest, console: Console) -> bool:
         InputError: a name is unknown, a file cannot be written or read, or an unfinished run is in the way.
     """
     with one_voice():
-        fabric = make_fabric(request.device, request.devices, request.strategy, request.precision)
+        loggers = [TensorBoard(request.folder / "tensorboard")] if request.tensorboard else []
+        fabric = make_fabric(request.device, request.devices, request.strategy, request.precision, loggers)
         fabric.launch()
         task, recipe = ranks.everyone(fabric, lambda: _read(request))
         return _train(request, fabric, task, recipe, console if fabric.is_global_zero else Console(quiet=True))
@@ -111,8 +115,9 @@ def _read(request: TrainRequest) -> tuple[Task, Recipe]:
     return load_task(request.task, **request.task_options), request.recipe()
 
 
-def _prepare_files(request: TrainRequest, folder: Path) -> None:
+def _prepare_files(request: TrainRequest) -> None:
     """Fail before the work begins where files cannot be written, or must not be."""
+    folder = request.folder
     if request.json not in (None, "-"):
         ensure_writable(str(request.json))
     make_folder(folder)
@@ -122,8 +127,7 @@ def _prepare_files(request: TrainRequest, folder: Path) -> None:
 
 
 def _train(request: TrainRequest, fabric: Fabric, task: Task, recipe: Recipe, console: Console) -> bool:
-    folder = request.folder(task, recipe)
-    ranks.first(fabric, lambda: _prepare_files(request, folder))
+    ranks.first(fabric, lambda: _prepare_files(request))
     with one_thread(), run_progress(console, task) as begin:
         model, optimizer = prepare(task, recipe)
         if request.tau:
@@ -137,7 +141,7 @@ def _train(request: TrainRequest, fabric: Fabric, task: Task, recipe: Recipe, co
             batch_size=request.batch_size,
             accumulate=request.accumulate,
             seed=request.seed,
-            folder=folder,
+            folder=request.folder,
             checkpoint_every=request.checkpoint_every,
             patience=request.patience,
             settings={**request.settings, **recipe.settings()},
@@ -149,6 +153,8 @@ def _train(request: TrainRequest, fabric: Fabric, task: Task, recipe: Recipe, co
         except KeyboardInterrupt:
             history = None
         score = trainer.evaluate(task.test) if history and not history.diverged else None
+        for logger in fabric.loggers:
+            logger.finalize("success" if history else "aborted")
     if history is None:
         _say_interrupted(trainer.checkpoint, console)
         return False

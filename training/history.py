@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import csv
+import json
 import math
 import os
 from dataclasses import asdict, dataclass
+from typing import Any
 
 from pathspace.files import replacing
 
@@ -91,6 +93,26 @@ class History:
         """Return the last record, ``None`` before the first epoch has ended."""
         return self.records[-1] if self.records else None
 
+    def rows(self, metric_name: str) -> list[dict[str, Any]]:
+        """Return one row per epoch, by the names that the files have for columns.
+
+        Args:
+            metric_name: the column of the metric becomes ``valid_<metric_name>``.
+
+        Example:
+            >>> row, = History((EpochRecord(1, 38, 2.0, 1.9, 0.9, 0.1),)).rows("error")
+            >>> row["valid_error"], row["status"]
+            (0.9, 'ok')
+        """
+        rows = []
+        for record in self.records:
+            row = asdict(record)
+            row[f"valid_{metric_name}"] = row.pop("valid_metric")
+            # In the order of the record, seconds and status last.
+            row["seconds"] = row.pop("seconds")
+            rows.append({**row, "status": "ok" if record.finite else "diverged"})
+        return rows
+
     def write_csv(self, path: str | os.PathLike[str], metric_name: str) -> None:
         """Write one line per epoch; an existing file is replaced in one piece or not at all.
 
@@ -101,9 +123,24 @@ class History:
         Raises:
             InputError: the file cannot be written.
         """
+        names = ["epoch", "step", "train_loss", "valid_loss", f"valid_{metric_name}", "seconds", "status"]
         with replacing(path) as temporary, open(temporary, "w", newline="") as file:
-            writer = csv.writer(file)
-            writer.writerow(["epoch", "step", "train_loss", "valid_loss", f"valid_{metric_name}", "seconds", "status"])
-            for record in self.records:
-                # repr of a float is the shortest text that reads back as the same number.
-                writer.writerow([*asdict(record).values(), "ok" if record.finite else "diverged"])
+            # str of a float is the shortest text that reads back as the same number.
+            writer = csv.DictWriter(file, names)
+            writer.writeheader()
+            writer.writerows(self.rows(metric_name))
+
+    def write_jsonl(self, path: str | os.PathLike[str], metric_name: str) -> None:
+        """Write one JSON object per epoch and line; what is not a finite number is ``null``.
+
+        Args:
+            path: the file; an existing one is replaced in one piece or not at all.
+            metric_name: the key of the metric becomes ``valid_<metric_name>``.
+
+        Raises:
+            InputError: the file cannot be written.
+        """
+        with replacing(path) as temporary, open(temporary, "w", encoding="utf-8") as file:
+            for row in self.rows(metric_name):
+                finite = {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in row.items()}
+                file.write(json.dumps(finite) + "\n")

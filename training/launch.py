@@ -5,12 +5,13 @@ from __future__ import annotations
 import logging
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 import torch.distributed as dist
 import typer
 from lightning_fabric import Fabric
+from lightning_fabric.loggers.logger import Logger
 from lightning_fabric.utilities.exceptions import MisconfigurationException
 
 from pathspace.errors import InputError, PathspaceError
@@ -25,7 +26,11 @@ BAD_INPUT = 2
 
 
 def make_fabric(
-    device: str = "cpu", devices: int | None = None, strategy: str = "auto", precision: str = "32-true"
+    device: str = "cpu",
+    devices: int | None = None,
+    strategy: str = "auto",
+    precision: str = "32-true",
+    loggers: Sequence[Logger] = (),
 ) -> Fabric:
     """Set up device, processes and precision; ``fabric.launch()`` then starts the processes that are missing.
 
@@ -36,6 +41,7 @@ def make_fabric(
         devices: processes on this machine, one device each; ``None`` means those of ``torchrun``, or one.
         strategy: one of ``STRATEGIES``; ``"auto"`` is ``"ddp"`` for several processes.
         precision: one of ``PRECISIONS``.
+        loggers: what is told the numbers of every epoch, besides the files of the trainer.
 
     Returns:
         A Fabric that has not been launched.
@@ -78,6 +84,7 @@ def make_fabric(
             num_nodes=nodes,
             strategy="ddp" if strategy == "auto" and here * nodes > 1 else strategy,
             precision=precision,  # type: ignore[arg-type]
+            loggers=list(loggers),
         )
     except (MisconfigurationException, RuntimeError, ValueError) as error:
         count = f"{here} of the device" if here > 1 else "The device"

@@ -258,9 +258,12 @@ class Trainer:
         return self.fabric.setup_dataloaders(loader, use_distributed_sampler=False)
 
     def _write(self, history: History) -> None:
-        folder = self.folder
+        folder, name = self.folder, self.task.metric_name
         if folder is not None:
-            ranks.first(self.fabric, lambda: history.write_csv(folder / "metrics.csv", self.task.metric_name))
+            ranks.first(self.fabric, lambda: history.write_csv(folder / "metrics.csv", name))
+            ranks.first(self.fabric, lambda: history.write_jsonl(folder / "metrics.jsonl", name))
+        *_, row = history.rows(name)
+        self.fabric.log_dict({k: v for k, v in row.items() if k not in ("step", "status")}, step=row["step"])
         if self.patience is not None and self.best.offer(history, self.model.state_dict()):
             self._write_best()
         if not history.diverged:

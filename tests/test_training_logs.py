@@ -1,0 +1,95 @@
+"""Metrics of a run as CSV, as JSON lines, for Fabric's loggers and for TensorBoard: the same numbers everywhere."""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+from collections.abc import Iterator
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+import typer
+from lightning_fabric import Fabric
+from lightning_fabric.loggers import CSVLogger
+from typer.testing import CliRunner, Result
+
+import training.cli
+from pathspace.cli import OneSentenceGroup
+from training.history import EpochRecord, History
+from training.recipe import Recipe, prepare
+from training.tasks import load_task
+from training.threads import one_thread
+from training.trainer import Trainer
+
+app = typer.Typer(cls=OneSentenceGroup)
+training.cli.register(app)
+
+
+@pytest.fixture(autouse=True)
+def one_core() -> Iterator[None]:
+    with one_thread():
+        yield
+
+
+def call(*words: object) -> Result:
+    return CliRunner().invoke(app, [str(word) for word in words])
+
+
+def lines(path: Path) -> list[dict[str, object]]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def table(path: Path) -> list[dict[str, str]]:
+    with path.open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def test_csv_json_lines_and_loggers_agree(tmp_path: Path) -> None:
+    task = load_task("digits-rows", hidden=4)
+    fabric = Fabric(accelerator="cpu", devices=1, loggers=CSVLogger(tmp_path, name="logged", version="0"))
+    model, optimizer = prepare(task, Recipe("sgd"))
+    history = Trainer(task, model, optimizer, epochs=3, batch_size=300, folder=tmp_path / "run", fabric=fabric).fit()
+    fabric.logger.finalize("success")
+    rows, objects, logged = (
+        table(tmp_path / "run/metrics.csv"),
+        lines(tmp_path / "run/metrics.jsonl"),
+        table(tmp_path / "logged/0/metrics.csv"),
+    )
+    assert len(rows) == len(objects) == len(logged) == 3
+    for record, row, found, other in zip(history.records, rows, objects, logged, strict=True):
+        assert list(row) == list(found)
+        assert found["valid_error"] == record.valid_metric == float(row["valid_error"]) == float(other["valid_error"])
+        assert found["train_loss"] == record.train_loss == float(row["train_loss"]) == float(other["train_loss"])
+        assert found["step"] == record.step == int(row["step"]) == int(other["step"])
+
+
+def test_json_lines_know_no_nan(tmp_path: Path) -> None:
+    history = History((EpochRecord(1, 5, math.inf, math.nan, math.nan, 0.5),))
+    history.write_jsonl(tmp_path / "metrics.jsonl", "error")
+    history.write_csv(tmp_path / "metrics.csv", "error")
+    (found,), (row,) = lines(tmp_path / "metrics.jsonl"), table(tmp_path / "metrics.csv")
+    assert found["train_loss"] is None and found["status"] == "diverged" and found["seconds"] == 0.5
+    assert (row["train_loss"], row["valid_error"]) == ("inf", "nan")
+
+
+def test_tensorboard_is_written_or_asked_for_in_one_sentence(tmp_path: Path) -> None:
+    words = ["train", "digits-rows", "--hidden", 4, "--batch-size", 400, "--out", tmp_path, "--tensorboard"]
+    result = call(*words, "--epochs", 2)
+    if not find_spec("tensorboard"):
+        assert result.exit_code == 2 and list(tmp_path.iterdir()) == []
+        sentence = "Error: TensorBoard is not installed; run pip install tensorboard, or leave out --tensorboard."
+        assert " ".join(result.stderr.split()) == sentence
+        return
+    assert result.exit_code == 0, result.output
+    assert call(*words, "--epochs", 4, "--resume").exit_code == 0
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    events = EventAccumulator(str(tmp_path / "tensorboard"))
+    events.Reload()
+    for name in ("train_loss", "valid_error"):
+        scalars = [(event.step, event.value) for event in events.Scalars(name)]
+        wanted = [(row["step"], row[name]) for row in lines(tmp_path / "metrics.jsonl")]
+        assert [step for step, _ in scalars] == [step for step, _ in wanted] == [3, 6, 9, 12]
+        assert [value for _, value in scalars] == pytest.approx([value for _, value in wanted], rel=1e-6)
