@@ -36,6 +36,7 @@ def test_train_prints_a_table_and_writes_its_files(tmp_path: Path, optimizer: st
     assert "test error" in result.output and optimizer in result.output
     assert sorted(path.name for path in (tmp_path / "run").iterdir()) == [
         "checkpoint.pt",
+        "configuration.toml",
         "metrics.csv",
         "metrics.jsonl",
     ]

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import csv
+import json
 import multiprocessing
 import os
 import random
 import signal
 import time
+import tomllib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -119,6 +121,7 @@ def test_killed_ten_times_a_run_ends_with_bitwise_the_same(tmp_path: Path, start
     assert {path.name for path in part.iterdir() if not path.name.startswith(".")} == {
         "best.pt",
         "checkpoint.pt",
+        "configuration.toml",
         "metrics.csv",
         "metrics.jsonl",
     }
@@ -161,11 +164,32 @@ def test_configuration_sets_what_is_not_typed(tmp_path: Path) -> None:
     out = tmp_path / "run"
     result = call("train", "digits-rows", "--config", file, "--epochs", 1, "--out", out, "--json", tmp_path / "r.json")
     assert result.exit_code == 0, result.output
-    import json
-
     settings = json.loads((tmp_path / "r.json").read_text())["settings"]
     chosen = {key: settings[key] for key in ("optimizer", "lr", "epochs", "batch_size", "hidden")}
     assert chosen == {"optimizer": "sgd", "lr": 1.0, "epochs": 1, "batch_size": 600, "hidden": 4}
+
+
+def test_run_leaves_a_configuration_that_makes_the_same_run(tmp_path: Path) -> None:
+    words = ["train", "digits-rows", "--hidden", 4, "--batch-size", 300, "--optimizer", "gmomentum", "--epochs", 2]
+    assert call(*words, "--seed", 3, "--json", tmp_path / "1.json", "--out", tmp_path / "1").exit_code == 0
+    file = tmp_path / "1/configuration.toml"
+    read = tomllib.loads(file.read_text())
+    # Defaults are filled in, those of the optimizer too, and the versions are there.
+    assert (read["task"], read["lr"], read["init"], read["seed"]) == ("digits-rows", 0.01, "unit-skeleton", 3)
+    assert read["versions"]["torch"] == torch.__version__ and read["versions"]["python"].startswith("3.")
+    assert not {"out", "resume", "json"} & read.keys()
+    again = call("train", "digits-rows", "--config", file, "--json", tmp_path / "2.json", "--out", tmp_path / "2")
+    assert again.exit_code == 0, again.output
+    one, two = (json.loads((tmp_path / f"{name}.json").read_text()) for name in "12")
+    assert {key for key in one if one[key] != two[key]} == {"seconds", "files"}
+    assert (tmp_path / "2/configuration.toml").read_text() == file.read_text()
+    # A resume that is refused leaves it as it was, one that is not brings it up to date.
+    refused = call(*words, "--lr", 0.5, "--resume", "--out", tmp_path / "2")
+    assert refused.exit_code == 2 and (tmp_path / "2/configuration.toml").read_text() == file.read_text()
+    more = call("train", "digits-rows", "--config", file, "--epochs", 3, "--resume", "--out", tmp_path / "2")
+    assert more.exit_code == 0 and tomllib.loads((tmp_path / "2/configuration.toml").read_text())["epochs"] == 3
+    other = call("train", "digits-images", "--config", file, "--out", tmp_path / "3")
+    assert other.exit_code == 2 and "is one of another task than 'digits-images'" in flat(other.stderr)
 
 
 @pytest.mark.parametrize(
@@ -179,6 +203,9 @@ def test_configuration_sets_what_is_not_typed(tmp_path: Path) -> None:
         ("lr = ", "is no TOML"),
         ("optimizer = 'lion'", "There is no optimizer 'lion'"),
         ("epochs = 0", "found 0; give at least 1"),
+        ("[model]\nhidden = 3", "has an unknown key 'model'"),
+        ("lr = nan", "The learning rate is nan"),
+        ("devices = 2.0", "gives devices the value 2.0, expected a value of type int"),
         (None, "Cannot read the configuration"),
     ],
 )

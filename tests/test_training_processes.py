@@ -198,7 +198,12 @@ def test_both_launchers_end_where_one_process_does(tmp_path: Path) -> None:
             torch.testing.assert_close(model[name], weight, rtol=1e-5, atol=1e-6)
         for row, other in zip(rows, others, strict=True):
             assert [float(value) for value in other] == pytest.approx([float(value) for value in row], rel=1e-6)
-        assert {path.name for path in folder.iterdir()} == {"checkpoint.pt", "metrics.csv", "metrics.jsonl"}
+        assert {path.name for path in folder.iterdir()} == {
+            "checkpoint.pt",
+            "configuration.toml",
+            "metrics.csv",
+            "metrics.jsonl",
+        }
 
 
 def test_an_error_of_two_processes_is_one_sentence(tmp_path: Path) -> None:

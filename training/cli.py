@@ -219,9 +219,12 @@ def train(
         "json": json,
     }
     if config is not None:
+        from pathspace.errors import InputError
         from training.config import read_config
 
         read = read_config(config, TrainRequest.types())
+        if read.pop("task", task) != task:
+            raise InputError(f"The configuration '{config}' is one of another task than '{task}'; name that task.")
         sources = {name: context.get_parameter_source(name) for name in values}
         # By name, because versions of typer differ in whose enumeration this is.
         typed = {name for name, source in sources.items() if source is not None and source.name != "DEFAULT"}

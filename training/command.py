@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ from pathspace.errors import InputError
 from pathspace.files import ensure_writable, replacing
 from training import ranks
 from training.checkpoint import protect_unfinished
+from training.config import write_config
 from training.history import History, Score
 from training.launch import make_fabric, one_voice
 from training.penal import penalize
@@ -62,7 +63,7 @@ class TrainRequest:
             >>> TrainRequest.types()["lr"]
             <class 'float'>
         """
-        texts = ("optimizer", "rule", "init", "data", "out", "device", "strategy", "precision", "json")
+        texts = ("task", "optimizer", "rule", "init", "data", "out", "device", "strategy", "precision", "json")
         numbers = ("epochs", "patience", "batch_size", "accumulate", "hidden", "seed", "checkpoint_every", "devices")
         kinds: dict[str, type] = {**dict.fromkeys(texts, str), **dict.fromkeys(numbers, int)}
         return {**kinds, "lr": float, "tau": float, "resume": bool, "overwrite": bool, "tensorboard": bool}
@@ -77,6 +78,17 @@ class TrainRequest:
         """Return what the result depends on, besides the recipe; what is not used is left out."""
         chosen = {"tau": self.tau, "precision": self.precision if self.precision != "32-true" else None}
         return {**self.task_options, **{key: value for key, value in chosen.items() if value}}
+
+    def resolved(self, recipe: Recipe, processes: int) -> dict[str, Any]:
+        """Return what a configuration file must say for the same run: every default filled in, no place named.
+
+        Args:
+            recipe: that of this request.
+            processes: how many there are.
+        """
+        where = ("out", "json", "resume", "overwrite")
+        options = {key: value for key, value in asdict(self).items() if key not in where}
+        return {**options, "lr": recipe.rate, "init": recipe.init, "devices": processes}
 
     def recipe(self) -> Recipe:
         """Return which optimizer is started where."""
@@ -115,8 +127,8 @@ def _read(request: TrainRequest) -> tuple[Task, Recipe]:
     return load_task(request.task, **request.task_options), request.recipe()
 
 
-def _prepare_files(request: TrainRequest) -> None:
-    """Fail before the work begins where files cannot be written, or must not be."""
+def _prepare_files(request: TrainRequest, recipe: Recipe, processes: int) -> None:
+    """Fail before the work begins where files cannot be written, or must not be; write down what the run is."""
     folder = request.folder
     if request.json not in (None, "-"):
         ensure_writable(str(request.json))
@@ -124,10 +136,17 @@ def _prepare_files(request: TrainRequest) -> None:
     ensure_writable(folder / "metrics.csv")
     if not (request.resume or request.overwrite):
         protect_unfinished(folder / "checkpoint.pt")
+    if not request.resume:
+        # A run that may yet turn out not to fit its checkpoint leaves the file as it is.
+        _write_configuration(request, recipe, processes)
+
+
+def _write_configuration(request: TrainRequest, recipe: Recipe, processes: int) -> None:
+    write_config(request.folder / "configuration.toml", request.resolved(recipe, processes))
 
 
 def _train(request: TrainRequest, fabric: Fabric, task: Task, recipe: Recipe, console: Console) -> bool:
-    ranks.first(fabric, lambda: _prepare_files(request))
+    ranks.first(fabric, lambda: _prepare_files(request, recipe, fabric.world_size))
     with one_thread(), run_progress(console, task) as begin:
         model, optimizer = prepare(task, recipe)
         if request.tau:
@@ -152,6 +171,8 @@ def _train(request: TrainRequest, fabric: Fabric, task: Task, recipe: Recipe, co
             history = trainer.fit(resume=request.resume)
         except KeyboardInterrupt:
             history = None
+        if history:
+            ranks.first(fabric, lambda: _write_configuration(request, recipe, fabric.world_size))
         score = trainer.evaluate(task.test) if history and not history.diverged else None
         for logger in fabric.loggers:
             logger.finalize("success" if history else "aborted")

@@ -1,14 +1,22 @@
-"""Options of a run from a TOML file: checked key by key, so that a slip of the pen is one sentence."""
+"""Options of a run from a TOML file, checked key by key; and the file in which a run leaves what it was."""
 
 from __future__ import annotations
 
+import json
 import os
+import platform
 import tomllib
 from collections.abc import Mapping
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 from pathspace.errors import InputError
+from pathspace.files import replacing
+
+# What the numbers of a run may depend on.
+PACKAGES = ("pathspace", "torch", "numpy", "scipy", "scikit-learn", "lightning-fabric")
+VERSIONS = "versions"
 
 
 def read_config(path: str | os.PathLike[str], allowed: Mapping[str, type]) -> dict[str, Any]:
@@ -16,7 +24,8 @@ def read_config(path: str | os.PathLike[str], allowed: Mapping[str, type]) -> di
 
     Args:
         path: the file.
-        allowed: name of each option and the type of its value; whole numbers stand for ``float``, too.
+        allowed: name of each option and the type of its value; whole numbers stand for ``float``, too. A table
+            ``[versions]``, as :func:`write_config` leaves it, is passed over.
 
     Returns:
         The options that the file sets.
@@ -39,6 +48,8 @@ def read_config(path: str | os.PathLike[str], allowed: Mapping[str, type]) -> di
         raise InputError(f"Cannot read the configuration '{path}': {reason}; give an existing TOML file.") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise InputError(f"The configuration '{path}' is no TOML: {error}; write lines such as lr = 0.1.") from error
+    if isinstance(values.get(VERSIONS), dict):
+        del values[VERSIONS]
     options = {key.replace("-", "_"): value for key, value in values.items()}
     for key, value in options.items():
         if key not in allowed:
@@ -54,3 +65,43 @@ def read_config(path: str | os.PathLike[str], allowed: Mapping[str, type]) -> di
                 f"{kind.__name__}; correct that line."
             )
     return options
+
+
+def versions() -> dict[str, str]:
+    """Return the versions of Python and of the packages that the numbers of a run may depend on.
+
+    Example:
+        >>> sorted(versions())[:3]
+        ['lightning-fabric', 'numpy', 'pathspace']
+    """
+    found = {"python": platform.python_version()}
+    for name in PACKAGES:
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            found[name] = "not installed as a package"
+    return found
+
+
+def write_config(path: str | os.PathLike[str], options: Mapping[str, Any]) -> None:
+    """Write options as a TOML file that :func:`read_config` takes back, with a table of versions at its end.
+
+    Args:
+        path: the file; an existing one is replaced in one piece or not at all.
+        options: texts, numbers and truth values by name; ``None``, which TOML does not know, is left out.
+
+    Raises:
+        InputError: the file cannot be written.
+
+    Example:
+        >>> import tempfile
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     write_config(f"{folder}/run.toml", {"lr": 0.1, "out": None})
+        ...     read_config(f"{folder}/run.toml", {"lr": float})
+        {'lr': 0.1}
+    """
+    # Texts, finite numbers and truth values are written alike in JSON and in TOML.
+    lines = [f"{key} = {json.dumps(value)}" for key, value in options.items() if value is not None]
+    lines += ["", f"[{VERSIONS}]", *(f"{json.dumps(key)} = {json.dumps(value)}" for key, value in versions().items())]
+    with replacing(path) as temporary:
+        temporary.write_text("\n".join(lines) + "\n", encoding="utf-8")
