@@ -162,6 +162,16 @@ def train(
     tensorboard: Annotated[
         bool, typer.Option("--tensorboard", help="Write the metrics for TensorBoard, too; it must be installed.")
     ] = False,
+    diagnostics: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            metavar="STEPS",
+            help="Every so many steps, measure the efficiency of the chain, the drift of conserved quantities and the "
+            "guards of path values, into diagnostics.jsonl; their cost is shown, and training stays bitwise the same.",
+            show_default=False,
+        ),
+    ] = None,
     json: Annotated[
         str | None,
         typer.Option(
@@ -216,6 +226,7 @@ def train(
         "strategy": strategy,
         "precision": precision,
         "tensorboard": tensorboard,
+        "diagnostics": diagnostics,
         "json": json,
     }
     if config is not None:

@@ -18,6 +18,7 @@ from training.checkpoint import protect_unfinished
 from training.config import write_config
 from training.history import History, Score
 from training.launch import make_fabric, one_voice
+from training.monitor import Monitor, Watchers
 from training.penal import penalize
 from training.progress import run_progress
 from training.recipe import Init, Recipe, Rule, prepare
@@ -53,6 +54,7 @@ class TrainRequest:
     strategy: str
     precision: str
     tensorboard: bool
+    diagnostics: int | None
     json: str | None
 
     @staticmethod
@@ -64,7 +66,17 @@ class TrainRequest:
             <class 'float'>
         """
         texts = ("task", "optimizer", "rule", "init", "data", "out", "device", "strategy", "precision", "json")
-        numbers = ("epochs", "patience", "batch_size", "accumulate", "hidden", "seed", "checkpoint_every", "devices")
+        numbers = (
+            "epochs",
+            "patience",
+            "batch_size",
+            "accumulate",
+            "hidden",
+            "seed",
+            "checkpoint_every",
+            "devices",
+            "diagnostics",
+        )
         kinds: dict[str, type] = {**dict.fromkeys(texts, str), **dict.fromkeys(numbers, int)}
         return {**kinds, "lr": float, "tau": float, "resume": bool, "overwrite": bool, "tensorboard": bool}
 
@@ -149,6 +161,11 @@ def _train(request: TrainRequest, fabric: Fabric, task: Task, recipe: Recipe, co
     ranks.first(fabric, lambda: _prepare_files(request, recipe, fabric.world_size))
     with one_thread(), run_progress(console, task) as begin:
         model, optimizer = prepare(task, recipe)
+        watch, monitor = begin(recipe.optimizer), None
+        if request.diagnostics and fabric.is_global_zero:
+            path = request.folder / "diagnostics.jsonl"
+            monitor = Monitor(task, model, optimizer, every=request.diagnostics, path=path)
+            watch = Watchers(progress=watch, diagnostics=monitor)
         if request.tau:
             # The average of gradients over processes divides the penalty, too, which is a sum over examples.
             penalize(model, *task.example_inputs(), tau=request.tau * fabric.world_size)
@@ -164,7 +181,7 @@ def _train(request: TrainRequest, fabric: Fabric, task: Task, recipe: Recipe, co
             checkpoint_every=request.checkpoint_every,
             patience=request.patience,
             settings={**request.settings, **recipe.settings()},
-            watch=begin(recipe.optimizer),
+            watch=watch,
             fabric=fabric,
         )
         try:
@@ -181,12 +198,14 @@ def _train(request: TrainRequest, fabric: Fabric, task: Task, recipe: Recipe, co
         return False
     if fabric.is_global_zero:
         result = _result(trainer, history, score)
+        if monitor is not None:
+            result["diagnostics"] = {"rows": len(monitor.rows), "seconds": monitor.seconds, "notes": monitor.notes}
         if request.json == "-":
             print(json.dumps(result, indent=2))
         elif request.json:
             with replacing(request.json) as temporary:
                 temporary.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
-        console.print(_table(task, trainer, history, score))
+        console.print(_table(task, trainer, history, score, monitor))
     return True
 
 
@@ -219,7 +238,9 @@ def _result(trainer: Trainer, history: History, score: Score | None) -> dict[str
     }
 
 
-def _table(task: Task, trainer: Trainer, history: History, score: Score | None) -> Table:
+def _table(
+    task: Task, trainer: Trainer, history: History, score: Score | None, monitor: Monitor | None = None
+) -> Table:
     last, settings, shown = history.last, trainer.settings, trainer.record_of_weights(history)
     table = Table(title=f"{task.name} with {settings['optimizer']}", title_justify="left", show_header=False)
     table.add_column()
@@ -240,5 +261,9 @@ def _table(task: Task, trainer: Trainer, history: History, score: Score | None) 
                 "[red]diverged[/]",
                 f"the loss stopped being finite in epoch {last.epoch}; a smaller --lr may cure it",
             )
+    if monitor is not None and last is not None:
+        share = monitor.seconds / max(last.seconds, 1e-9)
+        cost = f"{len(monitor.rows)} rows in {monitor.seconds:.2f} s, {share:.0%} of the run; "
+        table.add_row("diagnostics", "\n".join([f"{cost}{monitor.preparation:.2f} s of preparation", *monitor.notes]))
     table.add_row("files", str(trainer.folder))
     return table

@@ -1,0 +1,239 @@
+"""Diagnostics while a model trains: measured between steps, with their cost, and without a trace in the training.
+
+Every so many steps one row says
+
+* ``efficiency``: how far the model's residual nodes point down the loss (the learnable Markov chain);
+* ``conserved_max`` and ``conserved_mean``: how far the quantities that gradient flow conserves, one per free scale,
+  have come from where they were before the first step;
+* ``sign_changes`` and ``stopped``: how many path values have changed their sign so far, and how many were stopped
+  before 0 (optimizers on path values).
+
+The measurements draw no random numbers and leave weights, gradients and buffers alone: the trained weights are bitwise
+those of a run without them. What does not apply to a model or an optimizer is ``null``, and one sentence says why.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+import pathspace as ps
+from diagnostics.chain import MarkovChain
+from diagnostics.conservation import conserved
+from pathspace.errors import InputError, PathspaceError
+from pathspace.files import replacing
+from training.penal import suspended
+from training.tasks import Task
+
+if TYPE_CHECKING:
+    from training.trainer import Tick
+
+# Validation examples that the chain is observed on: always the same, so that rows can be compared.
+OBSERVED = 256
+
+
+class Monitor:
+    """A watcher for :class:`training.trainer.Trainer` that measures every so many steps and once before the first.
+
+    Make it before the penal connection is attached, on the model as it starts.
+
+    Args:
+        task: gives the examples and the loss.
+        model: the model that is going to be trained.
+        optimizer: its optimizer.
+        every: steps from one row to the next.
+        path: rows are appended to this file, one JSON object per line; ``None`` keeps them in memory only.
+
+    Attributes:
+        rows: what was measured; of a resumed run with a file also what was before.
+        notes: one sentence for everything that does not apply.
+        seconds: time that all measurements of the run took.
+        preparation: time that it took to trace the model, before the run.
+
+    Raises:
+        InputError: ``every`` is not positive.
+
+    Example:
+        >>> from training.recipe import Recipe, prepare
+        >>> from training.tasks import load_task
+        >>> from training.trainer import Trainer
+        >>> task = load_task("digits-rows", hidden=6)
+        >>> model, optimizer = prepare(task, Recipe("gsgd"))
+        >>> monitor = Monitor(task, model, optimizer, every=20)
+        >>> _ = Trainer(task, model, optimizer, epochs=1, watch=monitor).fit()
+        >>> [row["step"] for row in monitor.rows], len(monitor.notes)
+        ([0, 20], 1)
+    """
+
+    def __init__(
+        self,
+        task: Task,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        *,
+        every: int,
+        path: str | os.PathLike[str] | None = None,
+    ) -> None:
+        if every < 1:
+            raise InputError(f"Diagnostics found a cadence of {every} steps, expected at least 1.")
+        started = time.perf_counter()
+        self.task, self.model, self.optimizer, self.every = task, model, optimizer, every
+        self.path = None if path is None else Path(path)
+        self.notes: list[str] = []
+        self._chain, self._graph = self._find_chain(), self._find_graph()
+        if not hasattr(optimizer, "guards"):
+            name = type(optimizer).__name__
+            self.notes.append(f"Guards do not apply: {name} takes its steps on weights, not on path values.")
+        self._start = conserved(self._graph) if self._graph is not None else None
+        self.preparation = time.perf_counter() - started
+        self.seconds, self._step, self._begun = 0.0, 0, False
+        self.rows = [self._measure(0, 0)]
+
+    def __call__(self, tick: Tick) -> None:
+        """Measure if it is time to; called after each step."""
+        self._step = tick.step
+        if tick.step % self.every:
+            return
+        self.rows.append(self._measure(tick.step, tick.epoch))
+        # The row before the first step is written no earlier than this: a run that cannot begin harms no file.
+        self._write(self.rows[-1:] if self._begun else self.rows)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what a resumed run needs to go on; rows are on the disk by then."""
+        if self.path is not None and self._begun:
+            with open(self.path, "rb+") as file:
+                os.fsync(file.fileno())
+        return {"step": self._step, "seconds": self.seconds, "start": self._start}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on after a checkpoint; rows that an interrupted run had measured after it are measured again.
+
+        Args:
+            state: what :meth:`state_dict` returned.
+        """
+        self._step, self.seconds, self._start = state["step"], state["seconds"], state["start"]
+        if self.path is None or not self.path.exists():
+            return
+        rows = (_parse(line) for line in self.path.read_text(encoding="utf-8").splitlines())
+        self.rows = [row for row in rows if row is not None and row["step"] <= self._step] or self.rows
+        self._begun = False
+        self._write(self.rows)
+
+    def _find_chain(self) -> MarkovChain | None:
+        try:
+            chain = MarkovChain.trace(self.model, *self.task.example_inputs())
+        except PathspaceError as error:
+            self.notes.append(f"The chain's efficiency does not apply: {error}")
+            return None
+        if not chain.nodes:
+            self.notes.append(f"The chain's efficiency does not apply: {chain.sentence()}")
+            return None
+        return chain
+
+    def _find_graph(self) -> ps.ReductionGraph | None:
+        try:
+            graph = ps.trace(self.model, *self.task.example_inputs())
+        except PathspaceError as error:
+            self.notes.append(f"Conserved quantities do not apply: {error}")
+            return None
+        if not graph.num_units:
+            self.notes.append("Conserved quantities do not apply: the model has no free scale.")
+            return None
+        return graph
+
+    def _measure(self, step: int, epoch: int) -> dict[str, Any]:
+        started = time.perf_counter()
+        row: dict[str, Any] = {"step": step, "epoch": epoch, "efficiency": None}
+        row |= dict.fromkeys(("conserved_max", "conserved_mean", "sign_changes", "stopped"))
+        if self._chain is not None:
+            row["efficiency"] = self._efficiency(self._chain)
+        if self._graph is not None and self._start is not None:
+            drift = (conserved(self._graph) - self._start).abs()
+            row |= {"conserved_max": drift.max().item(), "conserved_mean": drift.mean().item()}
+        guards: Tensor | None = getattr(self.optimizer, "guards", None)
+        if guards is not None:
+            row["sign_changes"], row["stopped"] = guards.tolist()
+        seconds = time.perf_counter() - started
+        self.seconds += seconds
+        return {**row, "seconds": seconds}
+
+    def _efficiency(self, chain: MarkovChain) -> float:
+        parameter = next(self.model.parameters())
+        inputs, targets = self.task.valid.inputs[:OBSERVED], self.task.valid.targets[:OBSERVED]
+        inputs = inputs.to(parameter.device, parameter.dtype if inputs.is_floating_point() else None)
+        training = self.model.training
+        # In evaluation mode nothing is random; there the GPU's own recurrent layers know no gradient.
+        self.model.eval()
+        try:
+            # The cosines are with the gradient of the loss, not of loss and penalty.
+            with suspended(self.model), torch.backends.cudnn.flags(enabled=False):
+                return chain.observe(self.task.loss, inputs, targets.to(parameter.device)).mean_efficiency
+        finally:
+            self.model.train(training)
+
+    def _write(self, rows: list[dict[str, Any]]) -> None:
+        if self.path is None:
+            return
+        text = "".join(json.dumps(row) + "\n" for row in rows)
+        if not self._begun:
+            with replacing(self.path) as temporary:
+                temporary.write_text(text, encoding="utf-8")
+            self._begun = True
+            return
+        try:
+            with open(self.path, "a", encoding="utf-8") as file:
+                file.write(text)
+        except OSError as error:
+            reason = (error.strerror or "unknown reason").lower()
+            raise InputError(f"Cannot write '{self.path}': {reason}; make room and resume the run.") from error
+
+
+class Watchers:
+    """Several watchers as one, whose states are kept apart by name.
+
+    Args:
+        **watchers: what is called after each step, in this order.
+
+    Example:
+        >>> Watchers(first=lambda tick: print("first", tick), second=lambda tick: print("second", tick))(1)
+        first 1
+        second 1
+    """
+
+    def __init__(self, **watchers: Callable[[Any], None]) -> None:
+        self.watchers = watchers
+
+    def __call__(self, tick: Any) -> None:
+        """Tell all of them."""
+        for watcher in self.watchers.values():
+            watcher(tick)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the states of those that have one."""
+        return {name: w.state_dict() for name, w in self.watchers.items() if hasattr(w, "state_dict")}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Hand every watcher its state; one that was not there then gets none.
+
+        Args:
+            state: what :meth:`state_dict` returned.
+        """
+        for name, watcher in self.watchers.items():
+            if name in state and hasattr(watcher, "load_state_dict"):
+                watcher.load_state_dict(state[name])
+
+
+def _parse(line: str) -> dict[str, Any] | None:
+    """Read a row; a line that a killed run left unfinished is none."""
+    try:
+        row = json.loads(line)
+    except ValueError:
+        return None
+    return row if isinstance(row, dict) and "step" in row else None
