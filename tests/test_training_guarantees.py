@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import csv
+import io
 import json
 import multiprocessing
 import os
 import random
+import resource
 import signal
+import struct
+import subprocess
+import sys
 import time
 import tomllib
+import zipfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -43,8 +49,6 @@ def flat(text: str) -> str:
 
 def run_command(words: list[str]) -> None:
     """What the script ``pathspace`` does, in a process of its own."""
-    import sys
-
     from pathspace.cli import main
 
     for stream in (1, 2):
@@ -145,6 +149,121 @@ def test_foreign_checkpoint_is_one_sentence_and_stays(tmp_path: Path, content: b
     result = call(*RUN, "sgd", "--out", tmp_path, "--resume")
     assert result.exit_code == 2 and sentence in flat(result.stderr) and "Traceback" not in result.output
     assert path.read_bytes() == before
+
+
+def test_damage_anywhere_in_a_checkpoint_is_noticed(tmp_path: Path) -> None:
+    words = [*RUN[:5], "1", "--batch-size", "600", "--optimizer", "gmomentum", "--out", tmp_path]
+    assert call(*words).exit_code == 0
+    path = tmp_path / "checkpoint.pt"
+    whole, rng = path.read_bytes(), random.Random(0)
+    # Cut off, or one bit of a tensor turned: the first record that holds one, and others at random.
+    for spoiled in (whole[:-1], whole[: len(whole) // 2], *(turned(whole, rng) for _ in range(5))):
+        path.write_bytes(spoiled)
+        result = call(*words, "--resume")
+        assert result.exit_code == 2 and "cannot be read: it is damaged or no checkpoint" in flat(result.stderr)
+        assert "Traceback" not in result.output and path.read_bytes() == spoiled
+    path.write_bytes(whole)
+    assert call(*words, "--resume").exit_code == 0
+
+
+def turned(archive: bytes, rng: random.Random) -> bytes:
+    """Turn one bit of one of the tensors of a file that torch has written."""
+    with zipfile.ZipFile(io.BytesIO(archive)) as file:
+        entry = rng.choice([entry for entry in file.infolist() if "/data/" in entry.filename and entry.file_size])
+        content = file.read(entry)
+    place = archive.index(content, entry.header_offset) + rng.randrange(len(content))
+    return archive[:place] + bytes([archive[place] ^ (1 << rng.randrange(8))]) + archive[place + 1 :]
+
+
+def run_on_a_full_disk(room: int, said: Path, words: list[str]) -> None:
+    """The command where no file may grow beyond ``room`` bytes; what it says goes to a file that is there."""
+    resource.setrlimit(resource.RLIMIT_FSIZE, (room, room))
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+    os.dup2(os.open(said, os.O_WRONLY), 2)
+    from pathspace.cli import main
+
+    sys.argv = ["pathspace", *words]
+    main()
+
+
+def test_full_disk_costs_one_sentence_and_no_file(tmp_path: Path, start: Callable[..., Any]) -> None:
+    words = [*RUN[:4], "--batch-size", "200", "--optimizer", "gmomentum"]
+    part, whole, said = tmp_path / "part", tmp_path / "whole", tmp_path / "said"
+    assert call(*words, "--epochs", 3, "--out", whole).exit_code == 0
+    assert call(*words, "--epochs", 1, "--out", part).exit_code == 0
+    before = (part / "checkpoint.pt").read_bytes()
+    said.write_bytes(b"")
+    more = [str(word) for word in (*words, "--epochs", 3, "--out", part, "--resume")]
+    # Python ignores the signal that would end the process, so that a write fails as it does on a full disk.
+    process = multiprocessing.get_context("forkserver").Process(
+        target=run_on_a_full_disk, args=(len(before) // 2, said, more)
+    )
+    process.start()
+    process.join()
+    sentence = flat(said.read_text())
+    assert process.exitcode == 2 and sentence.startswith(
+        f"Error: Cannot write '{part / 'checkpoint.pt'}': file too large"
+    )
+    assert (part / "checkpoint.pt").read_bytes() == before and "Traceback" not in sentence
+    # Nothing half is left behind, and with room again the run ends where it would have.
+    assert not [path for path in part.iterdir() if path.name.startswith(".")]
+    assert call(*more).exit_code == 0
+    one, two = (torch.load(folder / "checkpoint.pt", weights_only=True)["model"] for folder in (whole, part))
+    assert same(one, two)
+
+
+def test_standard_output_that_is_full_is_one_sentence(tmp_path: Path) -> None:
+    words = [*RUN[:4], "--epochs", "1", "--batch-size", "600", "--optimizer", "sgd", "--out", str(tmp_path / "run")]
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "pathspace", *words, "--json", "-"],
+            env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])},
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            check=False,
+        )
+    assert done.returncode == 2 and "Cannot write to standard output" in flat(done.stderr)
+    assert "Traceback" not in done.stderr and (tmp_path / "run/checkpoint.pt").exists()
+    result = call(*words, "--overwrite", "--json", "/dev/full")
+    assert result.exit_code == 2 and "'/dev/full': it is a device or a pipe" in flat(result.stderr)
+
+
+@pytest.mark.parametrize(
+    ("task", "sentence"),
+    [
+        ("mnist-28", "holds no file 'train-images-idx3-ubyte'"),
+        ("cifar10", "holds no file"),
+        ("ptb", "holds no file"),
+        ("enwik8", "holds no file"),
+        ("wmt16", "holds no file"),
+        ("catalogue", "holds no"),
+    ],
+)
+def test_empty_data_folder_is_one_sentence_before_any_file(tmp_path: Path, task: str, sentence: str) -> None:
+    (tmp_path / "data").mkdir()
+    result = call("train", task, "--data", tmp_path / "data", "--out", tmp_path / "run")
+    assert result.exit_code == 2 and sentence in flat(result.stderr), result.output
+    assert flat(result.stderr).startswith("Error:") and not (tmp_path / "run").exists()
+
+
+def test_truncated_idx_file_is_one_sentence_before_any_file(tmp_path: Path) -> None:
+    data = tmp_path / "data"
+    data.mkdir()
+    for part, count in (("train", 20), ("t10k", 10)):
+        (data / f"{part}-images-idx3-ubyte").write_bytes(
+            struct.pack(">4B3I", 0, 0, 8, 3, count, 28, 28) + bytes(count * 784)
+        )
+        (data / f"{part}-labels-idx1-ubyte").write_bytes(struct.pack(">4BI", 0, 0, 8, 1, count) + bytes(count))
+    words = ["train", "mnist-28", "--data", data, "--hidden", 4, "--optimizer", "sgd", "--epochs", 1]
+    assert call(*words, "--out", tmp_path / "sound").exit_code == 0
+    images = data / "train-images-idx3-ubyte"
+    images.write_bytes(images.read_bytes()[:-1])
+    result = call(*words, "--out", tmp_path / "run")
+    assert (
+        result.exit_code == 2 and "train-images-idx3-ubyte" in flat(result.stderr) and "idx file" in flat(result.stderr)
+    )
+    assert "Traceback" not in result.output and not (tmp_path / "run").exists()
 
 
 def test_checkpoint_of_another_run_is_refused(tmp_path: Path) -> None:

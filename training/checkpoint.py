@@ -5,6 +5,8 @@ from __future__ import annotations
 import io
 import os
 import pickle
+import zipfile
+import zlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -112,13 +114,19 @@ def protect_unfinished(path: str | os.PathLike[str]) -> None:
 def _read(path: str | os.PathLike[str]) -> dict[str, Any]:
     if not Path(path).is_file():
         raise InputError(f"There is no checkpoint '{path}' to resume from; start without --resume.")
+    damaged = f"The checkpoint '{path}' cannot be read: it is damaged or no checkpoint; start without --resume."
     try:
+        # The checksums that torch writes, and does not look at when it reads.
+        with zipfile.ZipFile(path) as archive:
+            if archive.testzip() is not None:
+                raise InputError(damaged)
         # Plain tensors and values only: a checkpoint from elsewhere must not run code.
         state = torch.load(path, map_location="cpu", weights_only=True)
-    except (OSError, EOFError, RuntimeError, ValueError, KeyError, pickle.UnpicklingError) as error:
-        raise InputError(
-            f"The checkpoint '{path}' cannot be read: it is damaged or no checkpoint; start without --resume."
-        ) from error
+    except (
+        *(OSError, EOFError, RuntimeError, ValueError, KeyError),
+        *(pickle.UnpicklingError, zipfile.BadZipFile, zlib.error),
+    ) as error:
+        raise InputError(damaged) from error
     if not isinstance(state, dict) or state.get("format") != FORMAT or not set(CONTENTS) <= state.keys():
         raise InputError(f"The file '{path}' is no checkpoint of this version of pathspace; start without --resume.")
     return state
