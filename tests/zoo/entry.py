@@ -26,6 +26,7 @@ class Entry:
         units: mode (`"train"`, `"eval"`) -> number of units counted by hand.
         modes: modes it can be captured in.
         fast: whether continuous integration runs it.
+        small: the same model with inputs on which it is quicker to run, where it takes any size.
     """
 
     name: str
@@ -35,12 +36,13 @@ class Entry:
     units: Mapping[str, int] = field(default_factory=dict)
     modes: tuple[str, ...] = ("train", "eval")
     fast: bool = False
+    small: Callable[[], tuple[Any, ...]] | None = None
 
-    def make(self, mode: str = "eval", seed: int = 0) -> Built:
+    def make(self, mode: str = "eval", seed: int = 0, small: bool = False) -> Built:
         """Build the model in a mode, reproducibly, leaving the global random state alone."""
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
-            model, *rest = self.build()
+            model, *rest = (self.small if small and self.small is not None else self.build)()
             kwargs = rest.pop() if rest and isinstance(rest[-1], dict) else {}
             return model.train(mode == "train"), tuple(rest), kwargs
 

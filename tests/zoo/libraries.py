@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import torch
@@ -47,12 +48,13 @@ def torchvision_models() -> Iterator[Entry]:
 
     for name in list_models(module=torchvision.models):
 
-        def build(name: str = name) -> tuple[Any, ...]:
+        def build(name: str = name, size: int = 299 if name == "inception_v3" else 224) -> tuple[Any, ...]:
             options = {"init_weights": False} if name in ("googlenet", "inception_v3") else {}
-            size = 299 if name == "inception_v3" else 224
             return get_model(name, weights=None, **options), torch.randn(BATCH, 3, size, size)
 
-        yield Entry(name, "torchvision", build)
+        fixed = name.startswith(("vit", "maxvit", "swin"))
+        small = None if fixed else partial(build, size=96 if name == "inception_v3" else 64)
+        yield Entry(name, "torchvision", build, small=small)
 
 
 def timm_models() -> Iterator[Entry]:

@@ -90,7 +90,7 @@ def timed(entry: Entry, mode: str, row: Row) -> None:
 
 def measured(entry: Entry, mode: str, row: Row, oracle: int) -> None:
     """Check soundness on a float64 copy with lively weights."""
-    model, args, kwargs = entry.make(mode)
+    model, args, kwargs = entry.make(mode, small=True)
     graph, runner = trace_double(spread(model), args, kwargs)
     row.rescaling = rescaled(graph, runner)
     row.balance = unbalanced(graph, runner)

@@ -166,7 +166,8 @@ class GAdam(PathOptimizer):
             rate, small = rates[g, weight.dtype]
             for w, d, m, v, f, k, s, h in groups(
                 self._scratch.plan(part, weight)[0],
-                *(weight, directions[i], mean, square, first, keep, step, self._head[i]),
+                *(weight, directions[i], mean, square),
+                *(part.spread(first), part.spread(keep), part.spread(step), self._head[i]),
             ):
                 self._move(w, d, m, v, (f, k, s, h), (*group["betas"], rate, small))
         self._write_trees(weights)

@@ -176,7 +176,7 @@ class GSGD(PathOptimizer):
                 few[1].append(grad)
                 continue
             keep, step = (None, self._tail[i]) if columns is None else columns
-            descend(part, weight, grad, keep, step, heads[i], rate, self._scratch)
+            descend(part, weight, grad, part.spread(keep), part.spread(step), heads[i], rate, self._scratch)
         for rate, (some, by) in alike.items():
             torch._foreach_add_(some, by, alpha=-rate)
         if remembers:
@@ -276,7 +276,7 @@ class GSGD(PathOptimizer):
             if columns is not None and self.param_groups[g]["momentum"]:
                 buffer = local(self.state[parameter]["momentum_buffer"])
                 moved = part.shaped(buffer)
-                moved.div_(columns[0])
+                moved.div_(part.spread(columns[0]))
                 # a buffer that was loaded may lie otherwise than its weights
                 if i in self._scattered or buffer.stride() != self._parameters[i].stride():
                     order = part.order or tuple(range(buffer.ndim))

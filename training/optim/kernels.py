@@ -84,7 +84,7 @@ def leaving(part: Part, weight: Tensor, grad: Tensor, scratch: Scratch) -> Tenso
         product = torch.mul(weight, grad, out=work)
         if part.reduced:
             total = product.sum(part.reduced)
-            return total if total.dim() == 1 else total.reshape(-1)
+            return part.gathered(total) if total.dim() == 1 else total.reshape(-1)
         return product.reshape(-1).clone() if work is not None else product.reshape(-1)
     # groups of rows are added up element by element, in memory that stays in the cache, and then once by column
     added: Tensor | None = None
@@ -95,7 +95,7 @@ def leaving(part: Part, weight: Tensor, grad: Tensor, scratch: Scratch) -> Tenso
         else:
             added[: len(w)].addcmul_(w, g)
     assert added is not None
-    return added.sum(0)
+    return part.gathered(added.sum(0))
 
 
 def descend(

@@ -1,7 +1,7 @@
 """Which numbers a step needs from every tensor, as index vectors made once.
 
 Per-unit quantities of all tensors are laid end to end, so that a step works on a few long vectors instead of a few
-short ones for every tensor: first the tails of the edges (one entry per column of a weight matrix), then the
+short ones for every tensor: first the tails of the edges (one per column of a matrix, or channel of a kernel), then the
 edges on the trees.
 """
 
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import overload
 
 import numpy as np
 import torch
@@ -27,13 +28,14 @@ class Part:
         order: dimensions by decreasing stride (channels-last weights are walked as they lie in memory), or ``None``.
         strides: the strides this was made for.
         view: shape in which the tensor is worked on: ``(rows, columns)`` where no tail depends on the row.
-        tail: ids of the tails, broadcastable to ``view``.
+        tail: ids of the tails, broadcastable to ``view`` once they are spread over the taps.
         head: ids of the heads, broadcastable to ``view``.
         reduced: dimensions of ``view`` along which ``tail`` is constant.
         tree: flat positions (in ``view``) of the edges on the trees.
         kind: ``dynamic`` where path values of chains enter, ``static`` where the factors are constant, ``plain``
             where they are all 1 (both ends at the root, or outside path space).
         offset: flat position in the whole tensor of the first number held here (0 unless it is cut into shards).
+        taps: columns that follow each other with the same tail, as the taps of a kernel do.
     """
 
     order: tuple[int, ...] | None
@@ -45,6 +47,23 @@ class Part:
     tree: Tensor
     kind: str
     offset: int = 0
+    taps: int = 1
+
+    @overload
+    def spread(self, value: Tensor) -> Tensor: ...
+
+    @overload
+    def spread(self, value: None) -> None: ...
+
+    def spread(self, value: Tensor | None) -> Tensor | None:
+        """Numbers by tail, broadcastable to ``view``."""
+        if value is None or self.taps == 1 or value.shape[1] == 1:
+            return value
+        return value.unsqueeze(2).expand(-1, -1, self.taps).reshape(1, -1)
+
+    def gathered(self, value: Tensor) -> Tensor:
+        """Numbers by column, summed over the taps."""
+        return value if self.taps == 1 else value.view(-1, self.taps).sum(1)
 
     def shaped(self, value: Tensor) -> Tensor:
         """A tensor laid out like the parameter, seen as ``view`` (a view whenever memory allows)."""
@@ -129,10 +148,13 @@ def make_part(
         outer, inner = (flat[(flat >= offset) & (flat < after * width)] - offset for flat in (outer, inner))
     tail, head = (ids if order is None else ids.permute(order) for ids in (tail, head))
     shape = whole if order is None else tuple(whole[d] for d in order)
+    taps = 1
     if len(shape) and tail.shape[0] == 1:
         # rows and columns: a row of numbers in memory has one tail each
         rest = int(np.prod(shape[1:], dtype=int))
-        tail = tail.expand(1, *shape[1:]).reshape(1, rest)
+        last = max((d + 1 for d in range(1, len(shape)) if tail.shape[d] > 1), default=1)
+        taps = max(1, int(np.prod(shape[last:], dtype=int)))
+        tail = tail.expand(1, *shape[1:last], *[1] * (len(shape) - last)).reshape(1, -1)
         across = max(head.shape[1:], default=1) > 1
         head = head.expand(-1, *shape[1:]).reshape(head.shape[0], rest) if across else head.reshape(-1, 1)
         view: tuple[int, ...] = (shape[0], rest)
@@ -145,17 +167,18 @@ def make_part(
         flat = np.ravel_multi_index([index[d] for d in order], shape) if len(flat) else flat
     place = torch.from_numpy(flat.astype(np.int64))
 
-    def at(ids: Tensor) -> np.ndarray:
+    def at(ids: Tensor, taps: int = 1) -> np.ndarray:
         index = np.unravel_index(flat, view) if len(view) else ()
+        index = (*index[:-1], index[-1] // taps) if taps > 1 else index
         chosen = tuple(torch.from_numpy(np.where(n > 1, i, 0)) for i, n in zip(index, ids.shape, strict=True))
         return (ids[chosen] if chosen else ids.reshape(1).expand(len(flat))).numpy()
 
     moves = np.arange(len(flat)) < len(inner)
-    tree_tail, tree_head = at(tail), at(head)
+    tree_tail, tree_head = at(tail, taps), at(head)
     chained = bool((torch.from_numpy(skeleton.chain)[tail.abs()] != 0).any())
     rooted = not bool((tail != 0).any()) and not bool((head != 0).any())
     kind = DYNAMIC if chained else PLAIN if rooted else STATIC
-    part = Part(order, parameter.stride(), view, tail, head, reduced, place.to(parameter.device), kind, offset)
+    part = Part(order, parameter.stride(), view, tail, head, reduced, place.to(parameter.device), kind, offset, taps)
     return part, np.where(moves, tree_head, 0), np.where(moves, tree_tail, 0), np.where(moves, tree_head, tree_tail)
 
 

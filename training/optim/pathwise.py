@@ -450,11 +450,11 @@ class PathOptimizer(Optimizer):
         for i, (part, grad) in enumerate(zip(self._layout.parts, directions, strict=True)):
             span = self._layout.spans[i]
             square = grad.double().square()
-            head, tail = self._head[i], self._tail[i]
+            head, tail = self._head[i], part.spread(self._tail[i])
             if head is not None:
                 square = square * (head.double() if not self._linear else head.double().square())
             if span is not None:
-                factor = self._factor[span[0] : span[1]].view(part.tail.shape)
+                factor = part.spread(self._factor[span[0] : span[1]].view(part.tail.shape))
                 square = square * (factor.square() if self._linear else factor)
             elif tail is not None:
                 square = square * (tail.double() if not self._linear else tail.double().square())
