@@ -16,6 +16,7 @@ from pathspace.files import ensure_writable, replacing
 from training import ranks
 from training.checkpoint import protect_unfinished
 from training.config import write_config
+from training.folder import make_folder
 from training.history import History, Score
 from training.launch import make_fabric, one_voice
 from training.monitor import Monitor, Watchers
@@ -25,7 +26,7 @@ from training.recipe import Init, Recipe, Rule, prepare
 from training.tasks import Task, load_task
 from training.tensorboard import TensorBoard
 from training.threads import one_thread
-from training.trainer import Trainer, make_folder
+from training.trainer import Trainer
 
 
 @dataclass(frozen=True)

@@ -16,13 +16,13 @@ from torch import Tensor, nn
 import pathspace as ps
 from pathspace.files import replacing
 from training.experiment import Comparison, Plan, compare
+from training.folder import make_folder
 from training.models import loop_rnn, mlp, residual_cnn, stacked_rnn
 from training.plots import draw_comparison, save_figure
 from training.progress import run_progress
 from training.results import difference_sentence, results_table, write_tables
 from training.tasks import load_task
 from training.threads import one_thread
-from training.trainer import make_folder
 
 Builder = Callable[[], tuple[nn.Module, tuple[Tensor, ...]]]
 

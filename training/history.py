@@ -1,4 +1,4 @@
-"""What a run leaves behind: one record per epoch, and the table of them."""
+"""What a run says while it goes on, and leaves behind: one record per epoch, and the table of them."""
 
 from __future__ import annotations
 
@@ -10,6 +10,25 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from pathspace.files import replacing
+
+
+@dataclass(frozen=True)
+class Tick:
+    """What a watcher is told after each step: where the run is and the latest numbers (NaN before the first).
+
+    Args:
+        step: optimizer steps done.
+        steps: optimizer steps of the whole run.
+        epoch: the epoch under way, counted from 1.
+        loss: mean loss of this epoch so far.
+        metric: metric on the validation split after the previous epoch.
+    """
+
+    step: int
+    steps: int
+    epoch: int
+    loss: float
+    metric: float
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ import os
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -29,11 +29,9 @@ from diagnostics.chain import MarkovChain
 from diagnostics.conservation import conserved
 from pathspace.errors import InputError, PathspaceError
 from pathspace.files import replacing
+from training.history import Tick
 from training.penal import suspended
 from training.tasks import Task
-
-if TYPE_CHECKING:
-    from training.trainer import Tick
 
 # Validation examples that the chain is observed on: always the same, so that rows can be compared.
 OBSERVED = 256

@@ -15,11 +15,11 @@ from rich.table import Table
 
 from pathspace.errors import InputError
 from pathspace.files import ensure_writable, replacing
+from training.folder import make_folder
 from training.intervals import Interval, t_interval
 from training.reproduce.journal import Journal, run_all
 from training.reproduce.trial import Outcome, Trial
 from training.tasks import load_task
-from training.trainer import make_folder
 
 
 @dataclass(frozen=True)

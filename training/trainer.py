@@ -6,7 +6,7 @@ import math
 import os
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +19,9 @@ from torch.utils.data import DataLoader
 from pathspace.errors import InputError, UnsupportedError
 from training import ranks
 from training.batches import Batches
-from training.checkpoint import load_checkpoint, noise_state, restore_noise, save_checkpoint, write_tensors
-from training.history import EpochRecord, History, Partial, Score
+from training.checkpoint import noise_state, restore_noise
+from training.folder import RunFolder
+from training.history import EpochRecord, History, Partial, Score, Tick
 from training.penal import suspended
 from training.stopping import BestWeights, best_record, exhausted
 from training.tasks import Split, Task
@@ -28,33 +29,14 @@ from training.tasks import Split, Task
 EVALUATION_BATCH = 1024
 
 
-@dataclass(frozen=True)
-class Tick:
-    """What a watcher is told after each step: where the run is and the latest numbers (NaN before the first).
-
-    Args:
-        step: optimizer steps done.
-        steps: optimizer steps of the whole run.
-        epoch: the epoch under way, counted from 1.
-        loss: mean loss of this epoch so far.
-        metric: metric on the validation split after the previous epoch.
-    """
-
-    step: int
-    steps: int
-    epoch: int
-    loss: float
-    metric: float
-
-
 class Trainer:
     """Train one model on one task.
 
     The order of the batches and every other random number follow from ``seed`` alone, so that two optimizers
-    with the same seed meet the same batches. With a ``folder`` every epoch ends by writing ``checkpoint.pt``
-    and ``metrics.csv``, each beside the old file and renamed; ``checkpoint_every`` writes the former inside the
-    epochs as well. On a CPU a resumed run is bitwise the run that was never interrupted. The caller's random
-    state is left alone.
+    with the same seed meet the same batches. With a ``folder`` every epoch ends by writing ``checkpoint.pt``,
+    ``metrics.csv`` and ``metrics.jsonl``, each beside the old file and renamed; ``checkpoint_every`` writes the
+    first inside the epochs as well. The loggers of ``fabric`` hear the same numbers. On a CPU a resumed run is
+    bitwise the run that was never interrupted. The caller's random state is left alone.
 
     Args:
         task: data, loss and metric.
@@ -135,7 +117,7 @@ class Trainer:
                 f"The trainer found a Fabric with {type(self.fabric.strategy).__name__}, expected one device or "
                 "DDPStrategy; use strategy='ddp'."
             )
-        self.folder = None if folder is None else ranks.first(self.fabric, lambda: make_folder(folder))
+        self._files = RunFolder(self.fabric, folder)
         self.model, self.optimizer = self.fabric.setup(model, optimizer)
         self._order = torch.Generator()
         # Where the order stood when the epoch under way began, and what of that epoch is done.
@@ -144,9 +126,14 @@ class Trainer:
         self._loader = self._load(task.train, self._batches)
 
     @property
+    def folder(self) -> Path | None:
+        """Where the files are, ``None`` for a run without files."""
+        return self._files.path
+
+    @property
     def checkpoint(self) -> Path | None:
         """The checkpoint's path, ``None`` without a folder."""
-        return None if self.folder is None else self.folder / "checkpoint.pt"
+        return self._files.checkpoint
 
     def fit(self, resume: bool = False) -> History:
         """Train to the last epoch, or until patience has run out or a loss is no longer finite.
@@ -173,7 +160,7 @@ class Trainer:
                 self._write(history)
         if self.best.kept is not None and not history.diverged:
             self.model.load_state_dict(self.best.kept["model"])
-            self._write_best()
+            self._files.write_best(self.best.kept)
         return history
 
     def record_of_weights(self, history: History) -> EpochRecord | None:
@@ -204,10 +191,7 @@ class Trainer:
                 outputs = self.model(inputs)
                 pair = torch.stack([self.task.loss(outputs, targets), self.task.metric(outputs, targets)])
                 sums += share.examples * pair.double().cpu()
-        loss, metric = (
-            torch.tensor(ranks.total(self.fabric, *sums.tolist()), dtype=torch.float64) / len(split)
-        ).tolist()
-        return Score(loss, metric)
+        return Score(*(value / len(split) for value in ranks.total(self.fabric, *sums.tolist())))
 
     def _epoch(self, history: History) -> EpochRecord:
         """Train from where the partial epoch stands to the epoch's end."""
@@ -258,22 +242,15 @@ class Trainer:
         return self.fabric.setup_dataloaders(loader, use_distributed_sampler=False)
 
     def _write(self, history: History) -> None:
-        folder, name = self.folder, self.task.metric_name
-        if folder is not None:
-            ranks.first(self.fabric, lambda: history.write_csv(folder / "metrics.csv", name))
-            ranks.first(self.fabric, lambda: history.write_jsonl(folder / "metrics.jsonl", name))
-        *_, row = history.rows(name)
+        """Tell files and loggers of an epoch that has ended."""
+        self._files.write_metrics(history, self.task.metric_name)
+        *_, row = history.rows(self.task.metric_name)
         self.fabric.log_dict({k: v for k, v in row.items() if k not in ("step", "status")}, step=row["step"])
-        if self.patience is not None and self.best.offer(history, self.model.state_dict()):
-            self._write_best()
+        if self.patience is not None and self.best.offer(history, self.model.state_dict()) and self.best.kept:
+            self._files.write_best(self.best.kept)
         if not history.diverged:
             # Otherwise the checkpoint of the last sound epoch or step stays.
             self._save(history, self._partial)
-
-    def _write_best(self) -> None:
-        folder, kept = self.folder, self.best.kept
-        if folder is not None and kept is not None:
-            ranks.first(self.fabric, lambda: write_tensors(folder / "best.pt", kept))
 
     def _save(self, history: History, done: Partial) -> None:
         if self.checkpoint is None:
@@ -293,12 +270,10 @@ class Trainer:
             "noise": ranks.gather(self.fabric, noise_state(self.fabric.device)),
             "watch": remember() if remember else None,
         }
-        save_checkpoint(self.fabric, self.checkpoint, state)
+        self._files.save(state)
 
     def _restore(self) -> History:
-        if self.checkpoint is None:
-            raise InputError("A run without a folder has no checkpoint to resume from; give it a folder.")
-        state = load_checkpoint(self.fabric, self.checkpoint, self.settings)
+        state = self._files.load(self.settings)
         self.model.load_state_dict(state["model"])
         self.optimizer.load_state_dict(state["optimizer"])
         self.best.kept = state["best"]
@@ -312,30 +287,3 @@ class Trainer:
         if recall and state["watch"] is not None:
             recall(state["watch"])
         return History(tuple(EpochRecord(**record) for record in state["records"]))
-
-
-def make_folder(folder: str | os.PathLike[str]) -> Path:
-    """Create a folder, its parents included, unless it is there already.
-
-    Args:
-        folder: the folder's path.
-
-    Returns:
-        The same path.
-
-    Raises:
-        InputError: something else is in its place, or it cannot be created.
-
-    Example:
-        >>> make_folder("/dev/null/runs")
-        Traceback (most recent call last):
-        ...
-        pathspace.errors.InputError: Cannot make the folder '/dev/null/runs': not a directory; choose another.
-    """
-    path = Path(folder)
-    try:
-        path.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        reason = (error.strerror or "unknown reason").lower()
-        raise InputError(f"Cannot make the folder '{path}': {reason}; choose another.") from error
-    return path

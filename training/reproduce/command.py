@@ -12,13 +12,13 @@ from rich.table import Table as RichTable
 
 from pathspace.errors import InputError
 from pathspace.files import ensure_writable
+from training.folder import make_folder
 from training.plots import save_png
 from training.reproduce import EXPERIMENTS, Experiment, Setting
 from training.reproduce.journal import Journal, run_all
 from training.reproduce.page import write_page
 from training.reproduce.record import Record
 from training.reproduce.trial import Outcome, Trial
-from training.trainer import make_folder
 
 PAGE = "page"
 

@@ -14,8 +14,8 @@ import torch
 
 from pathspace.errors import InputError
 from pathspace.files import replacing
+from training.folder import make_folder
 from training.reproduce.trial import Outcome, Trial, run_trial
-from training.trainer import make_folder
 
 FORMAT = 1
 
