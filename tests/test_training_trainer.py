@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from pathspace.errors import InputError
 from training.history import EpochRecord, History
-from training.recipe import OPTIMIZERS, Recipe, prepare
+from training.recipe import OPTIMIZERS, Recipe, prepare, torch_names
 from training.tasks import Task, load_task
 from training.threads import one_thread
 from training.trainer import Tick, Trainer
@@ -129,7 +129,7 @@ class Counting:
         self.losses = state["losses"]
 
 
-@pytest.mark.parametrize("optimizer", sorted(OPTIMIZERS))
+@pytest.mark.parametrize("optimizer", [*sorted(OPTIMIZERS), *torch_names()])
 @pytest.mark.parametrize("stop", [4, 41])
 def test_resuming_inside_an_epoch_is_bitwise_exact(task: Task, tmp_path: Path, optimizer: str, stop: int) -> None:
     recipe = Recipe(optimizer, seed=3)
@@ -270,6 +270,9 @@ def test_empty_runs_are_refused(task: Task, wrong: dict[str, int]) -> None:
     ("wrong", "words"),
     [
         ({"optimizer": "lion"}, "no optimizer 'lion'"),
+        ({"optimizer": "LBFGS"}, "torch's LBFGS asks for the loss several times in a step"),
+        ({"optimizer": "SparseAdam"}, "torch's SparseAdam takes sparse gradients only"),
+        ({"optimizer": "Optimizer"}, "no optimizer 'Optimizer'"),
         ({"rule": "best"}, "no skeleton rule 'best'"),
         ({"init": "zero"}, "no starting point 'zero'"),
         ({"lr": 0.0}, "learning rate is 0.0"),
@@ -279,6 +282,18 @@ def test_empty_runs_are_refused(task: Task, wrong: dict[str, int]) -> None:
 def test_wrong_recipes_are_told_in_one_sentence(wrong: dict[str, object], words: str) -> None:
     with pytest.raises(InputError, match=words):
         Recipe(**wrong)  # type: ignore[arg-type]
+
+
+def test_torch_optimizers_are_found_by_name(task: Task) -> None:
+    _, found = prepare(task, Recipe("NAdam", lr=0.004))
+    assert type(found) is torch.optim.NAdam and found.param_groups[0]["lr"] == 0.004
+    assert Recipe("RMSprop").rate == 0.01 and Recipe("RMSprop").init == "default"
+
+
+def test_model_that_torch_refuses_is_one_sentence() -> None:
+    # Muon takes matrices only, and the kernels of convolutions are none.
+    with pytest.raises(InputError, match=r"torch's Muon refuses this model \(.*\); choose another optimizer\."):
+        prepare(load_task("digits-images", hidden=4), Recipe("Muon"))
 
 
 def test_unit_skeleton_start_is_shared_by_sgd_and_gsgd(task: Task) -> None:

@@ -74,7 +74,8 @@ def train(
         typer.Option(
             "--optimizer",
             help="On the values of basis paths: gsgd, gmomentum (0.9), gadam. On weights: sgd, momentum (0.9), adam, "
-            "path-sgd (scaled by the path norm), average, rescaled, signs.",
+            "path-sgd (scaled by the path norm), average, rescaled, signs; or any of torch's by the name of its class, "
+            "such as AdamW or RMSprop.",
         ),
     ] = "gsgd",
     lr: Annotated[

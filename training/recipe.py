@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
@@ -120,6 +121,60 @@ OPTIMIZERS = {
 }
 
 
+# torch's optimizers that a step without a function that repeats the loss, or with dense gradients, cannot serve.
+UNFIT = {"LBFGS": "asks for the loss several times in a step", "SparseAdam": "takes sparse gradients only"}
+
+
+def torch_names() -> tuple[str, ...]:
+    """Return the names of the optimizers that torch brings and a trainer can use, sorted.
+
+    Example:
+        >>> "AdamW" in torch_names(), "LBFGS" in torch_names()
+        (True, False)
+    """
+    kinds = {name: kind for name, kind in vars(torch.optim).items() if isinstance(kind, type)}
+    base = torch.optim.Optimizer
+    return tuple(sorted(n for n, k in kinds.items() if issubclass(k, base) and k is not base and n not in UNFIT))
+
+
+def optimizer_kind(name: str) -> OptimizerKind:
+    """Find an optimizer by name: one of ``OPTIMIZERS``, or one of torch's by the name of its class.
+
+    Args:
+        name: what users type.
+
+    Returns:
+        The optimizer. One of torch's takes its steps on weights, with torch's own settings and learning rate.
+
+    Raises:
+        InputError: there is no such optimizer, or a trainer cannot use it.
+
+    Example:
+        >>> optimizer_kind("AdamW").lr
+        0.001
+    """
+    if name in OPTIMIZERS:
+        return OPTIMIZERS[name]
+    if name in UNFIT:
+        raise InputError(f"torch's {name} {UNFIT[name]}, which a trainer does not do; choose another optimizer.")
+    if name not in torch_names():
+        known = ", ".join((*OPTIMIZERS, *torch_names()))
+        raise InputError(f"There is no optimizer '{name}'; choose one of: {known}.")
+    kind = getattr(torch.optim, name)
+
+    def make(
+        model: nn.Module, lr: float, skeleton: Skeleton | None, example: tuple[torch.Tensor, ...]
+    ) -> torch.optim.Optimizer:
+        try:
+            return kind(model.parameters(), lr=lr)  # type: ignore[no-any-return]
+        except ValueError as error:
+            reason = " ".join(str(error).split()).rstrip(".")
+            raise InputError(f"torch's {name} refuses this model ({reason}); choose another optimizer.") from error
+
+    default = float(inspect.signature(kind).parameters["lr"].default)
+    return OptimizerKind(name, f"torch's {name} on the weights", default, "default", False, make)
+
+
 @dataclass(frozen=True)
 class Recipe:
     """How a model is started and optimised.
@@ -130,7 +185,7 @@ class Recipe:
     where G-SGD should start. It changes the initial function, so a fair rival of G-SGD starts there, too.
 
     Args:
-        optimizer: a key of ``OPTIMIZERS``.
+        optimizer: a key of ``OPTIMIZERS``, or the name of one of torch's classes, such as ``"AdamW"``.
         lr: learning rate; ``None`` takes the optimizer's own default.
         init: ``"default"`` leaves the weights as the model was made, ``"unit-skeleton"`` sets those of the
             skeleton to +-1; ``None`` takes the optimizer's own default.
@@ -152,15 +207,14 @@ class Recipe:
     seed: int = 0
 
     def __post_init__(self) -> None:
+        kind = optimizer_kind(self.optimizer)
         for what, value, known in (
-            ("optimizer", self.optimizer, tuple(OPTIMIZERS)),
             ("skeleton rule", self.rule, get_args(Rule)),
             ("starting point", self.init, (*get_args(Init), None)),
         ):
             if value not in known:
                 names = ", ".join(name for name in known if name)
                 raise InputError(f"There is no {what} '{value}'; choose one of: {names}.")
-        kind = OPTIMIZERS[self.optimizer]
         # Frozen: the defaults of the optimizer are filled in once, so that every record of a run states them.
         object.__setattr__(self, "lr", kind.lr if self.lr is None else float(self.lr))
         object.__setattr__(self, "init", self.init or kind.init)
@@ -170,12 +224,12 @@ class Recipe:
     @property
     def rate(self) -> float:
         """The learning rate, the default filled in."""
-        return self.lr if self.lr is not None else OPTIMIZERS[self.optimizer].lr
+        return self.lr if self.lr is not None else optimizer_kind(self.optimizer).lr
 
     @property
     def needs_skeleton(self) -> bool:
         """Tell whether anything in this recipe asks for the reduction graph."""
-        return OPTIMIZERS[self.optimizer].needs_skeleton or self.init == "unit-skeleton"
+        return optimizer_kind(self.optimizer).needs_skeleton or self.init == "unit-skeleton"
 
     def settings(self) -> dict[str, Any]:
         """Return the plain values that name a run of this recipe."""
@@ -225,4 +279,4 @@ def prepare(task: Task, recipe: Recipe, skeleton: Skeleton | None = None) -> tup
         skeleton = find_skeleton(task, recipe)
     if recipe.init == "unit-skeleton" and skeleton is not None:
         init_skeleton(model, skeleton)
-    return model, OPTIMIZERS[recipe.optimizer].make(model, recipe.rate, skeleton, task.example_inputs())
+    return model, optimizer_kind(recipe.optimizer).make(model, recipe.rate, skeleton, task.example_inputs())
