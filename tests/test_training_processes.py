@@ -5,8 +5,10 @@ from __future__ import annotations
 import csv
 import math
 import os
+import signal
 import subprocess
 import sys
+import time
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -233,3 +235,26 @@ def test_torchrun_and_devices_must_agree(monkeypatch: pytest.MonkeyPatch) -> Non
         monkeypatch.setenv(name, value)
     with pytest.raises(InputError, match="torchrun has started 2 processes on this machine, --devices asks for 3"):
         make_fabric(devices=3)
+
+
+def test_a_process_that_dies_takes_the_others_along_in_one_sentence(tmp_path: Path) -> None:
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    words = [*RUN, "--epochs", "2000", "--checkpoint-every", "2", "--out", str(tmp_path), "--devices", "2"]
+    command = [sys.executable, "-m", "pathspace", *words]
+    main = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+    while main.poll() is None and not (tmp_path / "checkpoint.pt").exists():
+        time.sleep(0.05)
+    children = Path(f"/proc/{main.pid}/task/{main.pid}/children").read_text().split()
+    (child,) = (number for number in children if b"pathspace" in Path(f"/proc/{number}/cmdline").read_bytes())
+    os.kill(int(child), signal.SIGKILL)
+    said = main.communicate(timeout=120)[1]
+    # Fabric, which looks after its children every few seconds, may be faster than the broken connection.
+    assert main.returncode in (2, -signal.SIGKILL)
+    assert main.returncode != 2 or " ".join(said.split()).endswith(
+        "the last checkpoint is whole: add --resume to continue."
+    )
+    assert said.count("\n") <= 1
+    state = torch.load(tmp_path / "checkpoint.pt", weights_only=True)
+    done = len(state["records"])
+    alone(*RUN, "--epochs", done + 1, "--out", tmp_path, "--resume")
+    assert len(result(tmp_path)[1]) == done + 1

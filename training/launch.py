@@ -14,7 +14,7 @@ from lightning_fabric import Fabric
 from lightning_fabric.loggers.logger import Logger
 from lightning_fabric.utilities.exceptions import MisconfigurationException
 
-from pathspace.errors import InputError, PathspaceError
+from pathspace.errors import InputError, PathspaceError, UnsupportedError
 
 # Fabric's accelerators, strategies and precisions that the trainer was written for, by the names that users type.
 DEVICES = ("cpu", "cuda", "mps", "auto")
@@ -98,7 +98,8 @@ def one_voice() -> Iterator[None]:
     """Let the first of several processes alone say what went wrong.
 
     Raises:
-        typer.Exit: in another process, in place of a ``PathspaceError`` that the first one raises, too.
+        PathspaceError: in the first process; also where another process of the run has died.
+        typer.Exit: in another process, in its place.
 
     Example:
         >>> with one_voice():
@@ -107,7 +108,14 @@ def one_voice() -> Iterator[None]:
     # RANK is set by torchrun, LOCAL_RANK also by Fabric's launcher.
     rank = int(os.environ.get("RANK") or os.environ.get("LOCAL_RANK") or 0)
     try:
-        yield
+        try:
+            yield
+        except RuntimeError as error:
+            if not _lost_connection(error):
+                raise
+            raise UnsupportedError(
+                "Another process of this run has died; the last checkpoint is whole: add --resume to continue."
+            ) from error
     except PathspaceError as error:
         if rank == 0:
             raise
@@ -116,3 +124,12 @@ def one_voice() -> Iterator[None]:
     finally:
         if dist.is_available() and dist.is_initialized():
             dist.destroy_process_group()
+
+
+def _lost_connection(error: RuntimeError) -> bool:
+    """Tell whether the processes of a run can no longer reach each other."""
+    if not (dist.is_available() and dist.is_initialized()):
+        return False
+    # Gloo has no error of its own; the words are those of its transport and of the socket.
+    words = ("Connection closed by peer", "Connection reset by peer", "Broken pipe", "gloo")
+    return isinstance(error, dist.DistError) or any(word in str(error) for word in words)
