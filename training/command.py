@@ -147,11 +147,11 @@ def _prepare_files(request: TrainRequest, recipe: Recipe, processes: int) -> Non
         ensure_writable(str(request.json))
     make_folder(folder)
     ensure_writable(folder / "metrics.csv")
+    if not (request.resume or request.overwrite):
+        protect_unfinished(folder / "checkpoint.pt")
     for half in folder.glob(".pathspace-*"):
         # What a killed run was writing; it never became one of its files.
         half.unlink(missing_ok=True)
-    if not (request.resume or request.overwrite):
-        protect_unfinished(folder / "checkpoint.pt")
     if not request.resume:
         # A run that may yet turn out not to fit its checkpoint leaves the file as it is.
         _write_configuration(request, recipe, processes)
