@@ -1,11 +1,13 @@
-"""Translation pairs from gettext message catalogues (.mo files) that the user has.
+"""Translation pairs from gettext message catalogues (.mo files): messages are short sentences of real programs.
 
-``catalogue`` is a task over the catalogues in ``--data DIR``: messages are short sentences of real programs.
+``catalogue`` is a task over the German catalogues that ship with Django, where it is installed, or over those of the
+user in ``--data DIR``.
 """
 
 from __future__ import annotations
 
 import gettext
+import importlib.util
 import re
 from pathlib import Path
 
@@ -15,6 +17,7 @@ from pathspace.errors import InputError
 from training.tasks.task import Task, register_task
 from training.tasks.translation import translation_task
 
+PACKAGE, INSIDE = "django", "**/locale/de/LC_MESSAGES/*.mo"
 HINT = "Linux systems keep German catalogues in /usr/share/locale/de/LC_MESSAGES"
 Pair = tuple[list[str], list[str]]
 
@@ -54,6 +57,37 @@ def words_of(message: str) -> list[str]:
     return re.findall(r"%[\w$.-]*\w|\w+|[^\w\s]", message.replace("_", "").lower())
 
 
+def installed() -> list[Path]:
+    """Find the German catalogues of Django, without importing it.
+
+    Raises:
+        InputError: Django is not installed, or came without catalogues.
+    """
+    spec = importlib.util.find_spec(PACKAGE)
+    folders = (spec.submodule_search_locations if spec is not None else None) or []
+    files = sorted(file for folder in folders for file in Path(folder).glob(INSIDE))
+    if not files:
+        raise InputError(
+            "Task 'catalogue' found no German catalogues: install Django's with pip install 'pathspace[translation]', "
+            f"or give --data DIR with .mo files of yours; {HINT}."
+        )
+    return files
+
+
+def given(folder: Path) -> list[Path]:
+    """List the catalogues in a folder of the user.
+
+    Raises:
+        InputError: there is no such folder, or no catalogue in it.
+    """
+    if not folder.is_dir():
+        raise InputError(f"Task 'catalogue' found no folder '{folder}', expected one with .mo files; {HINT}.")
+    files = sorted(folder.glob("*.mo"))
+    if not files:
+        raise InputError(f"The folder '{folder}' holds no .mo file; {HINT}.")
+    return files
+
+
 @register_task("catalogue")
 def catalogue(
     hidden: int = 64, layers: int = 2, longest: int = 12, limit: int = 20_000, data: str | None = None
@@ -65,24 +99,20 @@ def catalogue(
         layers: encoder layers, and decoder layers.
         longest: longer messages or translations are left out.
         limit: at most so many pairs.
-        data: folder with .mo files, all of one language.
+        data: folder with .mo files, all of one language; by default the German ones of Django.
 
     Returns:
         The task; a message is in one split only.
 
     Raises:
-        InputError: there is no folder, no catalogue in it, or too few messages.
+        InputError: there is no such folder (without one: no Django), no catalogue in it, or too few messages.
     """
-    if data is None or not Path(data).is_dir():
-        found = "none was given" if data is None else f"there is no folder '{data}'"
-        raise InputError(f"Task 'catalogue' reads .mo files of yours, and {found}: give --data DIR; {HINT}.")
-    files = sorted(Path(data).glob("*.mo"))
-    if not files:
-        raise InputError(f"The folder '{data}' holds no .mo file; {HINT}.")
+    files = installed() if data is None else given(Path(data))
     unique = {" ".join(first): (first, second) for file in files for first, second in read_catalogue(file)}
     pairs = [pair for pair in unique.values() if 0 < len(pair[0]) <= longest and 0 < len(pair[1]) < longest]
     if len(pairs) < 20:
-        raise InputError(f"The catalogues in '{data}' hold {len(pairs)} short messages, expected at least 20; {HINT}.")
+        where = data or PACKAGE
+        raise InputError(f"The catalogues in '{where}' hold {len(pairs)} short messages, expected at least 20; {HINT}.")
     order = np.random.default_rng(0).permutation(len(pairs))[:limit]
     pairs = [pairs[i] for i in order]
     tenth = len(pairs) // 10

@@ -1,8 +1,8 @@
 """``number-words``: English numerals in words, translated into German.
 
-No package that this library depends on ships a German message catalogue, so the embedded pairs are made by the two
-languages' own rules: "four hundred twenty-three" and "vierhundertdreiundzwanzig". The pairs are exact and the task is
-a real one: words merge, and units come before tens. :mod:`training.tasks.catalogue` reads catalogues that users have.
+The pairs are made by the two languages' own rules: "four hundred twenty-three" and "vierhundertdreiundzwanzig". They
+are exact, there are as many as one wants, and the task is a real one: words merge, and units come before tens.
+:mod:`training.tasks.catalogue` reads messages of programs.
 """
 
 from __future__ import annotations
