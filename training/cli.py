@@ -65,7 +65,8 @@ def train(
             help="Offline at once: digits-rows (a ReLU RNN reads 8x8 digits row by row), digits-rows-permuted, "
             "digits-pixels, digits-pixels-permuted (64 steps), digits-images, text-characters, text-masked-words, "
             "number-words (English to German), catalogue (German messages of Django, if installed). "
-            "With --data: mnist-28, mnist-98, mnist-28-permuted, mnist-98-permuted, cifar10, cifar100, ptb, ptb-characters, wikitext-2, enwik8, wmt16.",
+            "With --data: mnist-28, mnist-98, "
+            "mnist-28-permuted, mnist-98-permuted, cifar10, cifar100, ptb, ptb-characters, wikitext-2, enwik8, wmt16.",
         ),
     ],
     optimizer: Annotated[

@@ -20,9 +20,10 @@ HEAD = """# The survey
 
 Models as their libraries build them, with random weights, each in training and in evaluation mode. *Answered* means
 that every scalar is in path space, pinned or unused. *Measured* models are checked in float64, with the epsilon of
-normalisations next to 0 and dropout fixed: the outputs after a random rescaling of all units by powers of two up to
-4096, and the balance of gradients at every unit, both relative; *sound* means that both stay below 1e-8. The others are
-too large for that in reasonable time: they are answered, not measured.
+normalisations next to 0 and dropout fixed, convolutional ones of torchvision on images of 64 pixels: the outputs after
+a random rescaling of all units by powers of two up to 4096, and the balance of gradients at every unit, both relative;
+*sound* means that both stay below 1e-8. The others are too large for that in reasonable time: they are answered, not
+measured.
 
 `python -m zoo.survey` in `tests/` reruns it (`--library timm` and `--library torchvision` where these are installed);
 `python -m zoo.page` writes this page from [`data/survey.json`](data/survey.json).
