@@ -17,7 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry, sdpa_backward_flop_count, sdpa_flop_count
 
-from diagnostics.layers import main_output, unchanged
+from diagnostics.layers import differentiating, main_output, unchanged
 from diagnostics.tables import Table
 from pathspace.errors import InputError
 
@@ -218,7 +218,7 @@ def cost(
             forward = counter.products
             # the textbook keeps nothing that no derivative needs, so no operation of the backward pass is looked at
             counter.backward = True
-            with counter:
+            with differentiating(model), counter:
                 torch.autograd.grad(output, parameters, torch.ones_like(output), allow_unused=True)
         times = []
         for _ in range(repeats):

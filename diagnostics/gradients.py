@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from diagnostics.layers import Names, call, unchanged
+from diagnostics.layers import Names, call, differentiating, unchanged
 from diagnostics.tables import Table
 from pathspace.errors import InputError
 
@@ -155,7 +155,8 @@ def batch_gradient(
                 f"The loss has shape {tuple(value.shape)} and requires_grad={value.requires_grad}, expected a scalar "
                 "that depends on the parameters."
             )
-        return list(torch.autograd.grad(value, list(parameters), create_graph=create_graph, allow_unused=True))
+        with differentiating(model):
+            return list(torch.autograd.grad(value, list(parameters), create_graph=create_graph, allow_unused=True))
 
 
 def imbalance(table: Table[TensorGradient]) -> float:

@@ -17,7 +17,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves, tree_map
 
 from pathspace.capture import check_capturable, describe, first_line
-from pathspace.errors import CaptureError, InputError, InputTypeError
+from pathspace.errors import CaptureError, InputError, InputTypeError, UnsupportedError
 
 ACTIVATIONS = frozenset(
     [
@@ -54,6 +54,9 @@ ACTIVATIONS = frozenset(
 )
 Names = str | Sequence[str] | None
 Types = str | type | Sequence[str | type] | None
+
+
+_REGISTERED = frozenset(["_parameters", "_buffers", "_modules"])
 
 
 @dataclass(eq=False)
@@ -351,10 +354,23 @@ def call(model: nn.Module, inputs: Any) -> Any:
 
 
 def duplicate(model: nn.Module) -> nn.Module:
-    """A deep copy, of models too whose hooks leave results on their modules (torch's older ``weight_norm``)."""
-    left = [v for m in model.modules() for v in vars(m).values() if isinstance(v, Tensor) and not v.is_leaf]
-    # torch refuses to copy what it has computed; the hook computes it again
+    """A deep copy, of models too that keep results on their modules (torch's older ``weight_norm``, caches)."""
+    held = (value for m in model.modules() for name, value in vars(m).items() if name not in _REGISTERED)
+    left = [v for value in held for v in tree_leaves(value) if isinstance(v, Tensor) and not v.is_leaf]
+    # torch refuses to copy what it has computed
     return copy.deepcopy(model, {id(value): value.detach().clone() for value in left})
+
+
+@contextmanager
+def differentiating(model: nn.Module) -> Iterator[None]:
+    """Turn what autograd raises on the way back into one sentence."""
+    try:
+        yield
+    except (RuntimeError, NotImplementedError) as error:
+        raise UnsupportedError(
+            f"{type(model).__name__} cannot be differentiated: {first_line(error)}; a model that keeps results from one "
+            "run to the next has to drop them, and be built anew."
+        ) from error
 
 
 @contextmanager

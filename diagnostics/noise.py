@@ -16,7 +16,7 @@ from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from diagnostics.gradients import Loss, gradients
-from diagnostics.layers import call, unchanged
+from diagnostics.layers import call, differentiating, unchanged
 from pathspace.capture import first_line
 from pathspace.errors import InputError, UnsupportedError
 
@@ -207,7 +207,8 @@ def curvature(model: nn.Module, loss: Loss, inputs: Any, targets: Any, seed: int
     # the fused attention kernels have no second derivatives
     with unchanged(model), torch.enable_grad(), sdpa_kernel(SDPBackend.MATH):
         value = loss(call(model, inputs), targets)
-        slopes = torch.autograd.grad(value, parameters, create_graph=True, allow_unused=True)
+        with differentiating(model):
+            slopes = torch.autograd.grad(value, parameters, create_graph=True, allow_unused=True)
         flat = torch.cat(
             [
                 torch.zeros_like(p).reshape(-1) if g is None else g.reshape(-1)

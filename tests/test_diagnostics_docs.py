@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import io
+import json
 import re
 from pathlib import Path
 
 import pytest
 import torch
+from benchmarks import markov
+from benchmarks.markov import DATA, END, NETWORKS, PAGE, START, TAUS, render
+from torch.utils._pytree import tree_leaves
 
 DOCS = Path(__file__).parent.parent / "docs"
 BLOCK = re.compile(r"```python\n(.*?)```(?:\n\n```text\n(.*?)```)?", re.DOTALL)
@@ -26,3 +30,26 @@ def test_the_blocks_run(name: str) -> None:
             exec(compile(code, name, "exec"), space)
         if expected:
             assert printed.getvalue() == expected
+
+
+def test_the_figures_of_the_claims_are_those_of_the_run() -> None:
+    """The page is written from the committed figures; write it anew: ``python -m benchmarks.markov --page FILE``."""
+    found = json.loads(DATA.read_text())
+    text = PAGE.read_text()
+    assert text[text.index(START) + len(START) : text.index(END)] == f"\n{render(found)}\n"
+    assert found["seeds"] >= 5 and len(found["rows"]) == found["seeds"] * len(NETWORKS) * len(TAUS)
+
+
+def test_a_run_has_every_figure_that_the_page_needs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A short one, on one network; the same seed gives the same figures."""
+    monkeypatch.setattr(markov, "NETWORKS", {"MLP": NETWORKS["MLP"]})
+    monkeypatch.setattr(markov, "TAUS", (0.0, 3e-4))
+    short = markov.measure(2, 3)
+    assert short == markov.measure(2, 3)
+    for a, b in zip(*(tree_leaves(one["vectors"]) for one in (short, json.loads(DATA.read_text()))), strict=True):
+        # what is rounding is another machine's too, up to its size
+        assert a == pytest.approx(b, rel=1e-6, abs=1e-12)
+    kept = json.loads(DATA.read_text())["rows"][0]
+    row = short["rows"][0]
+    assert row.keys() == kept.keys() and row["trained"].keys() == kept["trained"].keys()
+    assert row["trained"]["lemma2"][0] == row["trained"]["lemma2"][1] > 0

@@ -227,7 +227,9 @@ def gradients(subject: Subject) -> str:
         saved = [(buffer, buffer.detach().clone()) for buffer in model.buffers()]
         with torch.random.fork_rng(devices=[]):
             output = model(**inputs) if isinstance(inputs, dict) else model(*inputs)
-            stacks.append(torch.autograd.grad(subject.loss(output), [p for _, p in named], allow_unused=True))
+            loss, wanted = subject.loss(output), [p for _, p in named]
+            # (some models keep parts of their graph from one run to the next)
+            stacks.append(torch.autograd.grad(loss, wanted, allow_unused=True, retain_graph=True))
         for buffer, value in saved:
             buffer.data.copy_(value)
     table = dx.gradients(model, subject.loss, [(subject.inputs, None), (other, None)])
@@ -689,6 +691,7 @@ def diagnose(subject: Subject, check: str) -> tuple[bool, str]:
     Raises:
         AssertionError: a number is wrong, or the model is not as it was.
     """
+    assert subject.output.numel()  # some libraries' models put hooks on themselves when they first run
     before = state(subject)
     try:
         result = True, CHECKS[check](subject)
