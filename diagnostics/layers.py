@@ -368,8 +368,8 @@ def differentiating(model: nn.Module) -> Iterator[None]:
         yield
     except (RuntimeError, NotImplementedError) as error:
         raise UnsupportedError(
-            f"{type(model).__name__} cannot be differentiated: {first_line(error)}; a model that keeps results from one "
-            "run to the next has to drop them, and be built anew."
+            f"{type(model).__name__} cannot be differentiated: {first_line(error)}; a model that keeps results from "
+            "one run to the next has to drop them, and be built anew."
         ) from error
 
 

@@ -139,7 +139,7 @@ def signal(
                 tuple(value.shape),
                 float(value.mean()),
                 float(value.var(correction=0)),
-                float((value == 0).double().mean()),
+                1 - int(value.count_nonzero()) / max(value.numel(), 1),
                 value.shape[axis] if value.dim() else 1,
                 None if lives is None else int((~lives).sum()),
                 vjp,
@@ -303,7 +303,7 @@ def expected_gain(call: Call) -> float | None:
     module, source = call.module, call.source
     if source is None:
         return None
-    source = source.detach().double()
+    source = source.detach()
     if isinstance(module, nn.Linear):
         return float(module.weight.detach().double().square().sum()) / module.in_features
     if isinstance(module, _CONVOLUTIONS):
@@ -312,10 +312,10 @@ def expected_gain(call: Call) -> float | None:
     if isinstance(module, ELEMENTWISE):
         if any(parameter.numel() > 1 for parameter in module.parameters()):
             return None
-        derivative = slope(_of_module(module))
+        source, derivative = source.double(), slope(_of_module(module))
         return gaussian_mean(lambda z: derivative(z) ** 2, float(source.var(correction=0)), float(source.mean()))
     if isinstance(module, nn.LayerNorm):
-        flat = source.flatten(source.dim() - len(module.normalized_shape))
+        flat = source.double().flatten(source.dim() - len(module.normalized_shape))
         gamma = 1.0 if module.weight is None else float(module.weight.detach().double().square().mean())
         inverse = float((1 / (flat.var(-1, correction=0) + module.eps)).mean())
         return (1 - 2 / flat.shape[-1]) * gamma * inverse
