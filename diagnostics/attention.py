@@ -160,7 +160,9 @@ class _Catch(TorchFunctionMode):
             averaged = kwargs.get("average_attn_weights", True)
             return output, weights.mean(-3) if averaged else weights
         result = func(*args, **kwargs)
-        if getattr(func, "__name__", "") == "softmax" and isinstance(result, Tensor) and result.ndim == 4:
+        softmax = getattr(func, "__name__", "") == "softmax" and isinstance(result, Tensor) and result.ndim == 4
+        # over another dimension its rows are no distributions
+        if softmax and kwargs.get("dim", args[1] if len(args) > 1 else None) in (-1, 3):
             self.found.append(result)
         return result
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from diagnostics.layers import call
+from diagnostics.layers import call, differentiating
 from diagnostics.sites import Addition, Sites
 from pathspace.errors import InputError, UnsupportedError
 
@@ -346,7 +346,8 @@ def _backward(
                     f"The loss function returned {type(loss).__name__} without a gradient; return a tensor computed "
                     "from the model's outputs."
                 )
-            gradients = torch.autograd.grad(loss.sum(), list(named.values()), allow_unused=True)
+            with differentiating(chain.model):
+                gradients = torch.autograd.grad(loss.sum(), list(named.values()), allow_unused=True)
     finally:
         with torch.no_grad():
             for buffer, value in buffers:
