@@ -52,8 +52,8 @@ def torchvision_models() -> Iterator[Entry]:
             options = {"init_weights": False} if name in ("googlenet", "inception_v3") else {}
             return get_model(name, weights=None, **options), torch.randn(BATCH, 3, size, size)
 
-        fixed = name.startswith(("vit", "maxvit", "swin"))
-        small = None if fixed else partial(build, size=96 if name == "inception_v3" else 64)
+        fixed = name.startswith(("vit", "maxvit", "swin", "inception"))
+        small = None if fixed else partial(build, size=64)
         yield Entry(name, "torchvision", build, small=small)
 
 
