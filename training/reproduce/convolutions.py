@@ -17,6 +17,7 @@ MARKOV = "Rethinking skip connection model as a learnable Markov chain"
 PATHS = "Path space for recurrent neural networks with ReLU activations"
 BATCH = 64
 RATES, ADAM_RATES = (0.01, 0.03, 0.1), (0.003, 0.01, 0.03)
+DEPTH_RATES = (0.003, 0.01, 0.03, 0.1, 0.3)
 TAUS = (3e-7, 3e-5, 3e-3)
 DEPTHS = (8, 20)
 # ResNet50 in the paper's Table 2: errors with 3e-9, 3e-8, 3e-7, 3e-6, each beside the baseline's.
@@ -108,7 +109,7 @@ def depth(setting: Setting) -> Record:
                     tau=strength,
                     options=(("hidden", 4), ("network", "resnet"), ("depth", layers)),
                 ),
-                RATES,
+                DEPTH_RATES,
             )
             for layers in depths
             for strength in (0.0, tau)

@@ -26,7 +26,7 @@ def language(setting: Setting) -> Record:
     options: tuple[tuple[str, Any], ...] = (
         (("hidden", 1550), ("data", str(setting.data))) if full else (("hidden", 32), ("layers", 4), ("limit", 1000))
     )
-    rates = (10.0, 5.0, 2.5, 1.0, 0.5, 0.1) if full else (0.03, 0.1, 0.3)
+    rates = (10.0, 5.0, 2.5, 1.0, 0.5, 0.1) if full else (0.03, 0.1, 0.3, 1.0)
     arms = [
         Arm("G-SGD", Trial(task, "gsgd", 0, 0, epochs, batch, init="unit-skeleton", options=options), rates),
         Arm("SGD", Trial(task, "sgd", 0, 0, epochs, batch, init="unit-skeleton", options=options), rates),
