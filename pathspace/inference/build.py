@@ -82,6 +82,8 @@ def _units_of(cuts: list[Tensor], classes: Tensor, solution: Solution) -> np.nda
 
 def lookup(classes: Tensor, ids: Tensor) -> Tensor:
     """Signed class of raw ids; exact zeros (unused scalars) go to the root."""
+    if ids.numel() and int(ids.min()) >= 0 and int(ids.max()) < NEUTRAL:
+        return classes[ids]
     safe = torch.where(ids == NEUTRAL, 0, ids)
     return classes[safe.abs()] * safe.sign()
 
