@@ -8,6 +8,7 @@
 from __future__ import annotations
 
 import inspect
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -82,7 +83,7 @@ class EMASGD(SGD):
         return loss
 
 
-class _PerTensor(Optimizer):
+class _PerTensor(Optimizer, ABC):
     """Optimizers that average gradients from zero and then change the direction tensor by tensor."""
 
     def __init__(self, params: Iterable[Any], lr: float | Tensor, gamma: float, maximize: bool, **more: Any) -> None:
@@ -90,8 +91,9 @@ class _PerTensor(Optimizer):
         number(type(self).__name__, "gamma", gamma, high=1.0)
         super().__init__(params, {"lr": lr, "gamma": gamma, "maximize": maximize, **more})
 
+    @abstractmethod
     def _direction(self, average: Tensor, group: dict[str, Any]) -> Tensor:
-        raise NotImplementedError
+        """What a tensor moves against, given its average gradient."""
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]
