@@ -10,31 +10,21 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
-import typer
 from lightning_fabric import Fabric
 from lightning_fabric.loggers import CSVLogger
-from typer.testing import CliRunner, Result
+from training_command import call
 
-import training.cli
-from pathspace.cli import OneSentenceGroup
 from training.history import EpochRecord, History
 from training.recipe import Recipe, prepare
 from training.tasks import load_task
 from training.threads import one_thread
 from training.trainer import Trainer
 
-app = typer.Typer(cls=OneSentenceGroup)
-training.cli.register(app)
-
 
 @pytest.fixture(autouse=True)
 def one_core() -> Iterator[None]:
     with one_thread():
         yield
-
-
-def call(*words: object) -> Result:
-    return CliRunner().invoke(app, [str(word) for word in words])
 
 
 def lines(path: Path) -> list[dict[str, object]]:

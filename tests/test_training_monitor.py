@@ -10,15 +10,12 @@ from typing import Any
 
 import pytest
 import torch
-import typer
 from torch import Tensor, nn
-from typer.testing import CliRunner, Result
+from training_command import call
 
 import pathspace as ps
-import training.cli
 from diagnostics import MarkovChain
 from diagnostics.conservation import conserved
-from pathspace.cli import OneSentenceGroup
 from pathspace.errors import InputError
 from training.monitor import OBSERVED, Monitor, Watchers
 from training.penal import penalize
@@ -27,18 +24,11 @@ from training.tasks import Task, load_task
 from training.threads import one_thread
 from training.trainer import Tick, Trainer
 
-app = typer.Typer(cls=OneSentenceGroup)
-training.cli.register(app)
-
 
 @pytest.fixture(autouse=True)
 def one_core() -> Iterator[None]:
     with one_thread():
         yield
-
-
-def call(*words: object) -> Result:
-    return CliRunner().invoke(app, [str(word) for word in words])
 
 
 def lines(path: Path) -> list[dict[str, Any]]:

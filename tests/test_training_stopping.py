@@ -9,12 +9,9 @@ from pathlib import Path
 
 import pytest
 import torch
-import typer
 from torch import Tensor, nn
-from typer.testing import CliRunner, Result
+from training_command import call
 
-import training.cli
-from pathspace.cli import OneSentenceGroup
 from pathspace.errors import InputError
 from training.history import EpochRecord, History
 from training.recipe import Recipe, prepare
@@ -23,18 +20,11 @@ from training.tasks import Task, load_task
 from training.threads import one_thread
 from training.trainer import Tick, Trainer
 
-app = typer.Typer(cls=OneSentenceGroup)
-training.cli.register(app)
-
 
 @pytest.fixture(autouse=True)
 def one_core() -> Iterator[None]:
     with one_thread():
         yield
-
-
-def call(*words: object) -> Result:
-    return CliRunner().invoke(app, [str(word) for word in words])
 
 
 def history(*metrics: float) -> History:

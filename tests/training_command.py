@@ -1,0 +1,17 @@
+"""The training commands, called within the test's own process."""
+
+from __future__ import annotations
+
+import typer
+from typer.testing import CliRunner, Result
+
+import training.cli
+from pathspace.cli import OneSentenceGroup
+
+app = typer.Typer(cls=OneSentenceGroup)
+training.cli.register(app)
+
+
+def call(*words: object) -> Result:
+    """Run one command line."""
+    return CliRunner().invoke(app, [str(word) for word in words])
