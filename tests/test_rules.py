@@ -154,3 +154,20 @@ def test_padding_apart_is_padding_within(size: int) -> None:
     assert (apart.num_units, apart.num_weights) == (within.num_units, within.num_weights)
     # on a single pixel, all but the middle of a kernel meets zeros only
     assert within.num_weights == (2 * 4 + 4 + 4 * 3 if size == 1 else 2 * 4 * 9 + 4 + 4 * 3 * 9)
+
+
+@pytest.mark.parametrize("size", [4, 30])
+def test_windows_over_padded_maps_keep_their_units(size: int) -> None:
+    class Windows(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.enter, self.inner, self.leave = nn.Linear(3, 4), nn.Linear(4, 5), nn.Linear(5, 2)
+
+        def forward(self, x: Tensor) -> Tensor:
+            h = F.pad(F.relu(self.enter(x)), (0, 0, 0, 2, 0, 2))
+            batch, height, width, channels = h.shape
+            parts = h.view(batch, height // 2, 2, width // 2, 2, channels).permute(0, 1, 3, 2, 4, 5)
+            return self.leave(F.relu(self.inner(parts.reshape(-1, 4, channels)))).mean((0, 1))
+
+    graph = ps.trace(Windows(), torch.randn(2, size, size, 3))
+    assert (graph.num_units, graph.num_weights) == (9, 3 * 4 + 4 + 4 * 5 + 5 + 5 * 2 + 2)

@@ -219,9 +219,19 @@ def _widened(ids: Tensor, padding: Sequence[int]) -> tuple[Tensor, list[int]]:
     Wide margins keep their zeros: weights may meet nothing else there.
     """
     rest, sizes = list(padding), list(ids.shape)
+    margins = {ids.dim() - 1 - i: padding[2 * i] + padding[2 * i + 1] for i in range(len(padding) // 2)}
+    # maps come with their channels before height and width, or after them
+    places = (
+        (1, 2) if ids.dim() == 4 and margins.get(1) and margins.get(2) and not margins.get(3) else range(2, ids.dim())
+    )
     for i in range(len(padding) // 2):
         dim, margin = ids.dim() - 1 - i, padding[2 * i] + padding[2 * i + 1]
-        if dim >= 2 and ids.stride(dim) == 0 and ids.shape[dim] > 4 * margin > 0 and min(rest[2 * i : 2 * i + 2]) >= 0:
+        if (
+            dim in places
+            and ids.stride(dim) == 0
+            and ids.shape[dim] > 4 * margin > 0
+            and min(rest[2 * i : 2 * i + 2]) >= 0
+        ):
             rest[2 * i : 2 * i + 2] = [0, 0]
             ids, sizes[dim] = ids.narrow(dim, 0, 1), ids.shape[dim] + margin
     return ids.expand(sizes), rest
