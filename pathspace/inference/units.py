@@ -182,6 +182,25 @@ class Use:
     head: Tensor
 
 
+def _alike(columns: Tensor) -> tuple[Tensor, Tensor]:
+    """Columns of ids without repetition and exact zeros.
+
+    Returns:
+        The different columns, and for each column which of them it is: their number where it holds an exact zero.
+    """
+    kept = (columns != NEUTRAL).all(0).nonzero().reshape(-1)
+    some = columns[:, kept]
+    number = some[0]
+    for row in some[1:] if len(some) > 1 else some:
+        # (two ids fit into one number)
+        number = torch.unique(number * 2**32 + row, return_inverse=True)[1]
+    count = int(number.max()) + 1 if len(number) else 0
+    first = torch.zeros(count, dtype=torch.int64).scatter_(0, number, torch.arange(len(number)))
+    which = torch.full((columns.shape[1],), count)
+    which[kept] = number
+    return some[:, first], which
+
+
 class Scales(Semantics):
     """The interpretation whose nodes are units: elements that must share a scale are unified."""
 
@@ -406,13 +425,12 @@ class Scales(Semantics):
         wide = [entry.expand(shape) for entry in ids]
         sizes = [n if any(entry.stride(dim) for entry in wide) else 1 for dim, n in enumerate(shape)]
         small = [entry[tuple(slice(0, n) for n in sizes)] for entry in wide]
-        out = self.equations.fresh(sizes)
-        for entry in small:
-            out = torch.where(entry == NEUTRAL, NEUTRAL, out)
-        self.equations.relate((1, out), *((-power, entry) for (power, _), entry in zip(factors, small, strict=True)))
-        kept = out != NEUTRAL
-        self._log += [(_index(entry[kept]), _index(out[kept])) for entry in small]
-        return out.expand(shape)
+        rows, which = _alike(torch.stack([entry.reshape(-1) for entry in small]))
+        out = self.equations.fresh((rows.shape[1],))
+        self.equations.relate((1, out), *((-power, row) for (power, _), row in zip(factors, rows, strict=True)))
+        self._log += [(_index(row), _index(out)) for row in rows]
+        # exact zeros stay what they are
+        return torch.cat([out, torch.tensor([NEUTRAL])])[which].reshape(sizes).expand(shape)
 
     def root(self, value: Tensor, degree: int) -> Tensor:
         """A fresh id whose multiple is the operand's scale."""
