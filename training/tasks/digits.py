@@ -18,7 +18,7 @@ from torch.nn import functional
 
 from pathspace.errors import InputError
 from training.models.rnn import ReluRNN
-from training.tasks.task import Split, Task, error_rate, register_task
+from training.tasks.task import Split, Task, error_rate, register_task, seeded
 
 TEST_SIZE, VALID_SIZE = 360, 240
 # The split belongs to the task, not to a run: it does not move with the seed of a run.
@@ -102,12 +102,6 @@ def sequence_task(name: str, what: str, parts: Sequence[Split], hidden: int, per
     train, valid, test = parts
     steps, features = train.inputs.shape[1:]
 
-    def make_model(seed: int) -> ReluRNN:
-        # The caller's random numbers stay as they were.
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(seed)
-            return ReluRNN(inputs=features, hidden=hidden, outputs=10)
-
     return Task(
         name=name,
         description=(
@@ -118,7 +112,7 @@ def sequence_task(name: str, what: str, parts: Sequence[Split], hidden: int, per
         train=train,
         valid=valid,
         test=test,
-        make_model=make_model,
+        make_model=seeded(lambda: ReluRNN(inputs=features, hidden=hidden, outputs=10)),
         loss=functional.cross_entropy,
         metric=error_rate,
         metric_name="error",

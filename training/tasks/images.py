@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-import torch
 from torch import nn
 from torch.nn import functional
 
@@ -13,7 +12,7 @@ from training.models.cifar_resnet import CifarResNet
 from training.models.recurrent_cnn import RecurrentCNN
 from training.models.residual import ResidualCNN
 from training.tasks.digits import image_splits
-from training.tasks.task import Split, Task, error_rate, register_task
+from training.tasks.task import Split, Task, error_rate, register_task, seeded
 
 # name -> (channels of the images, classes, width, depth) -> model
 NETWORKS: dict[str, Callable[[int, int, int, int], nn.Module]] = {
@@ -55,18 +54,13 @@ def image_task(
     train, valid, test = parts
     channels = train.inputs.shape[1]
 
-    def make_model(seed: int) -> nn.Module:
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(seed)
-            return NETWORKS[network](channels, classes, width, depth)
-
     return Task(
         name=name,
         description=f"{what}; {len(train)} training, {len(valid)} validation and {len(test)} test images",
         train=train,
         valid=valid,
         test=test,
-        make_model=make_model,
+        make_model=seeded(lambda: NETWORKS[network](channels, classes, width, depth)),
         loss=functional.cross_entropy,
         metric=error_rate,
         metric_name="error",

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from pathspace.errors import InputError
-from training.tasks.task import Split, Task, error_rate, register_task
+from training.tasks.task import Split, Task, error_rate, register_task, seeded
 from training.tasks.text import topics_text
 
 MASK, UNKNOWN = 0, 1
@@ -104,11 +104,6 @@ def text_masked_words(hidden: int = 32, words: int = 1000, reach: int = 3, limit
         _examples(tokens[cuts[i] : cuts[i + 1]], reach, limit if i == 0 else limit // 10) for i in range(3)
     )
 
-    def make_model(seed: int) -> MaskedWords:
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(seed)
-            return MaskedWords(len(known), hidden, 2 * reach + 1)
-
     return Task(
         name="text-masked-words",
         description=(
@@ -118,7 +113,7 @@ def text_masked_words(hidden: int = 32, words: int = 1000, reach: int = 3, limit
         train=train,
         valid=valid,
         test=test,
-        make_model=make_model,
+        make_model=seeded(lambda: MaskedWords(len(known), hidden, 2 * reach + 1)),
         loss=functional.cross_entropy,
         metric=error_rate,
         metric_name="error",

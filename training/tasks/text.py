@@ -16,7 +16,7 @@ from torch.nn import functional
 
 from pathspace.errors import InputError
 from training.models.language import StackedReluLM
-from training.tasks.task import Split, Task, register_task
+from training.tasks.task import Split, Task, register_task, seeded
 
 # Of the text, in order: training, validation, test.
 SHARES = (0.8, 0.1, 0.1)
@@ -113,11 +113,6 @@ def language_task(
     """
     train, valid, test = parts
 
-    def make_model(seed: int) -> StackedReluLM:
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(seed)
-            return StackedReluLM(vocabulary, **model)  # type: ignore[arg-type]
-
     return Task(
         name=name,
         description=(
@@ -127,7 +122,7 @@ def language_task(
         train=train,
         valid=valid,
         test=test,
-        make_model=make_model,
+        make_model=seeded(lambda: StackedReluLM(vocabulary, **model)),  # type: ignore[arg-type]
         loss=token_loss,
         metric=perplexity if words else bits,
         metric_name="perplexity" if words else "bits",

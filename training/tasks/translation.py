@@ -15,7 +15,7 @@ from torch import Tensor
 
 from pathspace.errors import InputError
 from training.models.translator import Translator
-from training.tasks.task import Split, Task, register_task
+from training.tasks.task import Split, Task, register_task, seeded
 from training.tasks.text import token_loss
 
 PAD, START, END, UNKNOWN = 0, 1, 2, 3
@@ -187,11 +187,6 @@ def translation_task(
     train, valid, test = (encode_pairs(part, vocabulary, source, target) for part in parts)
     heads = next(heads for heads in (8, 4, 2, 1) if width % heads == 0 and width // heads >= min(8, width))
 
-    def make_model(seed: int) -> Translator:
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(seed)
-            return Translator(len(vocabulary), source, width, heads, 2 * width, layers, longest=max(source, target))
-
     return Task(
         name=name,
         description=(
@@ -201,7 +196,9 @@ def translation_task(
         train=train,
         valid=valid,
         test=test,
-        make_model=make_model,
+        make_model=seeded(
+            lambda: Translator(len(vocabulary), source, width, heads, 2 * width, layers, longest=max(source, target))
+        ),
         loss=token_loss,
         metric=token_accuracy_error,
         metric_name="error",
