@@ -366,7 +366,7 @@ def differentiating(model: nn.Module) -> Iterator[None]:
     """Turn what autograd raises on the way back into one sentence."""
     try:
         yield
-    except (RuntimeError, NotImplementedError) as error:
+    except RuntimeError as error:
         raise UnsupportedError(
             f"{type(model).__name__} cannot be differentiated: {first_line(error)}; a model that keeps results from "
             "one run to the next has to drop them, and be built anew."
@@ -378,7 +378,7 @@ def in_double(model: nn.Module) -> Iterator[None]:
     """Turn what a model raises in float64, which some of torch's kernels do not know, into one sentence."""
     try:
         yield
-    except (RuntimeError, NotImplementedError, TypeError, ValueError) as error:
+    except (RuntimeError, TypeError, ValueError) as error:
         raise CaptureError(
             f"{type(model).__name__} raised {type(error).__name__} when it ran in float64, which this needs: "
             f"{first_line(error)}; choose an implementation of that operation that knows float64."

@@ -226,7 +226,7 @@ def curvature(model: nn.Module, loss: Loss, inputs: Any, targets: Any, seed: int
             direction = torch.from_numpy(np.ascontiguousarray(vector).reshape(-1)).to(flat)
             try:
                 found = torch.autograd.grad(flat, parameters, direction, retain_graph=True, allow_unused=True)
-            except (RuntimeError, NotImplementedError) as error:
+            except RuntimeError as error:
                 raise UnsupportedError(
                     f"The curvature of {type(model).__name__} cannot be computed, because an operation has no second "
                     f"derivative: {first_line(error)}."

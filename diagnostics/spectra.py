@@ -66,7 +66,7 @@ class Jacobian(LinearOperator):
             (pushed,) = torch.autograd.grad(
                 self._pulled, self._cotangent, _like(u, self.source), retain_graph=True, allow_unused=True
             )
-        except (RuntimeError, NotImplementedError) as error:
+        except RuntimeError as error:
             raise UnsupportedError(
                 f"J u cannot be computed, because an operation has no second derivative: {str(error).splitlines()[0]}"
             ) from error

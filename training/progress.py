@@ -8,13 +8,36 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TaskID,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
 
 from training.tasks import Task
 from training.trainer import Tick
 
 # A step can be shorter than a redraw; telling the bar about every one would slow training down.
 REFRESH_SECONDS = 0.1
+
+
+def counting(console: Console) -> Progress:
+    """Make bars that count what is done, and the time since the start.
+
+    Args:
+        console: where to draw.
+    """
+    return Progress(
+        TextColumn("{task.description}"),
+        BarColumn(bar_width=20),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        console=console,
+    )
 
 
 @contextmanager

@@ -10,13 +10,13 @@ from pathlib import Path
 
 import numpy as np
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from pathspace.errors import InputError
 from pathspace.files import ensure_writable, replacing
 from training.folder import make_folder
 from training.intervals import Interval, t_interval
+from training.progress import counting
 from training.reproduce.journal import Journal, run_all
 from training.reproduce.trial import Outcome, Trial
 from training.tasks import load_task
@@ -112,13 +112,7 @@ def run_sweep(
     folder = make_folder(out)
     ensure_writable(folder / "sweep.csv")
     journal = Journal(folder / "trials")
-    with Progress(
-        TextColumn("{task.description}"),
-        BarColumn(bar_width=20),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        console=console,
-    ) as progress:
+    with counting(console) as progress:
         bar = progress.add_task("runs", total=len(trials))
         outcomes = run_all(trials, journal, jobs, lambda trial, outcome: progress.advance(bar))
     rows = cells(trials, outcomes)

@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from benchmarks import models
 from diagnostics import MarkovChain
 from training import penalize
 from training.penal import penal
@@ -55,19 +56,12 @@ class Encoder(nn.Module):
         return x + self.mark(self.mlp(self.second(x)))
 
 
-class Block(nn.Module):
-    """Two convolutions with batch norm around a skip connection, ReLU after the sum."""
+class Block(models.Block):
+    """The residual block of the other benchmarks, ReLU after the sum."""
 
     def __init__(self, channels: int) -> None:
-        super().__init__()
+        super().__init__(channels)
         self.mark: Mark = unmarked
-        self.body = nn.Sequential(
-            nn.Conv2d(channels, channels, 3, padding=1, bias=False),
-            nn.BatchNorm2d(channels),
-            nn.ReLU(),
-            nn.Conv2d(channels, channels, 3, padding=1, bias=False),
-            nn.BatchNorm2d(channels),
-        )
 
     def forward(self, x: Tensor) -> Tensor:
         return torch.relu(x + self.mark(self.body(x)))

@@ -170,7 +170,8 @@ def apply(world: World, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]
     elif name in ARITHMETIC:
         result = ARITHMETIC[name](world, *args, **kwargs)
     else:
-        raise NotImplementedError(f"the path oracle has no rule for {name}")
+        # a case that needs it has to bring it: a wrong path set would make a wrong oracle
+        raise LookupError(f"the path oracle has no rule for {name}")
     return torch.utils._pytree.tree_map(lambda t: PathTensor(world, t) if isinstance(t, Tensor) else t, result)
 
 

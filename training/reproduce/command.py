@@ -7,13 +7,14 @@ from functools import partial
 from pathlib import Path
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress import Progress
 from rich.table import Table as RichTable
 
 from pathspace.errors import InputError
 from pathspace.files import ensure_writable
 from training.folder import make_folder
 from training.plots import save_png
+from training.progress import counting
 from training.reproduce import EXPERIMENTS, Experiment, Setting
 from training.reproduce.journal import Journal, run_all
 from training.reproduce.page import write_page
@@ -65,13 +66,7 @@ def run_reproduction(
         return None
     # The trials are kept apart from what is published, so that an interrupted experiment goes on where it was.
     journal = Journal(Path("runs") / "trials")
-    with Progress(
-        TextColumn("{task.description}"),
-        BarColumn(bar_width=20),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        console=console,
-    ) as progress:
+    with counting(console) as progress:
         setting = Setting(
             run=partial(_run, journal=journal, jobs=jobs, progress=progress),
             scale=scale,

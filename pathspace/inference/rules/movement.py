@@ -224,15 +224,10 @@ def _widened(ids: Tensor, padding: Sequence[int]) -> tuple[Tensor, list[int]]:
     places = (
         (1, 2) if ids.dim() == 4 and margins.get(1) and margins.get(2) and not margins.get(3) else range(2, ids.dim())
     )
-    for i in range(len(padding) // 2):
-        dim, margin = ids.dim() - 1 - i, padding[2 * i] + padding[2 * i + 1]
-        if (
-            dim in places
-            and ids.stride(dim) == 0
-            and ids.shape[dim] > 4 * margin > 0
-            and min(rest[2 * i : 2 * i + 2]) >= 0
-        ):
-            rest[2 * i : 2 * i + 2] = [0, 0]
+    for dim, margin in margins.items():
+        sides = slice(2 * (ids.dim() - 1 - dim), 2 * (ids.dim() - dim))
+        if dim in places and ids.stride(dim) == 0 and ids.shape[dim] > 4 * margin > 0 and min(rest[sides]) >= 0:
+            rest[sides] = [0, 0]
             ids, sizes[dim] = ids.narrow(dim, 0, 1), ids.shape[dim] + margin
     return ids.expand(sizes), rest
 
