@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import io
 from collections.abc import Callable
-from datetime import timedelta
+from pathlib import Path
 
 import pytest
 import torch
-import torch.distributed as dist
-import torch.multiprocessing as mp
 from oracles.networks import OpRNN
+from processes import two_processes
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
@@ -96,11 +95,7 @@ def part(rank: int, x: Tensor) -> Tensor:
     return x[4 * rank : 4 * rank + 4]
 
 
-def work(rank: int, folder: str) -> None:
-    torch.set_num_threads(1)
-    dist.init_process_group(
-        "gloo", init_method=f"file://{folder}/store", rank=rank, world_size=2, timeout=timedelta(seconds=60)
-    )
+def work(rank: int, folder: Path) -> None:
     found: dict[str, object] = {}
     for name, member in PAIRS:
         model, x, y, skeleton = setting(name)
@@ -117,7 +112,6 @@ def work(rank: int, folder: str) -> None:
         found[f"fsdp {name} {member}"] = whole(model)
     found |= notice(rank) | resume(rank) | refusals()
     torch.save(found, f"{folder}/{rank}.pt")
-    dist.destroy_process_group()
 
 
 def notice(rank: int) -> dict[str, object]:
@@ -181,7 +175,7 @@ def refusals() -> dict[str, object]:
 @pytest.fixture(scope="module")
 def results(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, object]]:
     place = tmp_path_factory.mktemp("processes")
-    mp.spawn(work, args=(str(place),), nprocs=2, join=True)
+    two_processes(work, place)
     return [torch.load(place / f"{rank}.pt", weights_only=False) for rank in (0, 1)]
 
 

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from datetime import timedelta
 from pathlib import Path
 
 import torch
-import torch.distributed as dist
-import torch.multiprocessing as mp
+from processes import two_processes
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -39,11 +37,7 @@ def setting() -> tuple[Chain, Tensor]:
     return Chain().double(), torch.randn(8, 5).double()
 
 
-def work(rank: int, folder: str) -> None:
-    torch.set_num_threads(1)
-    dist.init_process_group(
-        "gloo", init_method=f"file://{folder}/store", rank=rank, world_size=2, timeout=timedelta(seconds=60)
-    )
+def work(rank: int, folder: Path) -> None:
     for order in ("penalised first", "wrapped first"):
         model, x = setting()
         if order == "penalised first":
@@ -53,11 +47,10 @@ def work(rank: int, folder: str) -> None:
             penalize(model, x, tau=TAU, per="sample")
         wrapped(x[4 * rank : 4 * rank + 4]).square().mean().backward()
         torch.save({name: p.grad for name, p in model.named_parameters()}, f"{folder}/{order}{rank}.pt")
-    dist.destroy_process_group()
 
 
 def test_two_processes_find_the_gradient_of_one(tmp_path: Path) -> None:
-    mp.spawn(work, args=(str(tmp_path),), nprocs=2, join=True)
+    two_processes(work, tmp_path)
     model, x = setting()
     loss = model(x).square().mean()
     (loss + TAU / 2 * sum(z.square().sum() for z in model.directions) / len(x)).backward()

@@ -25,7 +25,7 @@ from pathspace.cli import OneSentenceGroup
 from pathspace.errors import InputError
 from training import ranks
 from training.history import EpochRecord, History
-from training.launch import make_fabric
+from training.launch import leave, make_fabric
 from training.penal import penalize
 from training.recipe import Recipe, prepare
 from training.tasks import Split, Task, load_task
@@ -106,6 +106,13 @@ def noisy(fabric: Fabric, folder: Path | None, stop: int = 0) -> Trainer:
 
 
 def in_two_processes(fabric: Fabric, folder: Path) -> None:
+    try:
+        one_run(fabric, folder)
+    finally:
+        leave()
+
+
+def one_run(fabric: Fabric, folder: Path) -> None:
     results = everything(fabric)
     ranks.first(fabric, lambda: torch.save(results, folder / "results.pt"))
 

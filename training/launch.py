@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import os
 import time
@@ -122,8 +123,21 @@ def one_voice() -> Iterator[None]:
         time.sleep(PATIENCE_SECONDS)
         raise typer.Exit(BAD_INPUT) from error
     finally:
-        if dist.is_available() and dist.is_initialized():
-            dist.destroy_process_group()
+        leave()
+
+
+def leave() -> None:
+    """Leave the group of processes, if this one is in any; the last thing that a run does.
+
+    The threads of a group end with the last object that holds it, such as a wrapped model. One that still has a
+    tensor to give back while the interpreter closes down aborts the process, so what nobody uses is collected first.
+
+    Example:
+        >>> leave()
+    """
+    if dist.is_available() and dist.is_initialized():
+        gc.collect()
+        dist.destroy_process_group()
 
 
 def _lost_connection(error: RuntimeError) -> bool:
