@@ -15,7 +15,6 @@ import pathspace as ps
 from benchmarks import models
 from pathspace.capture import capture
 from training import GSGD, GAdam, init_skeleton
-from training.optim.kernels import Scratch
 from training.optim.layout import Layout, Part
 
 
@@ -73,9 +72,10 @@ def analysis(name: str, threads: int) -> dict[str, Any]:
     }
 
 
-def held(optimizer: torch.optim.Optimizer) -> int:
-    """Bytes an optimizer holds beside weights, gradients and the state torch knows of."""
-    weights = {p.untyped_storage().data_ptr() for group in optimizer.param_groups for p in group["params"]}
+def held(optimizer: torch.optim.Optimizer, skeleton: ps.Skeleton) -> int:
+    """Bytes an optimizer holds beside weights, gradients, the state torch knows of and the skeleton it was given."""
+    ids = [ids for block in skeleton.graph.blocks for ids in (block.tail, block.head)]
+    given = {t.untyped_storage().data_ptr() for t in [p for g in optimizer.param_groups for p in g["params"]] + ids}
     found: dict[int, int] = {}
 
     def look(value: Any) -> None:
@@ -84,11 +84,11 @@ def held(optimizer: torch.optim.Optimizer) -> int:
         elif isinstance(value, dict | list | tuple):
             for item in value.values() if isinstance(value, dict) else value:
                 look(item)
-        elif isinstance(value, Layout | Part | Scratch):
+        elif isinstance(value, Layout | Part):
             look(vars(value))
 
     look({key: value for key, value in vars(optimizer).items() if key not in ("param_groups", "state", "skeleton")})
-    return sum(size for pointer, size in found.items() if pointer not in weights)
+    return sum(size for pointer, size in found.items() if pointer not in given)
 
 
 def training(name: str, device: str, rounds: int, threads: int) -> dict[str, Any]:
@@ -134,5 +134,5 @@ def training(name: str, device: str, rounds: int, threads: int) -> dict[str, Any
         "gsgd/sgd": whole["gsgd"] / whole["sgd"],
         "gsgd/fused": whole["gsgd"] / whole["fused"],
         "gadam/adam": whole["gadam"] / whole["adam"],
-        "held": held(optimizers["gsgd"]) / weights,
+        "held": held(optimizers["gsgd"], skeleton) / weights,
     }

@@ -145,7 +145,8 @@ class GAdam(PathOptimizer):
         self._find_ratios(self._log_gradient(weights, directions), corrections)
         self._pass()
         rates: dict[tuple[int, torch.dtype], tuple[Tensor, Tensor]] = {}
-        for i, (part, (parameter, g)) in enumerate(zip(self._layout.parts, self._owned, strict=True)):
+        described = zip(self._layout.parts, self._owned, self._groups(), strict=True)
+        for i, (part, (parameter, g), rows) in enumerate(described):
             group, weight, span, columns = self.param_groups[g], weights[i], self._layout.spans[i], self._columns[i]
             state = self.state[parameter]
             if not state:
@@ -165,7 +166,7 @@ class GAdam(PathOptimizer):
                 rates[g, weight.dtype] = rate.to(weight).reshape(()), small.to(weight).reshape(())
             rate, small = rates[g, weight.dtype]
             for w, d, m, v, f, k, s, h in groups(
-                self._scratch.plan(part, weight)[0],
+                rows,
                 *(weight, directions[i], mean, square),
                 *(part.spread(first), part.spread(keep), part.spread(step), self._head[i]),
             ):
@@ -192,7 +193,7 @@ class GAdam(PathOptimizer):
         assert weight is not None and direction is not None and mean is not None and square is not None
         first, keep, step, head = factors
         one, two, rate, small = settings
-        work, gradient = self._scratch.like(weight), direction
+        work, gradient = torch.empty_like(weight), direction
         for factor in (first, head):
             if factor is not None:
                 gradient = torch.mul(gradient, factor, out=work)

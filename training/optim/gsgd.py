@@ -159,7 +159,8 @@ class GSGD(PathOptimizer):
         self._find_ratios(gradient)
         self._pass()
         alike: dict[float, tuple[list[Tensor], list[Tensor]]] = {}
-        for i, (part, (_, g)) in enumerate(zip(self._layout.parts, self._owned, strict=True)):
+        described = zip(self._layout.parts, self._owned, self._groups(), strict=True)
+        for i, (part, (_, g), rows) in enumerate(described):
             group, weight, grad, columns = self.param_groups[g], weights[i], directions[i], self._columns[i]
             lr, decay = group["lr"], group["weight_decay"]
             rate = lr
@@ -176,7 +177,7 @@ class GSGD(PathOptimizer):
                 few[1].append(grad)
                 continue
             keep, step = (None, self._tail[i]) if columns is None else columns
-            descend(part, weight, grad, part.spread(keep), part.spread(step), heads[i], rate, self._scratch)
+            descend(weight, grad, part.spread(keep), part.spread(step), heads[i], rate, rows)
         for rate, (some, by) in alike.items():
             torch._foreach_add_(some, by, alpha=-rate)
         if remembers:
@@ -184,13 +185,13 @@ class GSGD(PathOptimizer):
         self._write_trees(weights)
         return loss
 
-    def _bound_steps(self) -> None:
+    def _bound_steps(self, step: Tensor, keep: Tensor) -> None:
         if self.max_multiplier is not None:
             for part, span in zip(self._layout.parts, self._layout.spans, strict=True):
                 if span is not None:
                     # the values before this step: the ratio is taken back
                     some = slice(*span)
-                    self._step[some].mul_(self._bounded(*self._chains(part, "tail"), self._keep[some]))
+                    step[some].mul_(self._bounded(*self._chains(part, "tail"), keep[some]))
 
     def _chains(self, part: Part, side: str) -> tuple[Tensor, Tensor | None]:
         """Chains of all tails or heads of a tensor, and where they move against them; found once."""
@@ -227,7 +228,7 @@ class GSGD(PathOptimizer):
 
     def _find_ratios(self, gradient: Tensor) -> None:
         lr, decay = self._setting("lr"), self._setting("weight_decay")
-        square = self._value.square()
+        square = self._value * self._value
         if self.max_multiplier is not None:
             # the root's stays infinite
             square.clamp_(min=1 / self.max_multiplier)

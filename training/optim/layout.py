@@ -245,6 +245,6 @@ def make_layout(
         target=put(chain[np.abs(target)].astype(np.int32)),
         signs=put(signs.astype(np.float64)) if (signs < 0).any() else None,
         source=put((chain[np.abs(source)] + len(first) * divides).astype(np.int32)),
-        first=put(first),
+        first=put(first.astype(np.int32)),
         count=len(first),
     )

@@ -25,7 +25,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from pathspace import InputError, Skeleton, UnsupportedError
-from training.optim.kernels import Scratch, leaving
+from training.optim.kernels import group_size, leaving, rows_of_group
 from training.optim.layout import DYNAMIC, PLAIN, STATIC, Layout, make_layout
 from training.optim.settings import number
 from training.optim.sharding import Whole, find_shards, local, version
@@ -122,8 +122,6 @@ class PathOptimizer(Optimizer):
                 f"{type(self).__name__} found path space spread over {', '.join(sorted(map(str, devices)))}, expected "
                 "one device; give every device a model of its own."
             )
-        if not hasattr(self, "_scratch"):
-            self._scratch = Scratch([p.numel() for p in weights])
         self._layout: Layout = make_layout(self.skeleton, weights, self._blocks, self._shards.rows)
         layout = self._layout
         group_of = {block: g for (_, g), block in zip(self._owned, self._blocks, strict=True) if block is not None}
@@ -139,12 +137,11 @@ class PathOptimizer(Optimizer):
             # how often path values changed their sign, and how often they were stopped before 0
             self._counts = torch.zeros(2, layout.count, dtype=torch.int32, device=layout.first.device)
         self._limits = torch.tensor([[0.0], [self.min_ratio]], dtype=torch.float64, device=layout.first.device)
-        self._scratch.plans.clear()
         self._allocate()
         self.resync()
 
     def _allocate(self) -> None:
-        """Vectors that every step writes into, and views of them for every tensor."""
+        """Vectors that are kept from step to step, and views of them for every tensor."""
         layout, device = self._layout, self._layout.first.device
         tails, trees = layout.tails, sum(layout.trees)
 
@@ -157,20 +154,15 @@ class PathOptimizer(Optimizer):
         self._factors = vector(2 * layout.count)
         self._both = self._factors.view(2, -1)
         self._ratio, self._inverse = self._both
-        # side by side, so that one operation reaches several: -1 for each tail and the weight on the trees (with these
-        # each entry is multiplied where it is summed by chain), the step by tail, and what is taken from the ratios
-        sizes = [tails, trees, tails, tails, trees, trees]
-        together = vector(sum(sizes))
-        minus, self._tree, self._step, self._keep, self._at_head, self._at_other = together.split(sizes)
-        minus.neg_()
-        self._coefficient = together[: tails + trees]
-        self._taken = together[2 * tails + trees :]
-        self._exact = together[tails : 3 * tails + trees]
+        # -1 for each tail, then the weight on the trees: with these, entries are multiplied where chains sum them
+        self._coefficient = vector(tails + trees).neg_()
+        self._tree = self._coefficient[tails:]
+        # what tensors need of a step, in their types: by tail the step and 1 / R, and the weights on the trees
+        sizes = [tails, tails, trees]
         dtypes = {p.dtype for p, block in zip(self._parameters, self._blocks, strict=True) if block is not None}
-        self._rounded = {
-            dtype: self._exact if dtype == torch.float64 else torch.empty_like(self._exact, dtype=dtype)
-            for dtype in dtypes
-        }
+        self._rounded = {dtype: vector(sum(sizes), dtype).split(sizes) for dtype in dtypes}
+        size = group_size(sum(p.numel() for p in self._parameters), device)
+        self._rows = [rows_of_group(part, size) for part in layout.parts]
         self._columns: list[tuple[Tensor, Tensor] | None] = []
         self._on_tree: list[Tensor | None] = []
         self._weights = [part.shaped(p.detach()) for part, p in zip(layout.parts, self._parameters, strict=True)]
@@ -183,14 +175,13 @@ class PathOptimizer(Optimizer):
         described = zip(layout.parts, self._parameters, layout.spans, layout.trees, strict=True)
         for part, parameter, span, count in described:
             rounded = self._rounded.get(parameter.dtype)
-            self._on_tree.append(rounded[position : position + count] if rounded is not None and count else None)
+            self._on_tree.append(rounded[2][position : position + count] if rounded is not None and count else None)
             position += count
             if span is None or rounded is None:
                 self._columns.append(None)
             else:
-                _, step, keep = rounded.split([trees, tails, tails])
-                sides = [v[span[0] : span[1]].view(part.tail.shape) for v in (keep, step)]
-                self._columns.append((sides[0], sides[1]))
+                step, keep = (v[span[0] : span[1]].view(part.tail.shape) for v in rounded[:2])
+                self._columns.append((keep, step))
         self._written = [
             (w.view(-1), part.tree, values)
             for i, (part, w, values) in enumerate(zip(layout.parts, self._weights, self._on_tree, strict=True))
@@ -316,11 +307,11 @@ class PathOptimizer(Optimizer):
         """``c_k`` of all chains; whatever is added to the root's does no harm."""
         layout = self._layout
         chained, trees = [], []
-        for part, weight, grad, span, count in zip(
-            layout.parts, weights, grads, layout.spans, layout.trees, strict=True
+        for part, weight, grad, span, count, rows in zip(
+            layout.parts, weights, grads, layout.spans, layout.trees, self._groups(), strict=True
         ):
             if span is not None:
-                chained.append(leaving(part, weight, grad, self._scratch))
+                chained.append(leaving(part, weight, grad, rows))
             if count:
                 trees.append(grad.take(part.tree))
         total = self._inverse.zero_()
@@ -331,6 +322,11 @@ class PathOptimizer(Optimizer):
             total.index_add_(0, layout.target, everything)
         return self._shards.sum(total)
 
+    def _groups(self) -> list[int]:
+        """Rows of every tensor that are worked on at once (0: all)."""
+        # a compiler finds groups of its own
+        return [0] * len(self._rows) if torch.compiler.is_compiling() else self._rows
+
     def _pass(self) -> None:
         """Carry out the ratios on everything that is kept by unit, and prepare what the tensors need."""
         ratio, size = self._ratio, torch.abs(self._ratio, out=self._inverse)
@@ -339,21 +335,28 @@ class PathOptimizer(Optimizer):
         torch.copysign(size.clamp_(min=self.min_ratio), ratio, out=ratio)
         self._value.mul_(ratio)
         torch.reciprocal(ratio, out=self._inverse)
-        torch.index_select(self._factors, 0, self._layout.source, out=self._taken)
+        tails, trees = self._factor.numel(), self._tree.numel()
+        taken = self._factors.index_select(0, self._layout.source)
+        keep, at_head, at_other = torch.split_with_sizes(taken, [tails, trees, trees])
         # 1 / (pre^n R): the step that comes together with the change of the tail; then 1 / (pre R)^n
-        torch.mul(self._factor, self._keep, out=self._step)
+        step = self._factor * keep
         if self._linear:
-            self._factor.copy_(self._step)
+            self._factor.copy_(step)
         else:
-            torch.mul(self._step, self._keep, out=self._factor)
-        self._bound_steps()
-        self._tree.mul_(self._at_head).mul_(self._at_other)
+            torch.mul(step, keep, out=self._factor)
+        self._bound_steps(step, keep)
+        self._tree.mul_(at_head).mul_(at_other)
         for rounded in self._rounded.values():
-            if rounded is not self._exact:
-                rounded.copy_(self._exact)
+            for exact, view in zip((step, keep, self._tree), rounded, strict=True):
+                view.copy_(exact)
 
-    def _bound_steps(self) -> None:
-        """A place for bounds on the multipliers, by tail."""
+    def _bound_steps(self, step: Tensor, keep: Tensor) -> None:
+        """A place for bounds on the multipliers.
+
+        Args:
+            step: by tail, what its edges' gradients will be multiplied by; bounded in place.
+            keep: by tail, ``1 / R``.
+        """
 
     def _write_trees(self, weights: Sequence[Tensor]) -> None:
         """Put the tree weights, which are kept in float64, into the tensors; write back where there was no view."""
