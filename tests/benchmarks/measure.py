@@ -113,19 +113,23 @@ def training(name: str, device: str, rounds: int, threads: int) -> dict[str, Any
     # one thread's own time does not grow with what else a shared processor is doing
     clock = time.process_time if device == "cpu" and threads == 1 else time.perf_counter
     wait = torch.cuda.synchronize if device == "cuda" else lambda: None
-    # in turn, each after a pass of its own, so that a drifting machine and full caches harm all alike
-    for _ in range((10 if name == "small_rnn" else 1) * rounds + 1):
+    # in turn, so that a drifting machine harms all alike; where little is computed, some steps in a row, as in
+    # training, because what another optimizer leaves in the caches would cost more than the step
+    together = 10 if name == "small_rnn" else 1
+    for turn in range(rounds + 1):
         for key, optimizer in optimizers.items():
-            start = clock()
-            copies[key].zero_grad()
-            copies[key](*inputs).square().mean().backward()
-            wait()
-            middle = clock()
-            optimizer.step()
-            wait()
-            times[key].append(clock() - middle)
-            times["backward"].append(middle - start)
-    typical = {key: statistics.median(values[1:]) for key, values in times.items()}
+            for _ in range(together):
+                start = clock()
+                copies[key].zero_grad()
+                copies[key](*inputs).square().mean().backward()
+                wait()
+                middle = clock()
+                optimizer.step()
+                wait()
+                if turn:
+                    times[key].append(clock() - middle)
+                    times["backward"].append(middle - start)
+    typical = {key: statistics.median(values) for key, values in times.items()}
     weights = sum(p.numel() * p.element_size() for p in model.parameters())
     whole = {key: typical["backward"] + typical[key] for key in optimizers}
     return {

@@ -82,7 +82,7 @@ class Layout:
     ``target`` says to which chain an entry contributes: tails first (``tails`` of them), then the edges on the trees.
     ``source`` says where in ``[R, 1 / R]`` (ratios of all chains, then their reciprocals) the factor of an entry lies:
     ``1 / R_tail`` of the tails, then ``R_head`` and at last ``1 / R_tail`` of the edges on the trees (those in ``T_in``
-    alone; the root's where a weight stays).
+    alone; the root's where a weight stays). The last are left out where all of them are the root's.
 
     Attributes:
         parts: one per tensor.
@@ -226,6 +226,8 @@ def make_layout(
         return np.concatenate([np.zeros(0, np.int64), *arrays])
 
     tail, head, other, toward = join(tails), *(join(side) for side in ends)
+    if not chain[np.abs(other)].any():
+        other = other[:0]
     source = np.concatenate([tail, head, other])
     against = np.where(source < 0, -1, 1) * sign[np.abs(source)] < 0
     divides = np.repeat([True, False, True], [len(tail), len(head), len(other)]) != against

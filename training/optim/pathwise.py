@@ -337,7 +337,7 @@ class PathOptimizer(Optimizer):
         torch.reciprocal(ratio, out=self._inverse)
         tails, trees = self._factor.numel(), self._tree.numel()
         taken = self._factors.index_select(0, self._layout.source)
-        keep, at_head, at_other = torch.split_with_sizes(taken, [tails, trees, trees])
+        keep, at_head, at_other = torch.split_with_sizes(taken, [tails, trees, taken.numel() - tails - trees])
         # 1 / (pre^n R): the step that comes together with the change of the tail; then 1 / (pre R)^n
         step = self._factor * keep
         if self._linear:
@@ -345,7 +345,9 @@ class PathOptimizer(Optimizer):
         else:
             torch.mul(step, keep, out=self._factor)
         self._bound_steps(step, keep)
-        self._tree.mul_(at_head).mul_(at_other)
+        self._tree.mul_(at_head)
+        if at_other.numel():
+            self._tree.mul_(at_other)
         for rounded in self._rounded.values():
             for exact, view in zip((step, keep, self._tree), rounded, strict=True):
                 view.copy_(exact)
