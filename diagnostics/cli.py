@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from pathspace.cli import InputOption, JsonOption, SeedOption, TargetArgument, TrainOption
+from pathspace.options import InputOption, JsonOption, SeedOption, TargetArgument, TrainOption
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -69,16 +69,17 @@ def diagnose(
     """
     from rich.console import Console
 
-    from pathspace.cli import _load, _working
     from pathspace.files import ensure_writable
+    from pathspace.target import load_target
+    from pathspace.working import working
 
     if json not in (None, "-"):
         ensure_writable(str(json))
     if plots is not None:
         for name in ("signal.png", "cosines.png", "walk.png"):
             ensure_writable(f"{plots}/{name}")
-    with _working("Loading", target) as status:
-        loaded = _load(target, inputs, seed, train)
+    with working("Loading", target) as status:
+        loaded = load_target(target, inputs or (), seed=seed, train=train)
         status("Following signals")
         from diagnostics.chain import MarkovChain
         from diagnostics.signal import signal

@@ -5,147 +5,34 @@ Torch and the analysis are imported inside the commands, so that ``pathspace --h
 
 from __future__ import annotations
 
-import contextlib
-import errno
-import io
-import logging
-import os
-import re
 import sys
 import traceback
-from collections.abc import Callable, Iterator, Sequence
-from contextvars import ContextVar
+from collections.abc import Sequence
 from enum import StrEnum
 from importlib.metadata import entry_points, version
-from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+from typing import Annotated, Any, NoReturn
 
 import typer
 from rich import box
-from rich.console import Console, RenderableType
+from rich.console import Console
 from rich.markup import escape
-from rich.progress_bar import ProgressBar
 from rich.table import Table
-from typer.core import TyperGroup
 
-from pathspace.errors import CaptureError, PathspaceError
+from pathspace.one_sentence import FAILED, OneSentenceGroup, guarded, say
+from pathspace.options import (
+    InputOption,
+    JsonOption,
+    NormEps,
+    NormEpsOption,
+    Rule,
+    RuleOption,
+    SeedOption,
+    TargetArgument,
+    TrainOption,
+)
+from pathspace.working import working
 
-if TYPE_CHECKING:
-    from pathspace.target import Target
-
-FAILED, BAD_INPUT, INTERRUPTED = 1, 2, 130
 _GROUP = "pathspace.commands"
-_debug: ContextVar[bool] = ContextVar("debug", default=False)
-
-
-class Rule(StrEnum):
-    """How the skeleton chooses its trees."""
-
-    modulo = "modulo"
-    magnitude = "magnitude"
-    random = "random"
-
-
-class NormEps(StrEnum):
-    """What a positive epsilon of a normalisation layer does to the scale of its input."""
-
-    ignore = "ignore"
-    respect = "respect"
-
-
-class OneSentenceGroup(TyperGroup):
-    """A command group in which every failure is one sentence on standard error."""
-
-    def main(  # type: ignore[override]
-        self,
-        args: Sequence[str] | None = None,
-        prog_name: str | None = None,
-        standalone_mode: bool = True,
-        **extra: Any,
-    ) -> Any:
-        """Run the command line and exit; ``--debug`` is understood at any place before ``--``."""
-        given = list(sys.argv[1:] if args is None else args)
-        end = given.index("--") if "--" in given else len(given)
-        debug = "--debug" in given[:end]
-        given = [word for word in given[:end] if word != "--debug"] + given[end:]
-
-        def run() -> int:
-            code = super(OneSentenceGroup, self).main(given, prog_name, standalone_mode=False, **extra)
-            sys.stdout.flush()
-            return code if isinstance(code, int) else 0
-
-        token = _debug.set(debug)
-        try:
-            code = guarded(run, debug=debug)
-        finally:
-            _debug.reset(token)
-        if standalone_mode:
-            sys.exit(code)
-        return code
-
-    def invoke(self, ctx: Any) -> Any:
-        """Run one command; an interrupt is kept from typer, which would end without a word."""
-        try:
-            return super().invoke(ctx)
-        except KeyboardInterrupt as error:
-            raise _Interrupted from error
-
-
-class _Interrupted(Exception):
-    """A keyboard interrupt on its way to `guarded`."""
-
-
-def guarded(run: Callable[[], int], *, debug: bool = False) -> int:
-    """Call ``run`` and return its exit code, or say in one sentence why there is none.
-
-    Args:
-        run: does the work and returns the exit code.
-        debug: show the traceback above the sentence.
-
-    Returns:
-        What ``run`` returned; 2 after any error, 130 after an interrupt.
-    """
-    caught: BaseException
-    try:
-        return run()
-    except PathspaceError as error:
-        sentence, code, caught = str(error), BAD_INPUT, error
-    except (KeyboardInterrupt, _Interrupted) as error:
-        sentence, code, caught = "Interrupted before the end.", INTERRUPTED, error
-    except MemoryError as error:
-        sentence, code, caught = "The memory is exhausted: give smaller inputs.", BAD_INPUT, error
-    except Exception as error:
-        sentence, code, caught = _unexpected(error), BAD_INPUT, error
-    if debug:
-        traceback.print_exception(caught, file=sys.stderr)
-    if sentence:
-        _say("Error", "red", sentence)
-    return code
-
-
-def _unexpected(error: Exception) -> str:
-    """Return the sentence for a usage error, an output that cannot be written, or a defect of ours."""
-    if hasattr(error, "format_message"):  # typer's usage errors, whose module differs between versions
-        context = getattr(error, "ctx", None)
-        path = context.command_path if context is not None else "pathspace"
-        usage = " ".join(error.format_message().split()).replace("Value error, ", "").rstrip(".")
-        usage = re.sub(r"\. Did you mean (.*)\?$", r" (did you mean \1?)", usage)
-        return f"{usage}; see '{path} --help'." if usage else ""  # empty after the help was shown
-    message = " ".join(str(error).split()).rstrip(".")
-    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EIO, errno.EBADF) and not error.filename:
-        with contextlib.suppress(OSError):  # what is still buffered would fail again when Python exits
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return f"Cannot write to standard output: {error.strerror or message}; send it to another place."
-    return (
-        f"Internal error, {type(error).__name__} ({message}): this is a defect of pathspace, not of your "
-        "input; run again with --debug and report what it shows."
-    )
-
-
-def _say(label: str, style: str, sentence: str) -> None:
-    console = Console(stderr=True, soft_wrap=True)
-    console.print(f"[bold {style}]{label}:[/]", end=" ")
-    console.print(" ".join(sentence.split()), markup=False, highlight=False)
-
 
 app = typer.Typer(
     name="pathspace",
@@ -156,50 +43,6 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
     epilog="Exit codes: 0 done, all that was verified holds; 1 a check fails; 2 bad input; 130 interrupted.",
 )
-
-TargetArgument = Annotated[
-    str,
-    typer.Argument(metavar="TARGET", help="package.module:name or path/to/file.py:name", show_default=False),
-]
-InputOption = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--input",
-        metavar="SIZES[:DTYPE]",
-        help="One example input, such as 2x3x224x224 or 2x16:int64; repeat it for each positional input. "
-        "Replaces the example inputs that TARGET supplies.",
-        show_default=False,
-    ),
-]
-SeedOption = Annotated[
-    int,
-    typer.Option(
-        "--seed",
-        min=0,
-        max=2**32 - 1,
-        help="Seeds the example inputs, the weights if TARGET builds the model, and the rule.",
-    ),
-]
-RuleOption = Annotated[Rule, typer.Option("--rule", help="How the skeleton chooses its weights.")]
-NormEpsOption = Annotated[
-    NormEps,
-    typer.Option(
-        "--norm-eps", help="Treat the scale before a normalisation as free despite its epsilon, or as pinned."
-    ),
-]
-TrainOption = Annotated[
-    bool | None,
-    typer.Option("--train/--eval", help="Put the model in this mode.", show_default="the mode it comes in"),
-]
-JsonOption = Annotated[
-    str | None,
-    typer.Option(
-        "--json",
-        metavar="FILE",
-        help="Also write the result as JSON; - prints JSON only.",
-        show_default=False,
-    ),
-]
 
 
 def _show_version(wanted: bool) -> None:
@@ -274,13 +117,14 @@ def verify(
     Exit codes: 0 everything holds, 1 something fails, 2 bad input.
     """
     from pathspace.files import ensure_writable, replacing
+    from pathspace.target import load_target
 
     to_stdout = json == "-"
     for file in (None if to_stdout else json, proof):
         if file is not None:
             ensure_writable(file)
-    with _working("Loading", target) as status:
-        loaded = _load(target, inputs, seed, train)
+    with working("Loading", target) as status:
+        loaded = load_target(target, inputs or (), seed=seed, train=train)
         status("Tracing and verifying")
         from pathspace import proof as write_proof
         from pathspace import trace
@@ -347,11 +191,12 @@ def check(
 
     from pathspace.checker import check as judge
     from pathspace.errors import InputError
+    from pathspace.target import load_target
 
     if not Path(file).is_file():
         raise InputError(f"There is no file {file!r}; write one with 'pathspace verify TARGET --proof {file}'.")
-    with _working("Judging", file):
-        loaded = None if target is None else _load(target, inputs, seed, train)
+    with working("Judging", file):
+        loaded = None if target is None else load_target(target, inputs or (), seed=seed, train=train)
         if loaded is None:
             judgement = judge(Path(file))
         else:
@@ -405,10 +250,11 @@ def draw(
     Exit codes: 0 written, 2 bad input; an existing file stays whole unless the new one is complete.
     """
     from pathspace.files import ensure_writable
+    from pathspace.target import load_target
 
     ensure_writable(output)
-    with _working("Loading", target) as status:
-        loaded = _load(target, inputs, seed, train)
+    with working("Loading", target) as status:
+        loaded = load_target(target, inputs or (), seed=seed, train=train)
         status("Tracing and drawing")
         from pathspace import draw as draw_graph
         from pathspace import trace
@@ -438,10 +284,11 @@ def masks(
     Exit codes: 0 written, 2 bad input; an existing file stays whole unless the new one is complete.
     """
     from pathspace.files import ensure_writable
+    from pathspace.target import load_target
 
     ensure_writable(output)
-    with _working("Loading", target) as status:
-        loaded = _load(target, inputs, seed, train)
+    with working("Loading", target) as status:
+        loaded = load_target(target, inputs or (), seed=seed, train=train)
         status("Tracing and choosing the skeleton of")
         from pathspace import save_masks, trace
 
@@ -460,56 +307,6 @@ def masks(
     console.print(f"Wrote {output}", soft_wrap=True, markup=False, highlight=False)
 
 
-def _load(spec: str, inputs: Sequence[str] | None, seed: int, train: bool | None) -> Target:
-    from pathspace.target import load_target
-
-    loaded = load_target(spec, inputs or (), seed=seed)
-    if train is not None:
-        loaded.model.train(train)
-    return loaded
-
-
-@contextlib.contextmanager
-def _working(what: str, target: str) -> Iterator[Callable[..., None]]:
-    """Show on a terminal what is going on, and keep standard output for results.
-
-    What is yielded takes the name of a stage, and for long work the share that is done, which is shown as a bar.
-
-    What the user's code and torch print meanwhile is shown on standard error at the end; torch prints whole
-    graphs before some exceptions, so after a failure it is dropped in favour of the one sentence.
-    """
-    if _debug.get():
-        with contextlib.redirect_stdout(sys.stderr):
-            yield lambda _stage, _share=None: None
-        return
-    printed = io.StringIO()
-    disabled = logging.root.manager.disable
-    logging.disable(logging.CRITICAL)
-    try:
-        with (
-            Console(file=sys.stderr).status(f"{what} {escape(target)}") as status,
-            contextlib.redirect_stdout(printed),
-            contextlib.redirect_stderr(printed),
-        ):
-            yield lambda stage, share=None: status.update(_stage(f"{stage} {escape(target)}", share))
-    except SystemExit as error:
-        raise CaptureError(
-            f"The model of '{target}' ended the program, SystemExit ({error.code}), instead of returning: "
-            "raise an exception in its forward, not sys.exit()."
-        ) from error
-    finally:
-        logging.disable(disabled)
-    sys.stderr.write(printed.getvalue())
-
-
-def _stage(text: str, share: float | None) -> RenderableType:
-    if share is None:
-        return text
-    line = Table.grid(padding=(0, 1))
-    line.add_row(ProgressBar(total=1.0, completed=share, width=24), f"{share:4.0%}", text)
-    return line
-
-
 def load_extensions() -> None:
     """Let other packages add commands through the entry point group ``pathspace.commands``.
 
@@ -523,7 +320,7 @@ def load_extensions() -> None:
             if "--debug" in sys.argv:
                 traceback.print_exception(error, file=sys.stderr)
             reason = f"{type(error).__name__} ({' '.join(str(error).split())})"
-            _say("Warning", "yellow", f"The commands of {point.name} ({point.value}) are missing: {reason}.")
+            say("Warning", "yellow", f"The commands of {point.name} ({point.value}) are missing: {reason}.")
 
 
 def _names_own_command(words: Sequence[str]) -> bool:

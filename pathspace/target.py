@@ -91,7 +91,7 @@ def parse_input(text: str) -> InputSpec:
     return InputSpec(shape, _DTYPES[dtype] if colon else None)
 
 
-def load_target(spec: str, inputs: Sequence[str] = (), *, seed: int = 0) -> Target:
+def load_target(spec: str, inputs: Sequence[str] = (), *, seed: int = 0, train: bool | None = None) -> Target:
     """Load the model that ``spec`` names, with example inputs that its ``forward`` accepts.
 
     Inputs are drawn from the standard normal distribution; whole numbers and booleans are zeros and ones,
@@ -102,9 +102,10 @@ def load_target(spec: str, inputs: Sequence[str] = (), *, seed: int = 0) -> Targ
         spec: ``package.module:name`` or ``path/to/file.py:name``.
         inputs: one text per positional input, see `parse_input`; they replace the target's own example.
         seed: seeds both the weights of a model that the target builds and the inputs.
+        train: put the model in training mode, or in evaluation mode; ``None`` leaves it in the mode it came in.
 
     Returns:
-        The model, in the mode it came in, and its inputs.
+        The model and its inputs.
 
     Raises:
         InputError: the target cannot be found, loaded or built, or the inputs do not fit it.
@@ -130,6 +131,8 @@ def load_target(spec: str, inputs: Sequence[str] = (), *, seed: int = 0) -> Targ
     else:
         target = Target(spec, model, (example,) if isinstance(example, torch.Tensor) else tuple(example))
     _check_call(target)
+    if train is not None:
+        target.model.train(train)
     return target
 
 

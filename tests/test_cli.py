@@ -367,7 +367,7 @@ def test_what_cannot_be_written_is_said_before_the_work(
     def never(*_arguments: object, **_options: object) -> None:
         raise AssertionError("the model was loaded")
 
-    monkeypatch.setattr(cli, "_load", never)
+    monkeypatch.setattr("pathspace.target.load_target", never)
     assert said in refused(run(*command, path, "nets.py:Net", "--input", "2x3"))
     assert (folder / "nets.py").read_text() == NETS
 

@@ -13,8 +13,8 @@ from typer.testing import CliRunner
 
 from diagnostics import MarkovChain, cli
 from diagnostics.plots import cosines_by_depth, efficiency_over_training
-from pathspace.cli import OneSentenceGroup
 from pathspace.errors import InputError
+from pathspace.one_sentence import OneSentenceGroup
 
 MODEL = """
 import torch

@@ -24,7 +24,8 @@ from diagnostics.report import sentences
 from diagnostics.report.layers import arrange, describe
 from diagnostics.report.measure import Tally, the_values
 from diagnostics.report.page import _embedded
-from pathspace.cli import OneSentenceGroup, _stage
+from pathspace.one_sentence import OneSentenceGroup
+from pathspace.working import stage_line
 
 VOID = {"meta", "input", "br", "hr", "link", "img"}
 
@@ -395,8 +396,8 @@ def test_bad_input_and_interrupts_leave_no_half_page(tmp_path: Path) -> None:
 def test_long_work_shows_a_bar() -> None:
     console = Console(width=80, no_color=True)
     with console.capture() as shown:
-        console.print(_stage("verifying: net.py", 0.5))
-        console.print(_stage("Loading net.py", None))
+        console.print(stage_line("verifying: net.py", 0.5))
+        console.print(stage_line("Loading net.py", None))
     assert " 50% verifying: net.py" in shown.get() and "\nLoading net.py" in shown.get()
 
 

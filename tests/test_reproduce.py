@@ -17,8 +17,8 @@ from scipy import stats
 from typer.testing import CliRunner, Result
 
 import training.cli
-from pathspace.cli import OneSentenceGroup
 from pathspace.errors import InputError
+from pathspace.one_sentence import OneSentenceGroup
 from training.models import Toy
 from training.penal import penalize
 from training.recipe import OPTIMIZERS

@@ -12,7 +12,7 @@ from typer.testing import CliRunner, Result
 
 import training.cli
 import training.demo
-from pathspace.cli import OneSentenceGroup
+from pathspace.one_sentence import OneSentenceGroup
 from training.trainer import Trainer
 
 app = typer.Typer(cls=OneSentenceGroup, rich_markup_mode="rich")

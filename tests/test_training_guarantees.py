@@ -26,8 +26,8 @@ import typer
 from typer.testing import CliRunner, Result
 
 import training.cli
-from pathspace.cli import OneSentenceGroup
 from pathspace.errors import InputError
+from pathspace.one_sentence import OneSentenceGroup
 from training.config import read_config
 from training.reproduce.trial import Outcome, Trial
 from training.sweep import cells, grid

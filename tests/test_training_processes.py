@@ -21,8 +21,8 @@ from torch import Tensor, nn
 from typer.testing import CliRunner
 
 import training.cli
-from pathspace.cli import OneSentenceGroup
 from pathspace.errors import InputError
+from pathspace.one_sentence import OneSentenceGroup
 from training import ranks
 from training.history import EpochRecord, History
 from training.launch import leave, make_fabric

@@ -6,7 +6,7 @@ import typer
 from typer.testing import CliRunner, Result
 
 import training.cli
-from pathspace.cli import OneSentenceGroup
+from pathspace.one_sentence import OneSentenceGroup
 
 app = typer.Typer(cls=OneSentenceGroup)
 training.cli.register(app)

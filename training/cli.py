@@ -10,18 +10,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from pathspace.one_sentence import FAILED, INTERRUPTED
+from pathspace.options import Rule
+
 if TYPE_CHECKING:
     from rich.console import Console
-
-FAILED, INTERRUPTED = 1, 130
-
-
-class Rule(StrEnum):
-    """Which spanning trees are the skeleton."""
-
-    modulo = "modulo"
-    magnitude = "magnitude"
-    random = "random"
 
 
 class Scale(StrEnum):

@@ -16,6 +16,7 @@ from lightning_fabric.loggers.logger import Logger
 from lightning_fabric.utilities.exceptions import MisconfigurationException
 
 from pathspace.errors import InputError, PathspaceError, UnsupportedError
+from pathspace.one_sentence import BAD_INPUT
 
 # Fabric's accelerators, strategies and precisions that the trainer was written for, by the names that users type.
 DEVICES = ("cpu", "cuda", "mps", "auto")
@@ -23,7 +24,6 @@ STRATEGIES = ("auto", "ddp", "ddp_find_unused_parameters_true")
 PRECISIONS = ("32-true", "64-true", "bf16-mixed", "16-mixed")
 # How long the first process is given to say what went wrong, before a launcher ends it for the failure of another.
 PATIENCE_SECONDS = 2.0
-BAD_INPUT = 2
 
 
 def make_fabric(

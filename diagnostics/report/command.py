@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from pathspace.cli import (
+from pathspace.options import (
     InputOption,
     JsonOption,
     NormEps,
@@ -45,14 +45,15 @@ def report(
 
     from rich.console import Console
 
-    from pathspace.cli import _load, _working
     from pathspace.files import ensure_writable, replacing
+    from pathspace.target import load_target
+    from pathspace.working import working
 
     for file in (output, None if json == "-" else json):
         if file is not None:
             ensure_writable(file)
-    with _working("Loading", target) as status:
-        loaded = _load(target, inputs, seed, train)
+    with working("Loading", target) as status:
+        loaded = load_target(target, inputs or (), seed=seed, train=train)
         status("Reading", 0.0)
         from diagnostics.report.page import report as look
 

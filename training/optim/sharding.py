@@ -8,13 +8,17 @@ same everywhere. Weights and gradients never travel.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.distributed.tensor import DTensor, Shard
 
 from pathspace import InputError, UnsupportedError
+
+if TYPE_CHECKING:
+    from torch.distributed.tensor import DTensor
+    from typing_extensions import TypeIs
 
 
 class Whole:
@@ -53,9 +57,19 @@ class RowShards(Whole):
         return values
 
 
+def sharded(tensor: Tensor) -> TypeIs[DTensor]:
+    """Tell whether a tensor is spread over several devices."""
+    if type(tensor) in (Tensor, torch.nn.Parameter):
+        return False
+    # importing this takes half a second, which only those pay who have such tensors
+    from torch.distributed.tensor import DTensor
+
+    return isinstance(tensor, DTensor)
+
+
 def local(tensor: Tensor) -> Tensor:
     """What this device holds of a tensor: itself, or its shard (the same memory)."""
-    if not isinstance(tensor, DTensor):
+    if not sharded(tensor):
         return tensor
     with torch.no_grad():
         return tensor.to_local()
@@ -63,7 +77,7 @@ def local(tensor: Tensor) -> Tensor:
 
 def version(tensor: Tensor) -> int:
     """How often a tensor was written to, be it as a whole or on this device alone."""
-    return tensor._version + local(tensor)._version if isinstance(tensor, DTensor) else tensor._version
+    return tensor._version + local(tensor)._version if sharded(tensor) else tensor._version
 
 
 def refuse_shards(owner: str, tensors: Sequence[Tensor], why: str) -> None:
@@ -77,7 +91,7 @@ def refuse_shards(owner: str, tensors: Sequence[Tensor], why: str) -> None:
     Raises:
         UnsupportedError: one of them is sharded.
     """
-    if any(isinstance(tensor, DTensor) for tensor in tensors):
+    if any(sharded(tensor) for tensor in tensors):
         raise UnsupportedError(f"{owner} found parameters sharded over several devices, expected whole tensors: {why}")
 
 
@@ -92,29 +106,31 @@ def find_shards(owner: str, named: Sequence[tuple[str | None, Tensor]]) -> Whole
         UnsupportedError: they are cut in a way that is not supported.
         InputError: a shard does not hold the rows it should.
     """
-    sharded = [(name, p) for name, p in named if isinstance(p, DTensor)]
-    if not sharded:
+    cut = [(name, p) for name, p in named if sharded(p)]
+    if not cut:
         return Whole()
-    if len(sharded) < len(named):
-        whole = next(name for name, p in named if not isinstance(p, DTensor))
+    if len(cut) < len(named):
+        whole = next(name for name, p in named if not sharded(p))
         raise UnsupportedError(
-            f"{owner} found parameter {whole!r} whole and {sharded[0][0]!r} sharded over several devices, expected all "
+            f"{owner} found parameter {whole!r} whole and {cut[0][0]!r} sharded over several devices, expected all "
             "of one kind; call fully_shard on the whole model."
         )
-    for name, parameter in sharded:
+    from torch.distributed.tensor import Shard
+
+    for name, parameter in cut:
         mesh, placements = parameter.device_mesh, parameter.placements
         if mesh.ndim != 1 or len(placements) != 1 or type(placements[0]) is not Shard or placements[0].dim != 0:
             raise UnsupportedError(
                 f"{owner} found parameter {name!r} placed as {placements} on a mesh of {mesh.ndim} dimensions, "
                 "expected shards of dimension 0 on a mesh of one dimension, as fully_shard makes them."
             )
-        if mesh != sharded[0][1].device_mesh:
+        if mesh != cut[0][1].device_mesh:
             raise UnsupportedError(
-                f"{owner} found parameters {sharded[0][0]!r} and {name!r} sharded over different devices, expected one "
+                f"{owner} found parameters {cut[0][0]!r} and {name!r} sharded over different devices, expected one "
                 "mesh; give fully_shard the same mesh for all modules."
             )
-    shards = RowShards(sharded[0][1].device_mesh.get_group())
-    for name, parameter in sharded:
+    shards = RowShards(cut[0][1].device_mesh.get_group())
+    for name, parameter in cut:
         first, after = shards.rows(parameter.shape[0])
         held = local(parameter).shape[0]
         if held != after - first:

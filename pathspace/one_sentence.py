@@ -1,0 +1,131 @@
+"""Commands that fail in one sentence on standard error, with an exit code that says what kind of failure it was."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import re
+import sys
+import traceback
+from collections.abc import Callable, Sequence
+from contextvars import ContextVar
+from typing import Any
+
+from rich.console import Console
+from typer.core import TyperGroup
+
+from pathspace.errors import PathspaceError
+
+FAILED, BAD_INPUT, INTERRUPTED = 1, 2, 130
+_debugging: ContextVar[bool] = ContextVar("debugging", default=False)
+
+
+def debugging() -> bool:
+    """Tell whether the command that runs was given ``--debug``."""
+    return _debugging.get()
+
+
+class OneSentenceGroup(TyperGroup):
+    """A command group in which every failure is one sentence on standard error."""
+
+    def main(  # type: ignore[override]
+        self,
+        args: Sequence[str] | None = None,
+        prog_name: str | None = None,
+        standalone_mode: bool = True,
+        **extra: Any,
+    ) -> Any:
+        """Run the command line and exit; ``--debug`` is understood at any place before ``--``."""
+        given = list(sys.argv[1:] if args is None else args)
+        end = given.index("--") if "--" in given else len(given)
+        debug = "--debug" in given[:end]
+        given = [word for word in given[:end] if word != "--debug"] + given[end:]
+
+        def run() -> int:
+            code = super(OneSentenceGroup, self).main(given, prog_name, standalone_mode=False, **extra)
+            sys.stdout.flush()
+            return code if isinstance(code, int) else 0
+
+        token = _debugging.set(debug)
+        try:
+            code = guarded(run, debug=debug)
+        finally:
+            _debugging.reset(token)
+        if standalone_mode:
+            sys.exit(code)
+        return code
+
+    def invoke(self, ctx: Any) -> Any:
+        """Run one command; an interrupt is kept from typer, which would end without a word."""
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt as error:
+            raise Interrupted from error
+
+
+class Interrupted(Exception):
+    """A keyboard interrupt on its way to `guarded`."""
+
+
+def guarded(run: Callable[[], int], *, debug: bool = False) -> int:
+    """Call ``run`` and return its exit code, or say in one sentence why there is none.
+
+    Args:
+        run: does the work and returns the exit code.
+        debug: show the traceback above the sentence.
+
+    Returns:
+        What ``run`` returned; 2 after any error, 130 after an interrupt.
+    """
+    caught: BaseException
+    try:
+        return run()
+    except PathspaceError as error:
+        sentence, code, caught = str(error), BAD_INPUT, error
+    except (KeyboardInterrupt, Interrupted) as error:
+        sentence, code, caught = "Interrupted before the end.", INTERRUPTED, error
+    except MemoryError as error:
+        sentence, code, caught = "The memory is exhausted: give smaller inputs.", BAD_INPUT, error
+    except Exception as error:
+        sentence, code, caught = _unexpected(error), BAD_INPUT, error
+    if debug:
+        traceback.print_exception(caught, file=sys.stderr)
+    if sentence:
+        say("Error", "red", sentence)
+    return code
+
+
+def _unexpected(error: Exception) -> str:
+    """Return the sentence for a usage error, an output that cannot be written, or a defect of ours."""
+    if hasattr(error, "format_message"):  # typer's usage errors, whose module differs between versions
+        context = getattr(error, "ctx", None)
+        path = context.command_path if context is not None else "pathspace"
+        usage = " ".join(error.format_message().split()).replace("Value error, ", "").rstrip(".")
+        usage = re.sub(r"\. Did you mean (.*)\?$", r" (did you mean \1?)", usage)
+        return f"{usage}; see '{path} --help'." if usage else ""  # empty after the help was shown
+    message = " ".join(str(error).split()).rstrip(".")
+    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EIO, errno.EBADF) and not error.filename:
+        with contextlib.suppress(OSError):  # what is still buffered would fail again when Python exits
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return f"Cannot write to standard output: {error.strerror or message}; send it to another place."
+    return (
+        f"Internal error, {type(error).__name__} ({message}): this is a defect of pathspace, not of your "
+        "input; run again with --debug and report what it shows."
+    )
+
+
+def say(label: str, style: str, sentence: str) -> None:
+    """Print one sentence on standard error.
+
+    Args:
+        label: what it is, such as ``Error``.
+        style: how rich shows the label.
+        sentence: the sentence; it is never broken into lines.
+
+    Example:
+        >>> say("Warning", "yellow", "The masks of 2 layers are empty.")
+    """
+    console = Console(stderr=True, soft_wrap=True)
+    console.print(f"[bold {style}]{label}:[/]", end=" ")
+    console.print(" ".join(sentence.split()), markup=False, highlight=False)

@@ -1,0 +1,68 @@
+"""Arguments and options that several commands share."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Annotated
+
+import typer
+
+
+class Rule(StrEnum):
+    """How the skeleton chooses its trees."""
+
+    modulo = "modulo"
+    magnitude = "magnitude"
+    random = "random"
+
+
+class NormEps(StrEnum):
+    """What a positive epsilon of a normalisation layer does to the scale of its input."""
+
+    ignore = "ignore"
+    respect = "respect"
+
+
+TargetArgument = Annotated[
+    str,
+    typer.Argument(metavar="TARGET", help="package.module:name or path/to/file.py:name", show_default=False),
+]
+InputOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--input",
+        metavar="SIZES[:DTYPE]",
+        help="One example input, such as 2x3x224x224 or 2x16:int64; repeat it for each positional input. "
+        "Replaces the example inputs that TARGET supplies.",
+        show_default=False,
+    ),
+]
+SeedOption = Annotated[
+    int,
+    typer.Option(
+        "--seed",
+        min=0,
+        max=2**32 - 1,
+        help="Seeds the example inputs, the weights if TARGET builds the model, and the rule.",
+    ),
+]
+RuleOption = Annotated[Rule, typer.Option("--rule", help="How the skeleton chooses its weights.")]
+NormEpsOption = Annotated[
+    NormEps,
+    typer.Option(
+        "--norm-eps", help="Treat the scale before a normalisation as free despite its epsilon, or as pinned."
+    ),
+]
+TrainOption = Annotated[
+    bool | None,
+    typer.Option("--train/--eval", help="Put the model in this mode.", show_default="the mode it comes in"),
+]
+JsonOption = Annotated[
+    str | None,
+    typer.Option(
+        "--json",
+        metavar="FILE",
+        help="Also write the result as JSON; - prints JSON only.",
+        show_default=False,
+    ),
+]

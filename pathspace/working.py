@@ -1,0 +1,68 @@
+"""What a command shows while it works, and what becomes of other output meanwhile."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import logging
+import sys
+from collections.abc import Callable, Iterator
+
+from rich.console import Console, RenderableType
+from rich.markup import escape
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+
+from pathspace.errors import CaptureError
+from pathspace.one_sentence import debugging
+
+
+@contextlib.contextmanager
+def working(what: str, target: str) -> Iterator[Callable[..., None]]:
+    """Show on a terminal what is going on, and keep standard output for results.
+
+    What is yielded takes the name of a stage, and for long work the share that is done, which is shown as a bar.
+
+    What the user's code and torch print meanwhile is shown on standard error at the end; torch prints whole
+    graphs before some exceptions, so after a failure it is dropped in favour of the one sentence.
+    """
+    if debugging():
+        with contextlib.redirect_stdout(sys.stderr):
+            yield lambda _stage, _share=None: None
+        return
+    printed = io.StringIO()
+    disabled = logging.root.manager.disable
+    logging.disable(logging.CRITICAL)
+    try:
+        with (
+            Console(file=sys.stderr).status(f"{what} {escape(target)}") as status,
+            contextlib.redirect_stdout(printed),
+            contextlib.redirect_stderr(printed),
+        ):
+            yield lambda stage, share=None: status.update(stage_line(f"{stage} {escape(target)}", share))
+    except SystemExit as error:
+        raise CaptureError(
+            f"The model of '{target}' ended the program, SystemExit ({error.code}), instead of returning: "
+            "raise an exception in its forward, not sys.exit()."
+        ) from error
+    finally:
+        logging.disable(disabled)
+    sys.stderr.write(printed.getvalue())
+
+
+def stage_line(text: str, share: float | None) -> RenderableType:
+    """Return what is shown of a stage: its name, after a bar where the share that is done is known.
+
+    Args:
+        text: the name, with rich's markup.
+        share: between 0 and 1, or ``None``.
+
+    Example:
+        >>> stage_line("Capturing net.py:Net", None)
+        'Capturing net.py:Net'
+    """
+    if share is None:
+        return text
+    line = Table.grid(padding=(0, 1))
+    line.add_row(ProgressBar(total=1.0, completed=share, width=24), f"{share:4.0%}", text)
+    return line
