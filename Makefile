@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
 
-.PHONY: demo test lint browser docs bench setup clean
+.PHONY: demo test lint browser gpu docs bench setup clean
 
 demo: $(READY)
 	$(BIN)/pathspace demo
@@ -21,6 +21,11 @@ lint: $(READY)
 browser: $(READY)
 	PYTHONPATH=tests $(BIN)/python -c 'import sys, test_report_browser as t; sys.exit(None if t.CHROME else "found no browser: install chromium, or set PATHSPACE_BROWSER")'
 	$(BIN)/pytest tests/test_report_browser.py
+
+# The optimizers on a GPU, which has to be there, with a build of torch that knows it.
+gpu: $(READY)
+	$(BIN)/python -c 'import sys, torch; sys.exit(None if torch.cuda.is_available() else "found no GPU, or a torch without CUDA")'
+	$(BIN)/pytest tests/gpu_optimizers.py
 
 docs: $(READY)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[docs]'
