@@ -9,59 +9,25 @@ from __future__ import annotations
 
 import copy
 import io
+import itertools
 import logging
 import traceback
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stderr
-from dataclasses import dataclass
+from dataclasses import dataclass, is_dataclass
 from typing import Any
+from unittest import mock
 
 import torch
 from torch import fx, nn
 from torch.export.graph_signature import InputKind
+from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
+from torch.nn.modules import transformer
+from torch.utils._pytree import tree_leaves
 
 from pathspace.errors import CaptureError, InputError, InputTypeError
-
-# In-place operations after which every alias of the operand still has the scale of the result, so that
-# the graph can be read as it is. All others are functionalised away first.
-_HARMLESS_IN_PLACE = frozenset(
-    [
-        "relu_",
-        "leaky_relu_",
-        "prelu_",
-        "rrelu_",
-        "add_",
-        "sub_",
-        "div_",
-        "dropout_",
-        "feature_dropout_",
-        "silu_",
-        "gelu_",
-        "elu_",
-        "selu_",
-        "celu_",
-        "mish_",
-        "hardtanh_",
-        "hardswish_",
-        "hardsigmoid_",
-        "sigmoid_",
-        "tanh_",
-        "clamp_",
-        "clamp_min_",
-        "clamp_max_",
-        "relu6_",
-        "neg_",
-        "mul_",
-        "detach_",
-        "requires_grad_",
-        "exp_",
-        "sqrt_",
-        "threshold_",
-        "batch_norm",
-        "instance_norm",
-    ]
-)
+from pathspace.in_place import writes_are_seen
 
 
 @dataclass(frozen=True)
@@ -127,15 +93,18 @@ def describe(values: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
     return ", ".join(parts) or "no inputs"
 
 
-def check_runs(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+def check_runs(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
     """Run a copy of the model once, and turn whatever it raises into one sentence.
+
+    Returns:
+        What the model returns.
 
     Raises:
         CaptureError: the model itself fails on these inputs.
     """
     try:
         with quiet(), torch.no_grad():
-            copy.deepcopy(model)(*args, **kwargs)
+            return copy.deepcopy(model)(*args, **kwargs)
     except Exception as error:
         raise CaptureError(
             f"{type(model).__name__}.forward raised {type(error).__name__} {user_frame(error)} on inputs "
@@ -167,6 +136,36 @@ def check_capturable(model: nn.Module) -> None:
             )
 
 
+def check_memory(model: nn.Module) -> None:
+    """Refuse parameters that share memory without being one parameter: a scale of one would change the other.
+
+    Raises:
+        InputError: two parameters share memory.
+    """
+    held = []
+    for name, parameter in model.named_parameters():
+        if type(parameter) is nn.Parameter and parameter.layout == torch.strided and parameter.numel():
+            last = sum((n - 1) * step for n, step in zip(parameter.shape, parameter.stride(), strict=True))
+            start, size = parameter.data_ptr(), parameter.element_size()
+            # the first and the last byte say enough where all between them is the parameter's own
+            dense = last + 1 == parameter.numel()
+            held.append((start, start + (last + 1) * size if dense else start, name))
+    held.sort()
+    for (_, end, name), (start, _, other) in itertools.pairwise(held):
+        if start < end:
+            raise InputError(
+                f"{type(model).__name__} has parameters {name!r} and {other!r} in the same memory; make them one "
+                "parameter, by assigning the parameter itself instead of its data."
+            )
+
+
+def _chain(error: BaseException | None) -> Iterator[BaseException]:
+    """An error and those that it was raised from."""
+    while error is not None:
+        yield error
+        error = error.__cause__ or error.__context__
+
+
 def capture(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any] | None = None) -> Captured:
     """Capture ``model`` on example inputs, in the mode it is in, leaving it untouched.
 
@@ -180,6 +179,7 @@ def capture(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any] |
 
     Raises:
         InputTypeError: ``model`` is not a module.
+        InputError: two parameters share memory.
         CaptureError: the model raises on these inputs, or has control flow that depends on data.
     """
     if not isinstance(model, nn.Module):
@@ -187,18 +187,26 @@ def capture(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any] |
             f"Expected a torch.nn.Module to trace, found {type(model).__name__}; pass the model itself."
         )
     check_capturable(model)
+    check_memory(model)
     kwargs = dict(kwargs or {})
     try:
-        with quiet():
+        with quiet(), mock.patch.object(transformer, "_detect_is_causal_mask", _told_to_be_causal):
             program = torch.export.export(model, args, kwargs, strict=False)
-            if _needs_functionalising(program.graph_module):
+            if writes_are_seen(program.graph_module):
                 program = program.run_decompositions({})
     except Exception as error:
-        check_runs(model, args, kwargs)
+        if _register_dataclasses(check_runs(model, args, kwargs)):
+            return capture(model, args, kwargs)
+        # export's own errors come in many types; this word is in those about control flow
+        data = any(isinstance(e, GuardOnDataDependentSymNode) or "data-dependent" in str(e) for e in _chain(error))
+        advice = (
+            "control flow that depends on the values of tensors has to be rewritten, for instance with torch.where"
+            if data
+            else "write this step so that torch.export can follow it, or pass the part of the model around it"
+        )
         raise CaptureError(
             f"{type(model).__name__} runs but cannot be captured as a graph: {first_line(error)} "
-            f"({user_frame(error)}); "
-            "control flow that depends on the values of tensors has to be rewritten, for instance with torch.where."
+            f"({user_frame(error)}); {advice}."
         ) from error
 
     program.graph_module.graph.eliminate_dead_code()
@@ -230,17 +238,17 @@ def capture(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any] |
     return Captured(program.graph_module, sources, parameters, canonical, constants, buffers)
 
 
-def _needs_functionalising(module: fx.GraphModule) -> bool:
-    """Whether the graph writes into tensors in a way that aliases could see."""
-    for node in module.graph.nodes:
-        if node.op != "call_function" or not isinstance(node.target, torch._ops.OpOverload):
-            continue
-        if node.target._schema.is_mutable and node.target.overloadpacket.__name__ not in _HARMLESS_IN_PLACE:
-            return True
-        # x *= activation changes the scale of x, which earlier views of x would not see
-        if node.target is torch.ops.aten.mul_.Tensor:
-            return True
-    return False
+def _told_to_be_causal(mask: Any, is_causal: bool | None = None, size: int | None = None) -> bool:
+    """Whether a mask was said to be causal; torch would compare its values, and uses the mask itself otherwise."""
+    return bool(is_causal)
+
+
+def _register_dataclasses(output: Any) -> bool:
+    """Let export see into the dataclasses of an output; whether there were any that it did not know."""
+    found = {type(leaf) for leaf in tree_leaves(output) if is_dataclass(leaf)}
+    for kind in found:
+        torch.export.register_dataclass(kind)
+    return bool(found)
 
 
 def _mixes_types(module: fx.GraphModule) -> bool:

@@ -103,7 +103,9 @@ def _is_table(buffer: Tensor | None) -> bool:
         return False
     if not buffer.is_floating_point():
         return not buffer.is_complex()
-    return buffer.dim() > 1 and bool((buffer == 0).any()) and bool(((buffer == 0) | (buffer == 1)).all())
+    zeros, ones = buffer == 0, buffer == 1
+    # zeros alone may be a memory or a mean that has not been filled yet
+    return buffer.dim() > 1 and bool(zeros.any()) and bool(ones.any()) and bool((zeros | ones).all())
 
 
 @dataclass(frozen=True)

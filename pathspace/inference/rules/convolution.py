@@ -128,7 +128,7 @@ def _comb(
     if any(not found for found in taps) or 0 in counts or 0 in small.shape:
         return torch.tensor(NEUTRAL).expand(shape)
     gaps = [found[1] - found[0] if len(found) > 1 else 1 for found in taps]
-    dilations = [g * h // s for g, h, s in zip(gaps, holes, steps, strict=True)]
+    dilations = [max(1, g * h // s) for g, h, s in zip(gaps, holes, steps, strict=True)]
 
     def chosen(t: Tensor) -> Tensor:
         for dim, found in enumerate(taps):

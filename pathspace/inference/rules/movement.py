@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -20,13 +21,21 @@ aten = torch.ops.aten
       "aten.feature_dropout", "aten.feature_dropout_", "aten.detach", "aten.detach_", "aten.clone", "aten.contiguous",
       "aten.alias", "aten.neg", "aten.neg_", "aten.negative", "aten.abs", "aten.abs_", "aten.absolute",
       "aten.lift_fresh", "aten.lift_fresh_copy", "aten.positive", "aten.float", "aten.double", "aten.half",
-      "aten.nan_to_num", "aten.nan_to_num_", "aten.real", "aten.imag", "aten.conj", "aten._conj", "aten.resolve_conj",
+      "aten.real", "aten.imag", "aten.conj", "aten._conj", "aten.resolve_conj",
       "aten.resolve_neg", "aten.requires_grad_", "aten.set_", "aten.view_as_real_copy")  # fmt: skip
 def homogeneous(semantics: Semantics, x: Value, *args: Any, **kwargs: Any) -> Any:
     """``f(c x) = c f(x)`` elementwise for ``c > 0`` (or ``|f|`` for scales): the ids stay."""
     shown = semantics.place.result
     if isinstance(shown, tuple | list):
         return (x, *(constant(shape_of(other)) for other in shown[1:]))
+    return x
+
+
+@rule("aten.nan_to_num", "aten.nan_to_num_")
+def nan_to_num(semantics: Semantics, x: Value, *given: Any, **named: Any) -> Value:
+    """Other numbers for those that are none; 0 and infinity have no scale, and without infinities neither has more."""
+    if any(number and math.isfinite(number) for number in (*given, *named.values())):
+        semantics.pin([semantics.activation(x)], "numbers that stand for NaN or infinity are constants")
     return x
 
 

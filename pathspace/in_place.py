@@ -1,0 +1,117 @@
+"""Whether a captured graph that writes into tensors can be read as it is: nothing else may see what it writes."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Mapping
+
+import torch
+from torch import fx
+
+# In-place operations that the rules read as they are, where nothing else sees what they write. All others are
+# functionalised away first.
+_UPDATE_STATISTICS = ("batch_norm", "instance_norm")
+_HARMLESS_IN_PLACE = frozenset(
+    [
+        "relu_",
+        "leaky_relu_",
+        "prelu_",
+        "rrelu_",
+        "add_",
+        "sub_",
+        "div_",
+        "dropout_",
+        "feature_dropout_",
+        "silu_",
+        "gelu_",
+        "elu_",
+        "selu_",
+        "celu_",
+        "mish_",
+        "hardtanh_",
+        "hardswish_",
+        "hardsigmoid_",
+        "sigmoid_",
+        "tanh_",
+        "clamp_",
+        "clamp_min_",
+        "clamp_max_",
+        "relu6_",
+        "neg_",
+        "mul_",
+        "detach_",
+        "requires_grad_",
+        "exp_",
+        "sqrt_",
+        "threshold_",
+    ]
+)
+
+
+def writes_are_seen(module: fx.GraphModule) -> bool:
+    """Whether a graph, or a region in it, writes into memory that is read under another name later.
+
+    Args:
+        module: a captured graph.
+
+    Example:
+        >>> import torch
+        >>> def forward(x):
+        ...     y = x + 1
+        ...     y[:, 0].sqrt_()
+        ...     return y
+        >>> from torch.fx.experimental.proxy_tensor import make_fx
+        >>> writes_are_seen(make_fx(forward)(torch.ones(2, 2)))
+        True
+    """
+    order = {node: i for i, node in enumerate(module.graph.nodes)}
+    # the first name of a node's memory -> all its names
+    names: dict[fx.Node, list[fx.Node]] = {}
+    first: dict[fx.Node, fx.Node] = {}
+    written: list[fx.Node] = []
+    for node in order:
+        source = _shares_memory_with(node, first)
+        first[node] = node if source is None else first[source]
+        names.setdefault(first[node], []).append(node)
+        schema = getattr(node.target, "_schema", None)
+        name = getattr(getattr(node.target, "overloadpacket", None), "__name__", "")
+        if schema is not None and schema.is_mutable and name not in _UPDATE_STATISTICS:
+            if name not in _HARMLESS_IN_PLACE or node.target is torch.ops.aten.mul_.Tensor:
+                return True
+            written.append(node)
+    for node in written:
+        after = set()
+        for other in names[first[node]]:
+            # names that follow from the result have seen what was written
+            if other is node or _shares_memory_with(other, first) in after:
+                after.add(other)
+            elif any(order[user] > order[node] for user in other.users):
+                return True
+    inner = (part for part in module.children() if isinstance(part, fx.GraphModule))
+    return any(writes_are_seen(part) or _writes_to_outside(part) for part in inner)
+
+
+def _shares_memory_with(node: fx.Node, known: Mapping[fx.Node, fx.Node]) -> fx.Node | None:
+    """The operand whose memory a node's result may share."""
+    if node.op != "call_function" or not node.args or not isinstance(node.args[0], fx.Node):
+        return None
+    source = node.args[0]
+    if node.target is operator.getitem:
+        # a part of what a view consists of; of other results, a tensor of its own
+        return source if known[source] is not source else None
+    schema = getattr(node.target, "_schema", None)
+    shares = schema is not None and any(result.alias_info is not None for result in schema.returns)
+    # in evaluation mode dropout returns its operand
+    return source if shares or "dropout" in str(node.target) else None
+
+
+def _writes_to_outside(region: fx.GraphModule) -> bool:
+    """Whether a region writes into a tensor that was handed to it."""
+    first: dict[fx.Node, fx.Node] = {}
+    for node in region.graph.nodes:
+        source = _shares_memory_with(node, first)
+        first[node] = node if source is None else first[source]
+        schema = getattr(node.target, "_schema", None)
+        if schema is not None and schema.is_mutable and first[node].op == "placeholder":
+            return True
+    return False

@@ -1,0 +1,165 @@
+"""What is written into memory that has several names is seen under all of them; memory of two parameters is refused."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+import pathspace as ps
+
+
+class Written(nn.Module):
+    """Two layers and a function between them."""
+
+    def __init__(self, function: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.first, self.second, self.function = nn.Linear(3, 4), nn.Linear(4, 2), function
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.second(self.function(self.first(x)))
+
+
+def divided_slice(h: Tensor) -> Tensor:
+    h = h.abs()
+    h[:, :2].div_(h[:, 2:])
+    return h
+
+
+def divided_behind_a_transpose(h: Tensor) -> Tensor:
+    h = h.abs()
+    other, view = h.clone(), h.t()
+    h /= other.flip(-1)
+    return view.t()
+
+
+def root_of_a_slice(h: Tensor) -> Tensor:
+    h = h.abs()
+    part = h.view(-1, 2, 2)
+    part[:, 0].sqrt_()
+    return h.square()
+
+
+def added_into_zeros(h: Tensor) -> Tensor:
+    sums = torch.zeros(h.shape[0], 4, dtype=h.dtype)
+    sums[:, :2].add_(F.relu(h[:, 2:]))
+    return sums + F.relu(h)
+
+
+def saturated_slice(h: Tensor) -> Tensor:
+    h = h + 0
+    h[:, :2].tanh_()
+    return h
+
+
+def multiplied_without_gradient(h: Tensor) -> Tensor:
+    h = h.abs()
+    with torch.no_grad():
+        h[:, :2].mul_(h[:, 2:])
+    return h
+
+
+def assigned_without_gradient(h: Tensor) -> Tensor:
+    with torch.no_grad():
+        result = torch.zeros_like(h)
+        result[:, :2] = F.relu(h)[:, :2]
+        result[:, 2:] = F.relu(h)[:, 2:]
+    return result
+
+
+def multiplied_in_a_region(h: Tensor) -> Tensor:
+    h = h.abs()
+    with torch.autocast("cpu", dtype=torch.bfloat16, enabled=False):
+        h[:, :2].mul_(h[:, 2:])
+    return h
+
+
+def only_name(h: Tensor) -> Tensor:
+    return F.relu(h).mul_(2.0).neg_().clamp_(max=0.0)
+
+
+# how many scales stay free
+UNITS = {
+    divided_slice: 4, divided_behind_a_transpose: 4, root_of_a_slice: 4, added_into_zeros: 2, saturated_slice: 2,
+    multiplied_without_gradient: 4, assigned_without_gradient: 4, multiplied_in_a_region: 4, only_name: 4,
+}  # fmt: skip
+
+
+@torch.no_grad()
+def changed_by_rescaling(model: nn.Module, x: Tensor) -> float:
+    """The relative change of the outputs under scales up to 4096, run as written."""
+    graph = ps.trace(model, x)
+    phi = math.log(2.0) * torch.randint(-12, 13, (graph.num_units,)).double()
+    before, twin = model(x), ps.rescale(copy.deepcopy(model), graph, phi)
+    return float((twin(x) - before).abs().max() / before.abs().max())
+
+
+@pytest.mark.parametrize("function", UNITS, ids=lambda function: function.__name__)
+def test_what_is_written_is_seen_under_every_name(function: Callable[[Tensor], Tensor]) -> None:
+    torch.manual_seed(0)
+    model, x = Written(function).double(), torch.randn(5, 3).double()
+    assert ps.trace(model, x).num_units == UNITS[function]
+    assert changed_by_rescaling(model, x) < 1e-12
+
+
+def test_numbers_in_place_of_nan_are_constants() -> None:
+    torch.manual_seed(0)
+    x = torch.cat([torch.randn(4, 3), -torch.ones(2, 3)]).double()
+    for nan, units in ((1.0, 0), (0.0, 4)):
+        model = Written(lambda h, nan=nan: torch.nan_to_num(h.relu() * (h.relu() / h.relu()), nan=nan)).double()
+        assert ps.trace(model, x).num_units == units
+        assert changed_by_rescaling(model, x) < 1e-12
+
+
+def test_a_mean_that_is_not_filled_yet_is_no_mask() -> None:
+    model, x = Written(lambda h: F.relu(h) - model.center).double(), torch.randn(5, 3).double()
+    model.register_buffer("center", torch.zeros(1, 4).double())
+    assert ps.trace(model, x).num_units == 0
+
+
+@pytest.mark.parametrize(("kernel", "stride"), [(2, 2), (3, 2), (4, 4), (5, 3), (1, 1)])
+def test_transposed_convolutions_with_one_tap_per_output(kernel: int, stride: int) -> None:
+    torch.manual_seed(0)
+    decoder = nn.Sequential(
+        *(nn.Linear(3, 8), nn.ReLU(), nn.Unflatten(1, (2, 2, 2)), nn.ConvTranspose2d(2, 3, kernel, stride)),
+        *(nn.ReLU(), nn.Conv2d(3, 1, 1)),
+    ).double()
+    x = torch.randn(4, 3).double()
+    graph = ps.trace(decoder, x)
+    assert graph.num_units == 5 and not graph.pinned
+    assert changed_by_rescaling(decoder, x) < 1e-12
+    assert ps.verify(decoder, x).holds
+
+
+def test_parameters_in_the_same_memory_are_refused() -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 4))
+    model[2].weight.data = model[0].weight.data
+    with pytest.raises(ps.InputError, match=r"'0.weight' and '2.weight' in the same memory; make them one"):
+        ps.trace(model, torch.randn(2, 4))
+    model[2].weight = model[0].weight
+    assert ps.trace(model, torch.randn(2, 4)).num_weights == 16 + 8
+
+
+@dataclass
+class Answer:
+    scores: Tensor
+
+
+def test_outputs_may_be_dataclasses() -> None:
+    class Asked(nn.Linear):
+        def forward(self, x: Tensor) -> Answer:  # type: ignore[override]
+            return Answer(super().forward(x))
+
+    assert ps.trace(Asked(3, 2), torch.randn(4, 3)).num_weights == 8
+
+
+def test_masks_that_torch_would_compare_are_taken_as_they_are() -> None:
+    mask = nn.Transformer.generate_square_subsequent_mask(3)
+    layers = nn.TransformerEncoder(nn.TransformerEncoderLayer(4, 2, 4), 1, enable_nested_tensor=False)
+    assert ps.trace(layers, torch.randn(3, 2, 4), kwargs={"mask": mask}).num_units == 13
