@@ -72,7 +72,7 @@ def balance(
     its minimum: of all networks in the orbit the one with the smallest ``L_p`` norm. It is found by Newton's method.
 
     Units without a minimum keep their scale and are listed by :func:`unbalanced`: those that no weight leaves (a
-    normalisation follows) or enters, and factors of products.
+    normalisation follows) or enters. So are factors of products, left alone although a smaller norm may exist.
 
     Args:
         model: the model whose parameters ``graph`` holds, or a copy of it.
