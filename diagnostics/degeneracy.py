@@ -138,13 +138,13 @@ def degeneracy(
     args, named = tree_map(_double, (tuple(inputs), dict(kwargs or {})))
     parameters: dict[str, Tensor] = {name: value for name, value in twin.named_parameters() if value.requires_grad}
     if not parameters:
-        raise InputError(f"degeneracy found no trainable parameters in {type(model).__name__}.")
+        raise InputError(f"There are no trainable parameters in {type(model).__name__} to count directions of.")
     with unchanged(twin), torch.enable_grad():
         with in_double(model):
             result = functional_call(twin, parameters, args, named)
         parts = [v for v in tree_leaves(result) if isinstance(v, Tensor) and v.is_floating_point() and v.requires_grad]
         if not parts:
-            raise InputError(f"degeneracy: no output of {type(model).__name__} depends on a trainable parameter.")
+            raise InputError(f"No output of {type(model).__name__} depends on a trainable parameter, expected one.")
         outputs = torch.cat([value.reshape(-1) for value in parts])
         total = sum(value.numel() for value in parameters.values())
         exact = total <= max_exact
@@ -152,7 +152,7 @@ def degeneracy(
         matrix, squares = _rows(outputs, list(parameters.values()), rows, None if exact else 2 * rows + 50, seed)
     if not np.isfinite(matrix).all():
         raise UnsupportedError(
-            f"degeneracy: derivatives of {type(model).__name__} are not finite on these data, so they have no rank; "
+            f"Derivatives of {type(model).__name__} are not finite on these data, so they have no rank; "
             "look for an overflow, or for a square root, norm or logarithm of zero."
         )
     live = squares > 1e-28 * squares.max()

@@ -83,7 +83,8 @@ def gradients(
         and (names is None or any(fnmatchcase(name, p) for p in ([names] if isinstance(names, str) else names)))
     }
     if not chosen:
-        raise InputError(f"gradients found no trainable parameter of {type(model).__name__} that matches {names!r}.")
+        matching = "" if names is None else f" that matches {names!r}"
+        raise InputError(f"{type(model).__name__} has no trainable parameter{matching} to take a gradient by.")
     count, means = 0, {name: torch.zeros_like(parameter, dtype=torch.float64) for name, parameter in chosen.items()}
     squares = {name: torch.zeros((), dtype=torch.float64) for name in chosen}
     unused = set(chosen)

@@ -68,6 +68,12 @@ class LayerSignal:
     backward_gain: float | None
     remark: str
 
+    @property
+    def finite(self) -> bool:
+        """Whether its values, and the derivatives of and behind it, are finite."""
+        gains = [gain.value for gain in (self.vjp_gain, self.jvp_gain, self.output_gain) if gain is not None]
+        return all(map(math.isfinite, (self.mean, self.variance, *gains)))
+
 
 def signal(
     model: nn.Module,
@@ -157,11 +163,7 @@ def signal(
 
 def _not_finite(rows: list[LayerSignal]) -> tuple[str, ...]:
     """A note on layers whose numbers are not finite, because the model's own values or derivatives are not."""
-    found = []
-    for row in rows:
-        gains = [gain.value for gain in (row.vjp_gain, row.jvp_gain, row.output_gain) if gain is not None]
-        if not all(map(math.isfinite, (row.mean, row.variance, *gains))):
-            found.append(row.layer)
+    found = [row.layer or row.kind for row in rows if not row.finite]
     if not found:
         return ()
     return (

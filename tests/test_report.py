@@ -221,7 +221,7 @@ def test_tally_of_pieces_is_that_of_the_whole() -> None:
     assert one["q05"] == pytest.approx(np.quantile(numbers, 0.05), abs=0.03)
     nothing = Tally()
     nothing.add(np.array([-np.inf]))
-    assert nothing.to_dict() == {"count": 0, "zeros": 1, "edges": [], "counts": []}
+    assert nothing.to_dict() == {"count": 0, "zeros": 1, "not_finite": 0, "edges": [], "counts": []}
 
 
 def test_layers_of_recurrent_and_normalised_networks() -> None:
@@ -311,6 +311,59 @@ def test_what_does_not_apply_says_so_in_a_sentence() -> None:
     assert "trainable" in report(frozen, torch.randn(3, 2)).sentences["gradients"]
     nothing = report(nn.Flatten(), torch.randn(3, 2))
     assert nothing.facts["model"]["total"] == 0 and "There is no weight" in nothing.sentences["multipliers"]
+
+
+def test_what_is_not_finite_is_said_and_not_left_out() -> None:
+    torch.manual_seed(0)
+    model, x = residual()
+    model[1].enter.weight.data[0, 0] = math.nan  # type: ignore[union-attr, operator]
+    found = report(model, x)
+    told, rows = found.sentences, found.facts["signal"]["rows"]
+    lost = sum(row["variance"] is None for row in rows)
+    # one weight on the edge, and whatever its tree paths touch
+    logs = torch.cat([torch.as_tensor(a + b) for a, b in ps.norms.log_factors(ps.trace(model, x).skeleton())])
+    assert told["values"].startswith(f"{int(logs.isnan().sum())} of {len(logs)} path values are not finite; ")
+    assert told["variance"].startswith(f"Activations of {lost} of {len(rows)} layers (the first is 1.enter) are ")
+    assert told["gains"].startswith("Values or derivatives of ") and "no other has a gain" in told["gains"]
+    assert told["gradients"] == "Gradients of 16 of 16 tensors (the first is 0.weight) are not finite."
+    assert told["chain"].startswith("Values or gradients at 2 of 2 nodes are not finite")
+    assert told["degeneracy"].startswith("Degeneracy was not measured: Derivatives of Sequential are not finite")
+    one = {"layer": "0", "variance": 1.0, "vjp_gain": 1.0, "expected_gain": 1.0, "finite": True}
+    part = {"rows": [one, {**one, "layer": "1", "variance": None, "finite": False}]}
+    assert sentences.gains(part) == (
+        "Values or derivatives of 1 of 2 layers (the first is 1) are not finite; elsewhere the gain of 0 is 1; 1 of 1 "
+        "is within a factor of two of what theory expects of the layer."
+    )
+
+
+def test_units_and_tensors_are_counted_once() -> None:
+    torch.manual_seed(0)
+    tail = (nn.MaxPool2d(2), nn.Flatten(), nn.Linear(36, 3))
+    for head, size in (
+        ((nn.Linear(4, 5), nn.ReLU(), nn.Dropout(0.0), nn.Linear(5, 3)), (9, 4)),
+        ((nn.Linear(4, 5), nn.LayerNorm(5), nn.ReLU(), nn.Linear(5, 3)), (9, 4)),
+        ((nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), *tail), (9, 1, 8, 8)),
+    ):
+        model = nn.Sequential(*head)
+        layer = model[0] if isinstance(model[1], nn.ReLU) else model[1]
+        layer.bias.data[:2] = -1e3
+        told = report(model, torch.randn(size)).sentences
+        assert told["variance"].endswith("; 2 units passed no gradient on this batch.")
+    # a bias in front of a batch norm has a gradient of 0 that floating-point numbers miss by a little
+    assert told["gradients"].startswith("Gradients of 5 tensors differ by a factor of ")
+    assert "; 1 more tensor got less than a millionth of that" in told["gradients"]
+    dead = nn.Sequential(nn.Linear(4, 5), nn.ReLU(), nn.Linear(5, 3))
+    dead[0].bias.data[:] = -1e3
+    told = report(dead, torch.randn(9, 4)).sentences
+    assert re.fullmatch(
+        r"2\.bias has the only gradient to speak of \(\S+ in RMS\); 3 more tensors got a gradient of 0\.",
+        told["gradients"],
+    )
+    assert "; 1 layer has constant outputs; 5 units passed" in told["variance"]
+    told = report(nn.Linear(4, 3), torch.randn(9, 4)).sentences
+    assert "at Linear; " in told["variance"] and told["gains"].startswith("The gain of Linear is ")
+    frozen = report(nn.Linear(4, 3).requires_grad_(False), torch.randn(9, 4)).sentences["gradients"]
+    assert frozen == "The size of gradients was not measured: Linear has no trainable parameter to take a gradient by."
 
 
 def test_the_model_stays_as_it_is() -> None:

@@ -174,15 +174,16 @@ class Tally:
     """
 
     def __init__(self) -> None:
-        self.zeros = self.count = 0
+        self.zeros = self.count = self.not_finite = 0
         self.fine: dict[int, int] = {}
         self.total = 0.0
         self.low, self.high = math.inf, -math.inf
 
     def add(self, numbers: np.ndarray) -> None:
         """Count numbers; those at minus infinity are zeros of which the logarithm was taken."""
-        kept = numbers[np.isfinite(numbers)]
-        self.zeros += len(numbers) - len(kept)
+        kept, zeros = numbers[np.isfinite(numbers)], int(np.isneginf(numbers).sum())
+        self.zeros += zeros
+        self.not_finite += len(numbers) - len(kept) - zeros
         if not len(kept):
             return
         self.count += len(kept)
@@ -195,7 +196,7 @@ class Tally:
     def to_dict(self) -> Facts:
         """Bins of equal width with their counts, mean, range, and quantiles to within a hundredth of a decade."""
         if not self.count:
-            return {"count": 0, "zeros": self.zeros, "edges": [], "counts": []}
+            return {"count": 0, "zeros": self.zeros, "not_finite": self.not_finite, "edges": [], "counts": []}
         keys = sorted(self.fine)
         most = min(BINS, max(8, math.isqrt(self.count)))
         each = max(1, -(-(keys[-1] - keys[0] + 1) // most))
@@ -206,6 +207,7 @@ class Tally:
         return {
             "count": self.count,
             "zeros": self.zeros,
+            "not_finite": self.not_finite,
             "edges": [round((keys[0] + i * each) * _FINE, 6) for i in range(bins + 1)],
             "counts": counts,
             "mean": self.total / self.count,
@@ -241,9 +243,10 @@ def the_signal(subject: Subject) -> Facts:
             f"weights, and this one has {subject.weights:,}; call diagnostics.signal with names= for some layers."
         }
     table = signal(subject.model, *subject.args, kwargs=subject.kwargs, jvp=False)
+    layers = dict(subject.model.named_modules())
     rows = [
         {
-            "layer": row.layer,
+            "layer": row.layer or row.kind,
             "kind": row.kind,
             "mean": row.mean,
             "variance": row.variance,
@@ -254,6 +257,8 @@ def the_signal(subject: Subject) -> Facts:
             "vjp_error": None if row.vjp_gain is None else row.vjp_gain.error,
             "expected_gain": row.expected_gain,
             "output_gain": None if row.output_gain is None else row.output_gain.value,
+            "weights": any(p.dim() > 1 for p in layers[row.layer.split(" (")[0]].parameters()),
+            "finite": row.finite,
         }
         for row in table
     ]

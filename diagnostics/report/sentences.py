@@ -7,6 +7,9 @@ from typing import Any
 
 Facts = dict[str, Any]
 
+# of the largest gradient: what a bias in front of a norm gets by rounding, though its gradient is 0
+NEGLIGIBLE = 1e-6
+
 
 def number(value: float | int | None, digits: int = 3) -> str:
     """A number for people: thousands separated, few digits, powers of ten spelled ``1.2e-05``.
@@ -133,13 +136,14 @@ def pins(facts: Facts) -> str:
 
 def values(facts: Facts, rule: str) -> str:
     """The spread of path values."""
-    found = facts["values"]
+    found, lost = facts["values"], _lost(facts["values"], "path value")
     if not found["count"]:
-        return "Every basis path has the value 0."
+        return f"{lost}{'every other' if lost else 'Every'} basis path has the value 0."
     spread = found["q95"] - found["q05"]
     text = (
-        f"Nine in ten path values lie between {power(found['q05'])} and {power(found['q95'])} in size, "
-        f"{_decades(spread)}; the median is {power(found['median'])}"
+        f"{lost}{'nine' if lost else 'Nine'} in ten {'of the others' if lost else 'path values'} lie between "
+        f"{power(found['q05'])} and {power(found['q95'])} in size, {_decades(spread)}; the median is "
+        f"{power(found['median'])}"
     )
     if found["zeros"]:
         text += f", and {number(found['zeros'])} are 0"
@@ -148,15 +152,22 @@ def values(facts: Facts, rule: str) -> str:
     return text + "."
 
 
+def _lost(found: Facts, noun: str) -> str:
+    """How many numbers of a histogram are not finite, as the start of a sentence."""
+    lost, total = found["not_finite"], found["not_finite"] + found["count"] + found["zeros"]
+    return f"{number(lost)} of {plural(total, noun)} {'is' if lost == 1 else 'are'} not finite; " if lost else ""
+
+
 def _decades(spread: float) -> str:
     return "within a factor of ten" if spread <= 1 else f"a range of {spread:.1f} powers of ten"
 
 
 def multipliers(facts: Facts) -> str:
     """What steps on path values would do to the learning rate."""
-    found = facts["multipliers"]
+    found, lost = facts["multipliers"], _lost(facts["multipliers"], "multiplier")
     if not found["count"]:
-        return "There is no weight outside the trees, so no learning rate is multiplied."
+        none = "none is left." if lost else "There is no weight outside the trees, so no learning rate is multiplied."
+        return f"{lost}{none}"
     largest = found["largest"]
     advice = (
         "one learning rate suits all weights"
@@ -170,7 +181,8 @@ def multipliers(facts: Facts) -> str:
         else "a step on path values moves some weights much less far than others"
     )
     return (
-        f"A step on path values multiplies the learning rate by {power(found['median'])} for the median weight and by "
+        f"{lost}{'a' if lost else 'A'} step on path values multiplies the learning rate by "
+        f"{power(found['median'])} for the median weight and by "
         f"up to {power(largest)}: {advice}."
     )
 
@@ -180,6 +192,9 @@ def chain(facts: Facts) -> str:
     nodes = facts["nodes"]
     down = sum((node["cosine_mean"] or 0) > 0 for node in nodes)
     known = [node for node in nodes if node["cosine_mean"] is not None]
+    lost = sum(node["gauge"] is None for node in nodes)
+    if lost:
+        return f"Values or gradients at {lost} of {plural(len(nodes), 'node')} are not finite; no direction is known."
     if not known:
         return (
             f"No gradient reaches any of the {plural(len(nodes), 'node')} (a last layer of zeros, as some models start "
@@ -199,58 +214,114 @@ def _signed(value: float | None) -> str:
 
 def variance(facts: Facts) -> str:
     """How activations grow or shrink with depth."""
-    rows = [row for row in facts["rows"] if row["variance"] and row["variance"] > 0]
+    lost = [row for row in facts["rows"] if row["variance"] is None]
+    if lost:
+        return f"Activations of {_first_of(lost, facts['rows'])} are not finite, so nothing is said of their variance."
+    rows = [row for row in facts["rows"] if row["variance"] > 0]
     if not rows:
         return "No layer has outputs that vary."
     first, last = rows[0], rows[-1]
-    ratio = last["variance"] / first["variance"]
-    change = (
-        "keeps its size to within a factor of ten"
-        if 0.1 <= ratio <= 10
-        else f"{'grows' if ratio > 1 else 'shrinks'} by a factor of {number(max(ratio, 1 / ratio), 2)}"
-    )
-    dead = sum(row["dead"] or 0 for row in facts["rows"])
-    text = (
-        f"From {first['layer']} to {last['layer']} the variance of activations {change} "
-        f"({number(first['variance'], 2)} to {number(last['variance'], 2)})"
-    )
+    if len(rows) == 1:
+        text = f"The variance of activations is {number(first['variance'], 2)} at {first['layer']}"
+    else:
+        ratio = last["variance"] / first["variance"]
+        change = (
+            "keeps its size to within a factor of ten"
+            if 0.1 <= ratio <= 10
+            else f"{'grows' if ratio > 1 else 'shrinks'} by a factor of {number(max(ratio, 1 / ratio), 2)}"
+        )
+        text = (
+            f"From {first['layer']} to {last['layer']} the variance of activations {change} "
+            f"({number(first['variance'], 2)} to {number(last['variance'], 2)})"
+        )
+    if len(rows) < len(facts["rows"]):
+        text += f"; {plural(len(facts['rows']) - len(rows), 'layer has', 'layers have')} constant outputs"
+    dead = dead_units(facts["rows"])
     if dead:
         return f"{text}; {plural(dead, 'unit')} passed no gradient on this batch."
     return f"{text}; no layer hands on a dead unit."
 
 
+def dead_units(rows: list[Facts]) -> int:
+    """Units that no gradient passed, each counted once: at the layer whose weights make it.
+
+    An activation or a dropout hands on the units of the layer before, and so does a norm, which may mix them.
+
+    Example:
+        >>> linear, relu = ({"layer": name, "kind": "", "units": 5, "dead": 2} for name in ("0", "1"))
+        >>> dead_units([{**linear, "weights": True}, {**relu, "weights": False}])
+        2
+    """
+    calls: dict[str, list[int]] = {}
+    latest, units = [0], 0
+    for row in rows:
+        dead = row["dead"] or 0
+        if row["weights"]:
+            latest, units = calls.setdefault(row["layer"].split(" (")[0], []), row["units"]
+            latest.append(dead)
+        elif "Norm" in row["kind"] and row["units"] == units:
+            latest[-1] = max(latest[-1], dead)
+    # a unit is dead only if it is so at every call of its layer
+    return sum(map(min, calls.values())) or max((row["dead"] or 0 for row in rows), default=0)
+
+
+def _first_of(lost: list[Facts], rows: list[Facts]) -> str:
+    return f"{len(lost)} of {plural(len(rows), 'layer')} (the first is {lost[0]['layer']})"
+
+
 def gains(facts: Facts) -> str:
     """How layers treat gradients, and whether theory agrees."""
-    rows = [row for row in facts["rows"] if row["vjp_gain"]]
+    lost = [row for row in facts["rows"] if not row["finite"]]
+    text = f"Values or derivatives of {_first_of(lost, facts['rows'])} are not finite" if lost else ""
+    rows = [row for row in facts["rows"] if row["vjp_gain"] and row["finite"]]
     if not rows:
-        return "No layer has a gain that can be measured."
+        return f"{text}, and no other has a gain." if lost else "No layer has a gain that can be measured."
     logs = [math.log10(row["vjp_gain"]) for row in rows]
     low, high = rows[logs.index(min(logs))], rows[logs.index(max(logs))]
-    text = (
-        f"Layer gains run from {number(low['vjp_gain'], 2)} ({low['layer']}) to {number(high['vjp_gain'], 2)} "
-        f"({high['layer']})"
-    )
+    text += "; elsewhere " if lost else ""
+    if len(rows) == 1:
+        text += f"{'the' if lost else 'The'} gain of {low['layer']} is {number(low['vjp_gain'], 2)}"
+    else:
+        text += (
+            f"{'layer' if lost else 'Layer'} gains run from {number(low['vjp_gain'], 2)} ({low['layer']}) to "
+            f"{number(high['vjp_gain'], 2)} ({high['layer']})"
+        )
     compared = [row for row in rows if row["expected_gain"]]
     if compared:
         near = sum(0.5 <= row["vjp_gain"] / row["expected_gain"] <= 2 for row in compared)
-        text += f"; {near} of {len(compared)} are within a factor of two of what theory expects of the layer"
+        text += (
+            f"; {near} of {len(compared)} {'is' if near == 1 else 'are'} within a factor of two of what theory expects "
+            "of the layer"
+        )
     return text + "."
 
 
 def gradient(facts: Facts) -> str:
     """How even gradients are across tensors."""
-    rows = [row for row in facts["rows"] if row["rms"] is not None]
-    alive = [row for row in rows if row["rms"] > 0]
-    if not alive:
+    rows = facts["rows"]
+    lost = [row for row in rows if row["rms"] is None]
+    if lost:
+        first = lost[0]["parameter"]
+        return f"Gradients of {len(lost)} of {plural(len(rows), 'tensor')} (the first is {first}) are not finite."
+    largest = max((row["rms"] for row in rows), default=0.0)
+    if not largest:
         return "No gradient is larger than 0."
+    alive = [row for row in rows if row["rms"] > NEGLIGIBLE * largest]
+    zero = sum(row["rms"] == 0 for row in rows)
     low, high = min(alive, key=lambda row: row["rms"]), max(alive, key=lambda row: row["rms"])
-    ratio = high["rms"] / low["rms"]
-    text = (
-        f"Gradients of {plural(len(rows), 'tensor')} differ by a factor of {number(ratio, 2)} in RMS, between "
-        f"{low['parameter']} ({number(low['rms'], 2)}) and {high['parameter']} ({number(high['rms'], 2)})"
-    )
-    if len(alive) < len(rows):
-        text += f"; {plural(len(rows) - len(alive), 'more tensor')} got a gradient of 0"
+    if len(alive) == 1:
+        text = f"{high['parameter']} has the only gradient to speak of ({number(high['rms'], 2)} in RMS)"
+    else:
+        text = (
+            f"Gradients of {plural(len(alive), 'tensor')} differ by a factor of {number(high['rms'] / low['rms'], 2)} "
+            f"in RMS, between {low['parameter']} ({number(low['rms'], 2)}) and {high['parameter']} "
+            f"({number(high['rms'], 2)})"
+        )
+    if zero:
+        text += f"; {plural(zero, 'more tensor')} got a gradient of 0"
+    small = len(rows) - len(alive) - zero
+    if small:
+        text += f"; {plural(small, 'more tensor')} got less than a millionth of that: vanished, or 0 but for rounding"
     return f"{text}."
 
 
