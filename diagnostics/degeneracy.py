@@ -146,10 +146,15 @@ def degeneracy(
         if not parts:
             raise InputError(f"No output of {type(model).__name__} depends on a trainable parameter, expected one.")
         outputs = torch.cat([value.reshape(-1) for value in parts])
-        total = sum(value.numel() for value in parameters.values())
+        starts = np.concatenate([[0], np.cumsum([value.numel() for value in parameters.values()])]).astype(int)
+        total = int(starts[-1])
+        places = dict(zip(parameters, starts[:-1], strict=True))
+        directions = None if graph is None else gauge_directions(graph, places, total)
         exact = total <= max_exact
         rows = min(outputs.numel(), total + 10 if exact else max_rows)
-        matrix, squares = _rows(outputs, list(parameters.values()), rows, None if exact else 2 * rows + 50, seed)
+        sketch = None if exact else 2 * rows + 50
+        tested = None if exact or directions is None else _combined(directions, 2 * rows + 50, seed)
+        matrix, squares, moved = _rows(outputs, list(parameters.values()), rows, sketch, tested, seed)
     if not np.isfinite(matrix).all():
         raise UnsupportedError(
             f"Derivatives of {type(model).__name__} are not finite on these data, so they have no rank; "
@@ -166,10 +171,6 @@ def degeneracy(
     relative = singular / singular.max(initial=1e-300)
     rank = int((relative > tolerance).sum())
     free = int(live.sum()) - rank
-    starts = np.concatenate([[0], np.cumsum([value.numel() for value in parameters.values()])]).astype(int)
-    directions = (
-        None if graph is None else gauge_directions(graph, dict(zip(parameters, starts[:-1], strict=True)), total)
-    )
     gauge, gauge_share, rest_share = 0, None, None
     if directions is not None and exact:
         basis = _confirmed(directions, live, np.sqrt(squares), scaled, singular, notes)
@@ -178,8 +179,9 @@ def degeneracy(
         extra = null - basis @ (basis.T @ null)
         kept, sizes, _ = np.linalg.svd(extra, full_matrices=False)
         rest_share = _spread(kept[:, sizes > 0.5], live, total)
-    elif graph is not None and directions is not None:
-        gauge = _gauge_rank(graph, directions, live)
+    elif graph is not None and directions is not None and tested is not None:
+        broken = _broken(tested, moved, np.sqrt(squares), notes)
+        gauge = max(0, _gauge_rank(graph, directions, live) - broken)
     needed = free - gauge
     undetermined = min(needed, max(0, int(live.sum()) - gauge - outputs.numel())) if needed > 0 else 0
     if not exact and rows < outputs.numel() and rank == rows:
@@ -233,9 +235,12 @@ def _traced(model: nn.Module, inputs: Any, kwargs: Any, notes: list[str]) -> Red
 
 
 def _rows(
-    outputs: Tensor, parameters: list[Tensor], count: int, sketch: int | None, seed: int
-) -> tuple[np.ndarray, np.ndarray]:
-    """``count`` rows of the Jacobian (random combinations if fewer than all), and the squared length of its columns."""
+    outputs: Tensor, parameters: list[Tensor], count: int, sketch: int | None, tested: csr_array | None, seed: int
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """``count`` rows of the Jacobian (random combinations if fewer than all), and the squared length of its columns.
+
+    The third array is their product with the directions tested, which has to be taken before columns are hashed.
+    """
     generator = torch.Generator().manual_seed(seed)
     total = sum(parameter.numel() for parameter in parameters)
     mixed = count < outputs.numel()
@@ -244,6 +249,7 @@ def _rows(
     bucket = None if sketch is None else random.integers(0, width, total)
     sign = None if sketch is None else random.integers(0, 2, total) * 2.0 - 1
     matrix, squares = np.zeros((count, width)), np.zeros(total)
+    moved = np.zeros((count, 0 if tested is None else tested.shape[1]))
     for i in range(count):
         if mixed:
             cotangent = torch.randn(outputs.shape, generator=generator, dtype=outputs.dtype).to(outputs)
@@ -258,8 +264,10 @@ def _rows(
             ]
         ).numpy()
         squares += row**2
+        if tested is not None:
+            moved[i] = row @ tested
         matrix[i] = row if bucket is None or sign is None else np.bincount(bucket, row * sign, minlength=width)
-    return matrix, squares
+    return matrix, squares, moved
 
 
 def gauge_directions(graph: ReductionGraph, starts: Mapping[str, int], total: int) -> csr_array:
@@ -314,13 +322,39 @@ def _confirmed(
     _, moved, turn = np.linalg.svd(jacobian @ basis, full_matrices=True)
     effect = np.concatenate([moved, np.zeros(turn.shape[0] - len(moved))])
     null = effect <= 1e-8 * singular.max(initial=1.0)
-    broken = int((~null).sum())
-    if broken:
-        notes.append(
-            f"{broken} rescaling directions of the reduction graph change the outputs (by {effect.max():.1e} at most, "
-            "relatively): they need running statistics to follow, or an epsilon to be zero, and are not counted."
-        )
+    _note_broken(int((~null).sum()), float(effect.max(initial=0.0)), notes)
     return np.asarray(basis @ turn[null].T)
+
+
+def _note_broken(count: int, effect: float, notes: list[str]) -> None:
+    if count:
+        those = "direction" if count == 1 else "directions"
+        notes.append(
+            f"Not counted: {count} rescaling {those} of the reduction graph that the Jacobian does not confirm (the "
+            f"outputs change by {effect:.1e} at most, relatively), for want of running statistics that follow, or of "
+            "an epsilon of zero."
+        )
+
+
+def _combined(directions: csr_array, width: int, seed: int) -> csr_array:
+    """The directions, or where there are more of them, ``width`` random combinations."""
+    count = directions.shape[1]
+    if count <= width:
+        return directions
+    random = np.random.default_rng(seed)
+    signs = random.integers(0, 2, count) * 2.0 - 1
+    return csr_array(directions @ coo_array((signs, (np.arange(count), random.integers(0, width, count)))).tocsr())
+
+
+def _broken(tested: csr_array, moved: np.ndarray, lengths: np.ndarray, notes: list[str]) -> int:
+    """How many independent directions the Jacobian does not confirm: the rank of its product with them."""
+    sizes = np.sqrt(tested.multiply(tested).T @ lengths**2)
+    found = np.linalg.svd(moved[:, sizes > 0] / sizes[sizes > 0], compute_uv=False)
+    broken = int((found > 1e-8 * max(1.0, found.max(initial=0.0))).sum())
+    _note_broken(broken, float(found.max(initial=0.0)), notes)
+    if broken and broken == len(moved):
+        notes.append("As many as there were combinations of outputs, so more may do so; raise max_rows.")
+    return broken
 
 
 def _gauge_rank(graph: ReductionGraph, directions: csr_array, live: np.ndarray) -> int:

@@ -117,6 +117,29 @@ def test_large_models_by_sketches() -> None:
     assert found.deficit == found.dead + found.gauge + found.undetermined + found.unexplained
 
 
+@pytest.mark.parametrize("max_rows", [2000, 12])
+@pytest.mark.parametrize("norm", [nn.BatchNorm1d(6, 0.1), nn.LayerNorm(6, 0.1), nn.BatchNorm1d(6, 1e-30), None])
+def test_sketches_count_only_rescalings_that_the_jacobian_confirms(norm: nn.Module | None, max_rows: int) -> None:
+    torch.manual_seed(0)
+    between = [] if norm is None else [norm]
+    model = nn.Sequential(nn.Linear(4, 6), *between, nn.ReLU(), nn.Linear(6, 3))
+    model[-3].bias.data[0] = -1e3
+    x = torch.randn(200, 4)
+    exact, sketched = degeneracy(model, x), degeneracy(model, x, max_exact=0, max_rows=max_rows)
+    assert (exact.method, sketched.method) == ("exact", "randomised")
+    assert sketched.gauge == exact.gauge and sketched.dead == exact.dead
+    assert [note[:20] for note in sketched.notes if "rescaling" in note] == [note[:20] for note in exact.notes]
+    if max_rows == 2000:
+        assert (sketched.rank, sketched.unexplained) == (exact.rank, exact.unexplained)
+
+
+def test_many_rescalings_are_tested_in_combinations() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(2, 90), nn.ReLU(), nn.BatchNorm1d(90).eval(), nn.Linear(90, 1)).eval()
+    few = degeneracy(model, torch.randn(40, 2), max_exact=0, max_rows=5)
+    assert few.gauge > 0 and "more may do so" in few.notes[1] and few.notes[0].startswith("Not counted: 5 ")
+
+
 def test_models_that_cannot_be_captured_still_count() -> None:
     class Branch(nn.Module):
         def __init__(self) -> None:
