@@ -69,7 +69,7 @@ def analyse(matrix: Tensor | np.ndarray) -> AttentionChain:
         Stationary distribution, spectral gap, Dobrushin coefficient and caveats.
 
     Raises:
-        InputError: not a square matrix with non-negative rows that sum to one.
+        InputError: not a square matrix with finite, non-negative rows that sum to one.
 
     Example:
         >>> chain = analyse(np.array([[0.9, 0.1], [0.5, 0.5]]))
@@ -84,6 +84,12 @@ def analyse(matrix: Tensor | np.ndarray) -> AttentionChain:
     p = np.asarray(matrix.detach().cpu() if isinstance(matrix, Tensor) else matrix, dtype=np.float64)
     if p.ndim != 2 or p.shape[0] != p.shape[1]:
         raise InputError(f"The matrix has shape {p.shape}, expected (T, T); self-attention has one token set.")
+    lost = np.flatnonzero(~np.isfinite(p).all(1))
+    if len(lost):
+        raise InputError(
+            f"{len(lost)} of {len(p)} rows of the matrix are not finite, the first is {lost[0]}, expected "
+            "distributions; a mask that hides all tokens from one gives such a row: let it see itself."
+        )
     if (p < 0).any() or np.abs(p.sum(1) - 1).max() > 1e-3:
         raise InputError("The rows of the matrix are no distributions; pass attention weights after the softmax.")
     p = p / p.sum(1, keepdims=True)
@@ -105,10 +111,10 @@ def analyse(matrix: Tensor | np.ndarray) -> AttentionChain:
 
 
 def _caveat(p: np.ndarray, closed: Sequence[Sequence[int]]) -> str:
-    if len(p) > 1 and np.allclose(np.triu(p, 1), 0, atol=_TOLERANCE):
-        return "causal: token 0 is absorbing, so the stationary distribution is a point mass on it"
     if len(closed) > 1:
         return f"block mask: {len(closed)} closed classes, the stationary distribution is not unique and the gap is 0"
+    if len(p) > 1 and np.allclose(np.triu(p, 1), 0, atol=_TOLERANCE):
+        return "causal: token 0 is absorbing, so the stationary distribution is a point mass on it"
     if len(closed) == 1 and len(closed[0]) == 1 and len(p) > 1:
         return f"token {closed[0][0]} is absorbing, so the stationary distribution is a point mass on it"
     return ""

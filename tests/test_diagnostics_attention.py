@@ -50,6 +50,10 @@ def test_causal_and_block_masks() -> None:
     assert "2 closed classes" in chain.caveat and chain.gap == pytest.approx(0, abs=1e-9)
     assert chain.mixing_time() is None
     assert np.abs(chain.stationary @ block - chain.stationary).max() < 1e-12
+    # two documents packed into one causal sequence: either has an absorbing first token
+    packed = analyse(np.kron(np.eye(2), np.tril(np.ones((2, 2))) / [[1], [2]]))
+    assert packed.closed_classes == ((0,), (2,)) and packed.caveat.startswith("block mask: 2 closed classes")
+    assert analyse(np.eye(3)).caveat.startswith("block mask: 3") and analyse(np.eye(1)).caveat == ""
     periodic = analyse(np.array([[0.0, 1.0], [1.0, 0.0]]))
     assert periodic.gap == pytest.approx(0) and periodic.mixing_time() is None
 
@@ -114,6 +118,8 @@ def test_bad_input() -> None:
         analyse(np.ones((2, 3)))
     with pytest.raises(InputError, match="no distributions"):
         analyse(np.ones((2, 2)))
+    with pytest.raises(InputError, match="1 of 2 rows of the matrix are not finite, the first is 1"):
+        analyse(np.array([[0.5, 0.5], [np.nan, np.nan]]))
     with pytest.raises(InputError, match="no matrix"):
         rollout([])
     with pytest.raises(UnsupportedError, match="No attention"):
