@@ -29,12 +29,14 @@ def idx(array: np.ndarray, code: int) -> bytes:
     return header + array.astype(array.dtype.newbyteorder(">")).tobytes()
 
 
-def write_mnist(folder: Path, packed: bool = False) -> tuple[np.ndarray, np.ndarray]:
+def write_mnist(
+    folder: Path, packed: bool = False, train: int = 24, test: int = 6, classes: int = 10
+) -> tuple[np.ndarray, np.ndarray]:
     rng = np.random.default_rng(0)
     first = None
-    for part, count in (("train", 24), ("t10k", 6)):
+    for part, count in (("train", train), ("t10k", test)):
         images = rng.integers(0, 256, (count, 28, 28), dtype=np.uint8)
-        labels = (np.arange(count) % 10).astype(np.uint8)
+        labels = (np.arange(count) % classes).astype(np.uint8)
         first = first or (images, labels)
         for name, data in (
             (f"{part}-images-idx3-ubyte", idx(images, 8)),
@@ -112,6 +114,23 @@ def test_images_without_their_labels_are_one_sentence(tmp_path: Path) -> None:
     (tmp_path / "train-labels-idx1-ubyte").write_bytes(idx(np.zeros(3, np.uint8), 8))
     with pytest.raises(InputError, match="do not belong together"):
         mnist_splits(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        ({"train": 0}, "has too few training images: 0, expected at least 2"),
+        ({"train": 1}, "has too few training images: 1, "),
+        ({"test": 0}, "has too few test images: 0, expected at least 1"),
+        ({"classes": 24}, "The training labels in .* go from 0 to 23, expected whole numbers from 0 to 9"),
+    ],
+)
+def test_too_few_images_and_labels_of_no_class_are_one_sentence(
+    tmp_path: Path, options: dict[str, int], sentence: str
+) -> None:
+    write_mnist(tmp_path, **options)  # type: ignore[arg-type]
+    with pytest.raises(InputError, match=sentence):
+        load_task("mnist-28", hidden=4, data=str(tmp_path))
 
 
 @pytest.mark.parametrize("classes", [10, 100])

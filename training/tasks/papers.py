@@ -48,10 +48,19 @@ def _standardised(train: np.ndarray, *others: np.ndarray) -> list[Tensor]:
     return [torch.tensor((part - mean) / std, dtype=torch.float32) for part in (train, *others)]
 
 
-def _parts(
-    images: np.ndarray, labels: np.ndarray, test_images: np.ndarray, test_labels: np.ndarray
-) -> tuple[Split, Split, Split]:
+def _parts(found: Sequence[np.ndarray], classes: int, folder: Path, hint: str) -> tuple[Split, Split, Split]:
     """Hold out the last twelfth of the training images; normalise all by the rest."""
+    images, labels, test_images, test_labels = found
+    for what, given, least in (("training", labels, 2), ("test", test_labels, 1)):
+        if len(given) < least:
+            raise InputError(
+                f"The folder '{folder}' has too few {what} images: {len(given)}, expected at least {least}; {hint}."
+            )
+        if not np.isin(given, np.arange(classes)).all():
+            raise InputError(
+                f"The {what} labels in '{folder}' go from {given.min()} to {given.max()}, expected whole numbers from "
+                f"0 to {classes - 1}; {hint}."
+            )
     kept = len(images) - max(1, len(images) // HELD_OUT)
     train, valid, test = _standardised(images[:kept], images[kept:], test_images)
     return (
@@ -71,20 +80,20 @@ def mnist_splits(folder: Path) -> tuple[Split, Split, Split]:
         Splits with images of shape (N, 1, Y, X), normalised.
 
     Raises:
-        InputError: a file is missing, damaged, or does not belong to the others.
+        InputError: a file is missing, damaged, does not belong to the others, or has too few images or labels above 9.
     """
     found = []
     for part in ("train", "t10k"):
         images = find(folder, (f"{part}-images-idx3-ubyte", f"{part}-images.idx3-ubyte"), MNIST)
         labels = find(folder, (f"{part}-labels-idx1-ubyte", f"{part}-labels.idx1-ubyte"), MNIST)
         pixels, classes = read_idx(images, MNIST), read_idx(labels, MNIST)
-        if pixels.ndim != 3 or classes.ndim != 1 or len(pixels) != len(classes) or len(pixels) < 2:
+        if pixels.ndim != 3 or classes.ndim != 1 or len(pixels) != len(classes):
             raise InputError(
                 f"The files '{images}' and '{labels}' do not belong together: their shapes are {pixels.shape} and "
                 f"{classes.shape}; {MNIST}."
             )
         found += [pixels[:, None], classes]
-    return _parts(*found)
+    return _parts(found, 10, folder, MNIST)
 
 
 def _mnist(name: str, steps: int, permuted: bool, hidden: int = 100, data: str | None = None) -> Task:
@@ -113,7 +122,7 @@ def cifar_splits(folder: Path, classes: int) -> tuple[Split, Split, Split]:
         Splits with images of shape (N, 3, 32, 32), normalised.
 
     Raises:
-        InputError: a file is missing or damaged.
+        InputError: a file is missing or damaged, or has too few images or labels of other classes.
     """
     inner = folder / ("cifar-10-batches-py" if classes == 10 else "cifar-100-python")
     folder = inner if inner.is_dir() else folder
@@ -122,9 +131,7 @@ def cifar_splits(folder: Path, classes: int) -> tuple[Split, Split, Split]:
     batches = [read_batch(find(folder, (name,), CIFAR), labels, CIFAR) for name in names]
     test = read_batch(find(folder, ("test_batch" if classes == 10 else "test",), CIFAR), labels, CIFAR)
     images, targets = (np.concatenate([batch[i] for batch in batches]) for i in range(2))
-    if len(images) < 2 or max(targets.max(), test[1].max()) >= classes:
-        raise InputError(f"The batches in '{folder}' are not those of {classes} classes; {CIFAR}.")
-    return _parts(images, targets, *test)
+    return _parts((images, targets, *test), classes, folder, CIFAR)
 
 
 def _cifar(classes: int, hidden: int = 16, network: str = "resnet", depth: int = 20, data: str | None = None) -> Task:
