@@ -44,7 +44,7 @@ def diagnose(
         typer.Option(
             "--plots",
             metavar="FOLDER",
-            help="Also save signal.png, cosines.png and walk.png in this folder.",
+            help="Also save signal.png, cosines.png and walk.png in this folder, made unless it is there.",
             show_default=False,
         ),
     ] = None,
@@ -69,15 +69,16 @@ def diagnose(
     """
     from rich.console import Console
 
-    from pathspace.files import ensure_writable
+    from pathspace.files import ensure_writable, make_folder
     from pathspace.target import load_target
     from pathspace.working import working
 
     if json not in (None, "-"):
         ensure_writable(str(json))
     if plots is not None:
+        folder = make_folder(plots)
         for name in ("signal.png", "cosines.png", "walk.png"):
-            ensure_writable(f"{plots}/{name}")
+            ensure_writable(folder / name)
     with working("Loading", target) as status:
         loaded = load_target(target, inputs or (), seed=seed, train=train)
         status("Following signals")

@@ -38,6 +38,33 @@ def ensure_writable(path: str | os.PathLike[str]) -> None:
         temporary.unlink()
 
 
+def make_folder(folder: str | os.PathLike[str]) -> Path:
+    """Create a folder, its parents included, unless it is there already.
+
+    Args:
+        folder: the folder's path.
+
+    Returns:
+        The same path.
+
+    Raises:
+        InputError: something else is in its place, or it cannot be created.
+
+    Example:
+        >>> make_folder("/dev/null/runs")
+        Traceback (most recent call last):
+        ...
+        pathspace.errors.InputError: Cannot make the folder '/dev/null/runs': not a directory; choose another.
+    """
+    path = Path(folder)
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        reason = (error.strerror or "unknown reason").lower()
+        raise InputError(f"Cannot make the folder '{path}': {reason}; choose another.") from error
+    return path
+
+
 @contextmanager
 def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
     """Yield a temporary sibling of ``path`` that becomes ``path`` when the body succeeds.

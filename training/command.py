@@ -12,11 +12,10 @@ from rich.console import Console
 from rich.table import Table
 
 from pathspace.errors import InputError
-from pathspace.files import ensure_writable, replacing
+from pathspace.files import ensure_writable, make_folder, replacing
 from training import ranks
 from training.checkpoint import protect_unfinished
 from training.config import write_config
-from training.folder import make_folder
 from training.history import History, Score
 from training.launch import make_fabric, one_voice
 from training.monitor import Monitor, Watchers

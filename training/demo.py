@@ -14,9 +14,8 @@ from rich.table import Table
 from torch import Tensor, nn
 
 import pathspace as ps
-from pathspace.files import replacing
+from pathspace.files import make_folder, replacing
 from training.experiment import Comparison, Plan, compare
-from training.folder import make_folder
 from training.models import loop_rnn, mlp, residual_cnn, stacked_rnn
 from training.plots import draw_comparison, save_figure
 from training.progress import run_progress

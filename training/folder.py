@@ -10,6 +10,7 @@ from typing import Any
 from lightning_fabric import Fabric
 
 from pathspace.errors import InputError
+from pathspace.files import make_folder
 from training import ranks
 from training.checkpoint import load_checkpoint, save_checkpoint, write_tensors
 from training.history import History
@@ -98,30 +99,3 @@ class RunFolder:
         if self.checkpoint is None:
             raise InputError("A run without a folder has no checkpoint to resume from; give it a folder.")
         return load_checkpoint(self.fabric, self.checkpoint, settings)
-
-
-def make_folder(folder: str | os.PathLike[str]) -> Path:
-    """Create a folder, its parents included, unless it is there already.
-
-    Args:
-        folder: the folder's path.
-
-    Returns:
-        The same path.
-
-    Raises:
-        InputError: something else is in its place, or it cannot be created.
-
-    Example:
-        >>> make_folder("/dev/null/runs")
-        Traceback (most recent call last):
-        ...
-        pathspace.errors.InputError: Cannot make the folder '/dev/null/runs': not a directory; choose another.
-    """
-    path = Path(folder)
-    try:
-        path.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        reason = (error.strerror or "unknown reason").lower()
-        raise InputError(f"Cannot make the folder '{path}': {reason}; choose another.") from error
-    return path

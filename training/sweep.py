@@ -13,8 +13,7 @@ from rich.console import Console
 from rich.table import Table
 
 from pathspace.errors import InputError
-from pathspace.files import ensure_writable, replacing
-from training.folder import make_folder
+from pathspace.files import ensure_writable, make_folder, replacing
 from training.intervals import Interval, t_interval
 from training.progress import counting
 from training.reproduce.journal import Journal, run_all

@@ -11,8 +11,7 @@ from rich.progress import Progress
 from rich.table import Table as RichTable
 
 from pathspace.errors import InputError
-from pathspace.files import ensure_writable
-from training.folder import make_folder
+from pathspace.files import ensure_writable, make_folder
 from training.plots import save_png
 from training.progress import counting
 from training.reproduce import EXPERIMENTS, Experiment, Setting

@@ -13,8 +13,7 @@ from pathlib import Path
 import torch
 
 from pathspace.errors import InputError
-from pathspace.files import replacing
-from training.folder import make_folder
+from pathspace.files import make_folder, replacing
 from training.reproduce.trial import Outcome, Trial, run_trial
 
 FORMAT = 1
