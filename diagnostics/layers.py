@@ -121,7 +121,8 @@ def select(model: nn.Module, names: Names = None, types: Types = None) -> dict[s
 
     Returns:
         Name -> module, in the model's order. With neither filter: every module without children, and torch's own
-        layers that have some (attention). With a filter: every module that passes it.
+        layers that have some (attention). With a filter: every module that passes it, the
+        model itself only if named or if no other passes.
 
     Raises:
         InputError: nothing passes the filters.
@@ -158,8 +159,11 @@ def select(model: nn.Module, names: Names = None, types: Types = None) -> dict[s
         by_type = kinds is None or any(
             type(module).__name__ == kind if isinstance(kind, str) else isinstance(module, kind) for kind in kinds
         )
-        if by_name and by_type and (name or patterns is not None):
+        if by_name and by_type:
             chosen[name] = module
+    if patterns is None and len(chosen) > 1:
+        # the model itself only where nothing in it is of the type
+        chosen.pop("", None)
     if not chosen:
         found = sorted({type(module).__name__ for module in model.modules()})
         raise InputError(

@@ -160,6 +160,9 @@ def test_filters_and_refusals() -> None:
     x = torch.randn(2, 5)
     assert [row.layer for row in signal(model, x, names=["first", "thi*"])] == ["first", "third"]
     assert [row.layer for row in signal(model, x, types="Linear", names="s*")] == ["second"]
+    (row,) = signal(model.first, x, types=[nn.Linear])
+    assert row.layer == "" and row.vjp_gain == signal(model.first, x)[0].vjp_gain
+    assert list(select(nn.Sequential(nn.Sequential(nn.Tanh())), types=nn.Sequential)) == ["0"]
     with pytest.raises(InputError, match="its types are Functional, Linear"):
         signal(model, x, types=nn.Conv2d)
     with pytest.raises(InputError, match="probes=0"):
