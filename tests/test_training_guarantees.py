@@ -350,7 +350,7 @@ def test_sweep_runs_the_grid_once_and_writes_one_table(tmp_path: Path, monkeypat
     words = ["sweep", "digits-rows", "--optimizer", "sgd", "--hidden", 4, "--epochs", 1, "--batch-size", 600]
     words += ["--lr", 0.1, "--lr", 0.5, "--out", tmp_path / "sweep"]
     first = call(*words)
-    assert first.exit_code == 0, first.output
+    assert first.exit_code == 0 and "1 epoch, 2 seeds" in first.output, first.output
     with open(tmp_path / "sweep" / "sweep.csv", newline="") as file:
         rows = list(csv.DictReader(file))
     assert [sorted(float(row["learning_rate"]) for row in rows), {row["seeds"] for row in rows}] == [[0.1, 0.5], {"2"}]
@@ -374,8 +374,14 @@ def test_cells_put_divergence_last_and_the_best_first() -> None:
 
 
 @pytest.mark.parametrize(
-    ("rates", "taus"), [((), (0.0,)), ((0.0,), (0.0,)), ((0.1,), (-1.0,)), ((float("nan"),), (0.0,))]
+    ("rates", "taus", "expected"),
+    [
+        ((), (0.0,), "positive numbers"),
+        ((0.0,), (0.0,), "positive numbers"),
+        ((0.1,), (-1.0,), "numbers of at least 0"),
+        ((float("nan"),), (0.0,), "positive numbers"),
+    ],
 )
-def test_grid_without_sense_is_one_sentence(rates: tuple[float, ...], taus: tuple[float, ...]) -> None:
-    with pytest.raises(InputError, match="A sweep found"):
+def test_grid_without_sense_is_one_sentence(rates: tuple[float, ...], taus: tuple[float, ...], expected: str) -> None:
+    with pytest.raises(InputError, match=f"A sweep found .*, expected {expected}."):
         grid(Trial("t", "sgd", 0.0, 0, 1), rates, taus, 1)

@@ -68,7 +68,8 @@ def draw_comparison(comparison: Comparison) -> Figure:
         figure.legend(*loss.get_legend_handles_labels(), loc="outside lower center", ncols=3, frameon=False)
         plan = comparison.plan
         figure.suptitle(
-            f"{task.name}: {plan.epochs} epochs, batches of {plan.batch_size}, {len(plan.seeds)} seeds "
+            f"{task.name}: {plan.epochs} epoch{'s' * (plan.epochs != 1)}, batches of {plan.batch_size}, "
+            f"{len(plan.seeds)} seed{'s' * (len(plan.seeds) != 1)} "
             "(thick: mean, thin: each seed; cross: failed run; ring: chosen lr)",
             fontsize=11,
         )

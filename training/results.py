@@ -35,8 +35,9 @@ def results_table(comparison: Comparison) -> Table:
         )
     rates = ", ".join(f"{rate:g}" for rate in plan.rates)
     table.caption = (
-        f"Every arm: {plan.epochs} epochs, batches of {plan.batch_size}, "
-        f"seeds {', '.join(map(str, plan.seeds))}, lr chosen from {rates} by the validation split. "
+        f"Every arm: {plan.epochs} epoch{'s' * (plan.epochs != 1)}, batches of {plan.batch_size}, "
+        f"seed{'s' * (len(plan.seeds) != 1)} {', '.join(map(str, plan.seeds))}, "
+        f"lr chosen from {rates} by the validation split. "
         f"The intervals are over seeds; the {len(task.test)} test examples are the same throughout. "
         f"Failed, at any lr: the loss overflowed, or the validation {task.metric_name} ended above "
         f"{format(task.hopeless, task.metric_format)}."

@@ -54,9 +54,12 @@ def grid(base: Trial, rates: Sequence[float], taus: Sequence[float], seeds: int)
         >>> len(grid(Trial("digits-rows", "sgd", 0.1, 0, 1), (0.1, 0.2), (0.0,), 3))
         6
     """
-    for what, values, least in (("learning rates", rates, math.ulp(0.0)), ("strengths tau", taus, 0.0)):
-        if not values or not all(math.isfinite(v) and v >= least for v in values):
-            raise InputError(f"A sweep found {what} {list(values)}, expected numbers of at least {least:g}.")
+    for what, values, expected, fits in (
+        ("learning rates", rates, "positive numbers", lambda v: v > 0),
+        ("strengths tau", taus, "numbers of at least 0", lambda v: v >= 0),
+    ):
+        if not values or not all(math.isfinite(v) and fits(v) for v in values):
+            raise InputError(f"A sweep found {what} {list(values)}, expected {expected}.")
     return [replace(base, lr=lr, tau=tau, seed=seed) for lr in rates for tau in taus for seed in range(seeds)]
 
 
@@ -121,7 +124,8 @@ def run_sweep(
     for cell in rows:
         shown = cell.valid.show(task.metric_format)
         table.add_row(f"{cell.lr:g}", f"{cell.tau:g}", shown, f"{cell.diverged} of {seeds}")
-    table.caption = f"{base.epochs} epochs, {seeds} seeds, 95 % t-intervals; the test split was not looked at."
+    spent = f"{base.epochs} epoch{'s' * (base.epochs != 1)}, {seeds} seed{'s' * (seeds != 1)}"
+    table.caption = f"{spent}, 95 % t-intervals; the test split was not looked at."
     console.print(table)
     with replacing(Path(folder) / "sweep.csv") as temporary, open(temporary, "w", newline="") as file:
         writer = csv.writer(file)
