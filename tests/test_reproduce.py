@@ -294,6 +294,7 @@ def test_a_shrunk_run_says_so_and_the_command_writes_everything(
         (["reproduce", "smnist", "--scale", "full"], "needs MNIST's four idx files; give their folder with --data DIR"),
         (["reproduce", "depth", "--scale", "full", "--data", "nowhere"], "There is no folder 'nowhere'"),
         (["reproduce", "toy", "--out", "/dev/null/x"], "Cannot make the folder '/dev/null/x'"),
+        (["reproduce", "page", "--out", "none"], "There is no record in 'none' to write a page of"),
         (["reproduce", "page", "--out", "broken"], "The file 'broken/toy.json' is no record of an experiment"),
     ],
 )
@@ -305,3 +306,4 @@ def test_bad_input_is_one_sentence(
     (tmp_path / "broken" / "toy.json").write_text(json.dumps({"format": 1, "name": "toy"}))
     result = call(*words)
     assert result.exit_code == 2 and sentence in flat(result.stderr) and "Traceback" not in result.output
+    assert {path.name for path in tmp_path.iterdir()} == {"broken"}

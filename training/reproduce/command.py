@@ -50,9 +50,13 @@ def run_reproduction(
         The record, ``None`` for ``page``.
 
     Raises:
-        InputError: an unknown name, missing data, or a file that cannot be written.
+        InputError: an unknown name, missing data or records, or a file that cannot be written.
     """
     experiment = find(name) if name != PAGE else None
+    if experiment is None and not records(Path(out)):
+        raise InputError(
+            f"There is no record in '{out}' to write a page of; run an experiment first, or name the folder with --out."
+        )
     if experiment is not None and scale == "full":
         check_data(experiment, data)
     folder = make_folder(out)
