@@ -11,14 +11,17 @@ The argument it checks, in time linear in the ids the document lists:
   is not in ``T_out``. Without the columns of ``T_out`` the basis is therefore triangular, and its ``m - H`` paths are
   independent.
 * *The model.* Given its tensors, shapes are compared and tree weights must not vanish. Given the model and a batch,
-  every scalar weight of a copy is rescaled by random combinations of all generators, by powers of two, which floating
-  point carries out without rounding; the outputs must stay what they were.
+  all its parameters must be accounted for, and two things are done to a copy: scalars said to be unused are drawn anew,
+  and every weight is rescaled by random combinations of all generators, by powers of two, which floating point carries
+  out without rounding; the outputs must stay what they were. So they depend on at most ``m - H`` independent values of
+  the listed weights. Whether the model has symmetries that the document does not list is not tried.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+import math
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -27,6 +30,10 @@ from typing import Any
 
 import numpy as np
 
+STATEMENT = (
+    "w_e <- w_e exp(phi(head e) - phi(tail e)), phi(root) = 0, acts by as many independent generators as there are "
+    "units; the basis paths of the two trees are as many as weights less units, and independent"
+)
 FIELDS = {
     "format": str,
     "version": int,
@@ -38,6 +45,8 @@ FIELDS = {
     "tensors": list,
     "products": list,
     "statistics": list,
+    "pinned": list,
+    "unused": list,
     "trees": dict,
     "shared_edges": int,
     "chains": int,
@@ -56,10 +65,11 @@ class Judgement:
 
     Attributes:
         accepted: whether the document proves its statement (and fits the model, where one was given).
-        reason: why not; empty when accepted.
+        reason: why not, or why nothing was seen of the outputs (all 0, or whole numbers); else empty.
         weights: ``m`` as counted by the checker.
         units: ``H``.
-        dimension: the proven dimension ``m - H``; ``None`` when rejected.
+        dimension: ``m - H``, the proven dimension of the graph that is stated; ``None`` when rejected. Compared with
+            outputs, it bounds from above how many independent values of the listed weights they depend on.
         compared: what the document was compared with: ``"nothing"``, ``"tensors"`` or ``"outputs"``.
         seconds: time taken.
     """
@@ -110,7 +120,8 @@ def check(
         tolerance: largest relative change of the outputs that is put down to rounding.
 
     Returns:
-        The judgement; a malformed document is rejected, never raised about.
+        The judgement; a malformed document, a file that cannot be read and a model that fails on its inputs are
+        rejected, never raised about.
 
     Example:
         >>> check({"format": "pathspace-proof"}).reason
@@ -118,7 +129,7 @@ def check(
     """
     start = time.perf_counter()
     weights = units = 0
-    compared = "nothing"
+    compared, blind = "nothing", ""
     try:
         loaded = _load(document)
         blocks = list(_tensors(loaded))
@@ -129,13 +140,17 @@ def check(
             _compare(loaded, blocks, tensors)
         if model is not None:
             compared = "outputs"
-            _rescale(loaded, blocks, model, args, kwargs or {}, tolerance)
+            blind = _rescale(loaded, blocks, model, args, kwargs or {}, tolerance)
+            compared = "tensors" if blind else compared
     except Rejected as rejection:
         return Judgement(False, str(rejection), weights, units, None, compared, time.perf_counter() - start)
+    except RecursionError:
+        reason = "the document is nested too deeply"
+        return Judgement(False, reason, weights, units, None, compared, time.perf_counter() - start)
     except (KeyError, IndexError, TypeError, ValueError, AttributeError, OverflowError) as error:
         reason = f"the document is malformed: {type(error).__name__} ({error})"
         return Judgement(False, reason, weights, units, None, compared, time.perf_counter() - start)
-    return Judgement(True, "", weights, units, weights - units, compared, time.perf_counter() - start)
+    return Judgement(True, blind, weights, units, weights - units, compared, time.perf_counter() - start)
 
 
 def _require(condition: Any, reason: str) -> None:
@@ -145,14 +160,19 @@ def _require(condition: Any, reason: str) -> None:
 
 def _load(document: Mapping[str, Any] | str | Path) -> Mapping[str, Any]:
     if isinstance(document, str | Path):
-        document = json.loads(Path(document).read_text(encoding="utf-8"))
+        try:
+            text = Path(document).read_text(encoding="utf-8")
+        except OSError as error:
+            raise Rejected(f"the file {str(document)!r} cannot be read ({error.strerror})") from error
+        document = json.loads(text)
     _require(isinstance(document, Mapping), "the document is no JSON object")
     assert isinstance(document, Mapping)
     for field, kind in FIELDS.items():
         _require(field in document, f"the document lacks {field!r}")
         _require(type(document[field]) is kind, f"{field!r} is no {kind.__name__}")
     _require(set(document) == set(FIELDS), "the document has fields that do not belong there")
-    _require(document["format"] == "pathspace-proof" and document["version"] == 1, "the format is not known")
+    _require(document["format"] == "pathspace-proof" and document["version"] == 2, "the format is not known")
+    _require(document["statement"] == STATEMENT, "the statement is not the one that is proven here")
     body = {key: value for key, value in document.items() if key != "digest"}
     text = json.dumps(body, sort_keys=True, separators=(",", ":"))
     _require(hashlib.sha256(text.encode()).hexdigest() == document["digest"], "the digest is another document's")
@@ -170,7 +190,7 @@ def _table(entry: Any, shape: tuple[int, ...], what: str) -> np.ndarray:
     fits = len(own) == len(shape) and all(n in (1, size) for n, size in zip(own, shape, strict=True))
     _require(fits, f"{what} of shape {own} does not broadcast to {shape}")
     values = _whole(entry["values"], what)
-    _require(len(values) == np.prod(own, dtype=np.int64), f"{what} has the wrong length")
+    _require(len(values) == math.prod(own), f"{what} has the wrong length")
     return values.reshape(own)
 
 
@@ -182,16 +202,19 @@ def _tensors(document: Mapping[str, Any]) -> Iterator[Tensor]:
         name, shape = entry["name"], tuple(_whole(entry["shape"], "a shape").tolist())
         _require(isinstance(name, str) and name not in names, f"the tensor {name!r} is listed twice")
         _require(min(shape, default=1) >= 1, f"the tensor {name!r} is empty")
+        # in whole numbers of any size: a product of shapes that overflows would miscount the edges
+        size = math.prod(shape)
         names.add(name)
         tail, head = (_table(entry[side], shape, f"the {side} of {name}") for side in ("tail", "head"))
-        _require(np.abs(tail).max() <= largest and np.abs(head).max() <= largest, f"{name} names an unknown unit")
+        for ids in (tail, head):
+            _require(-largest <= int(ids.min()) and int(ids.max()) <= largest, f"{name} names an unknown unit")
         unused, dead = None, 0
         if entry["unused"] is not None:
             table = _table(entry["unused"], shape, f"the unused scalars of {name}")
             _require(np.isin(table, (0, 1)).all(), f"the unused scalars of {name} are not marked by 0 and 1")
             unused = table.astype(bool)
-            dead = int(table.sum()) * int(np.prod(shape, dtype=np.int64)) // table.size
-        edges = int(np.prod(shape, dtype=np.int64)) - dead
+            dead = int(table.sum()) * size // table.size
+        edges = size - dead
         _require(entry["edges"] == edges and type(entry["edges"]) is int, f"{name} has {edges} edges, not as stated")
         yield Tensor(name, shape, tail, head, unused, edges)
 
@@ -208,11 +231,29 @@ def _products(document: Mapping[str, Any]) -> list[dict[int, int]]:
     return result
 
 
+def _rest(document: Mapping[str, Any], blocks: list[Tensor]) -> None:
+    """What is listed beside the tensors: running statistics, each once, and parameters outside of the path space."""
+    largest = document["units"] + len(document["products"])
+    names = [block.name for block in blocks]
+    for entry in document["statistics"]:
+        _require(isinstance(entry, dict) and set(entry) == {"mean", "var", "units"}, "a statistic is malformed")
+        buffers = [entry[key] for key in ("mean", "var") if entry[key] is not None]
+        _require(buffers and all(isinstance(name, str) for name in buffers), "a statistic names no buffer")
+        names += buffers
+        ids = _whole(entry["units"], "the units of a statistic").tolist()
+        _require(all(-largest <= unit <= largest for unit in ids), "a statistic names an unknown unit")
+    for key in ("pinned", "unused"):
+        _require(all(isinstance(name, str) for name in document[key]), f"{key!r} is no list of names")
+        names += document[key]
+    _require(len(set(names)) == len(names), "a tensor is listed twice")
+
+
 def _judge(document: Mapping[str, Any], blocks: list[Tensor], weights: int, units: int) -> None:
     """The two bounds."""
     _require(units >= 0 and document["weights"] == weights, f"there are {weights} weights, not as stated")
     _require(document["dimension"] == weights - units, f"the dimension is {weights - units}, not as stated")
     products = _products(document)
+    _rest(document, blocks)
     _require(set(document["trees"]) == {"in", "out"}, "there are not two trees")
     edges: list[dict[int, tuple[int, int]]] = []
     ends: list[dict[int, tuple[int, int]]] = []
@@ -245,7 +286,7 @@ def _tree(
     for number in np.unique(tensor):
         block, here = blocks[int(number)], np.flatnonzero(tensor == number)
         flat = index[here]
-        inside = flat.min() >= 0 and flat.max() < np.prod(block.shape, dtype=np.int64)
+        inside = flat.min() >= 0 and int(flat.max()) < math.prod(block.shape)
         _require(inside, f"tree {side} leaves the tensor {block.name}")
         if block.unused is not None:
             _require(not block.at(block.unused, flat).any(), f"tree {side} uses an unused scalar of {block.name}")
@@ -305,6 +346,34 @@ def _compare(document: Mapping[str, Any], blocks: list[Tensor], tensors: Mapping
             _require(not places or bool((flat[places] != 0).all()), f"a tree weight of {block.name} is zero")
 
 
+def _duplicate(model: Any) -> Any:
+    """A copy on its own; tensors that a run has left in it are detached, and what cannot be copied is shared."""
+    import copy
+
+    memo: dict[int, Any] = {}
+    seen: set[int] = set()
+    waiting = [model]
+    while waiting:
+        value = waiting.pop()
+        if id(value) in seen or isinstance(value, type):
+            continue
+        seen.add(id(value))
+        if hasattr(value, "is_leaf"):
+            if not value.is_leaf:
+                memo[id(value)] = value.detach().clone()
+        elif isinstance(value, Mapping):
+            waiting += value.values()
+        elif isinstance(value, list | tuple | set):
+            waiting += value
+        else:
+            try:
+                value.__reduce_ex__(4)
+                waiting += getattr(value, "__dict__", {}).values()
+            except Exception:
+                memo[id(value)] = value
+    return copy.deepcopy(model, memo)
+
+
 def _rescale(
     document: Mapping[str, Any],
     blocks: list[Tensor],
@@ -312,10 +381,12 @@ def _rescale(
     args: Sequence[Any],
     kwargs: Mapping[str, Any],
     tolerance: float,
-) -> None:
-    """Random combinations of all generators, by powers of two, leave a copy of the model with the same outputs."""
-    import copy
+) -> str:
+    """Random combinations of all generators, by powers of two, leave a copy of the model with the same outputs.
 
+    Returns:
+        Why nothing could have been seen to change, or ``""``.
+    """
     import torch
 
     def leaves(value: Any) -> Iterator[Any]:
@@ -328,28 +399,71 @@ def _rescale(
                 yield from leaves(entry)
 
     def run() -> Any:
-        with torch.no_grad(), torch.random.fork_rng(devices=[]):
-            torch.manual_seed(0)
-            found = [leaf.double().reshape(-1) for leaf in leaves(bench(*args, **kwargs)) if leaf.is_floating_point()]
-        return torch.cat(found)
+        try:
+            with torch.no_grad(), torch.random.fork_rng(devices=[]):
+                torch.manual_seed(0)
+                outputs = bench(*args, **kwargs)
+        except Exception as error:
+            raise Rejected(f"the model fails on these inputs: {type(error).__name__} ({error})") from error
+        found = [leaf.double().reshape(-1) for leaf in leaves(outputs) if leaf.is_floating_point()]
+        return torch.cat(found) if found else torch.zeros(0)
 
-    bench = copy.deepcopy(model)
+    def compare(after: Any, what: str) -> None:
+        # entries that a model masks out may be infinite, and have to stay so
+        gap = float(torch.where(after == before, 0, (after - before).abs()).max())
+        size = float(before[torch.isfinite(before)].abs().max())
+        _require(gap <= tolerance * size, f"{what} the model's outputs by {gap / size:.1e}")
+
+    try:
+        bench = _duplicate(model)
+    except Exception as error:
+        raise Rejected(f"the model cannot be copied: {type(error).__name__} ({error})") from error
     for module in bench.modules():
         # the symmetry of a normalisation is exact without its epsilon, which torch wants to be positive
         if isinstance(getattr(module, "eps", None), float):
             module.eps = 1e-30
     named = {**dict(bench.named_parameters(remove_duplicate=False)), **dict(bench.named_buffers())}
-    sides = []
+    sides: list[tuple[str, np.ndarray, int]] = []
     for block in blocks:
         _require(block.name in named, f"the model has no parameter {block.name}")
         _require(tuple(named[block.name].shape) == block.shape, f"{block.name} has another shape in the model")
         sides += [(block.name, block.head, 1), (block.name, block.tail, -1)]
     for entry in document["statistics"]:
-        ids = _whole(entry["units"], "the units of a statistic")
-        sides += [(entry[key], ids, power) for key, power in (("mean", 1), ("var", 2)) if entry[key] is not None]
+        ids = np.array(entry["units"], np.int64)
+        for name, power in ((entry["mean"], 1), (entry["var"], 2)):
+            if name is not None:
+                _require(name in named and named[name].numel() == len(ids), f"the model has no buffer {name} like that")
+                sides.append((name, ids, power))
+    for name, _, _ in sides:
+        _require(named[name].is_floating_point(), f"{name} holds whole numbers in the model, which have no scale")
+    listed = [block.name for block in blocks] + document["pinned"] + document["unused"]
+    known = {id(named[name]) for name in listed if name in named}
+    for name, parameter in bench.named_parameters():
+        said = id(parameter) in known or not parameter.is_floating_point()
+        _require(said, f"the document says nothing of the parameter {name}")
+
+    torch_generator = torch.Generator().manual_seed(0)
+    before = run()
+    if not before.any():
+        # a head that starts at zero hides everything behind it
+        for parameter in bench.parameters():
+            if parameter.is_floating_point() and not parameter.any():
+                parameter.data.copy_(0.1 * torch.randn(parameter.shape, generator=torch_generator))
+        before = run()
+    _require(not before.isnan().any(), "some outputs of the model are not numbers on these inputs")
+    if not before[torch.isfinite(before)].any():
+        return "all outputs are 0" if len(before) else "there are no floating point outputs"
+
+    masks = [(block.name, torch.from_numpy(block.unused)) for block in blocks if block.unused is not None]
+    masks += [(name, torch.ones(1, dtype=torch.bool)) for name in document["unused"] if name in named]
+    for name, mask in masks:
+        drawn = torch.randn(named[name].shape, generator=torch_generator).to(named[name])
+        named[name].data = torch.where(mask.to(drawn.device), drawn, named[name].data)
+    if masks:
+        compare(run(), "scalars said to be unused change")
+
     products, units = _products(document), document["units"]
     generator = np.random.default_rng(0)
-    before = run()
     # two units may draw equal scales by chance, but hardly three times
     for _ in range(3):
         phi = np.concatenate([np.zeros(1, np.int64), generator.integers(-8, 9, units)])
@@ -361,6 +475,5 @@ def _rescale(
                 named[name].data.mul_(torch.from_numpy(factor).to(named[name]))
             if direction == 1:
                 after = run()
-        gap = float((after - before).abs().max()) if len(before) else 0.0
-        size = float(before.abs().max()) if len(before) else 1.0
-        _require(gap <= tolerance * size, f"the model's outputs change by {gap / size if size else gap:.1e}")
+        compare(after, "rescaling changes")
+    return ""

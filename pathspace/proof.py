@@ -9,15 +9,17 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 from torch import Tensor
 
+from pathspace.reduction import Statistic
 from pathspace.skeleton import Skeleton, Tree
 
 FORMAT = "pathspace-proof"
-VERSION = 1
+VERSION = 2
 STATEMENT = (
     "w_e <- w_e exp(phi(head e) - phi(tail e)), phi(root) = 0, acts by as many independent generators as there are "
     "units; the basis paths of the two trees are as many as weights less units, and independent"
@@ -80,8 +82,10 @@ def proof(skeleton: Skeleton, name: str = "") -> dict[str, Any]:
         ],
         "statistics": [
             {"mean": statistic.mean, "var": statistic.var, "units": statistic.units.reshape(-1).tolist()}
-            for statistic in graph.statistics
+            for statistic in _once(graph.statistics)
         ],
+        "pinned": [name for name in graph.parameters if name not in graph.index and name not in graph.unused],
+        "unused": list(graph.unused),
         "trees": {"in": _tree(skeleton.tree_in), "out": _tree(skeleton.tree_out)},
         "shared_edges": shared,
         "chains": skeleton.num_chains,
@@ -95,6 +99,11 @@ def digest(document: dict[str, Any]) -> str:
     """SHA-256 of a document without its digest: a slip of the pen anywhere changes it."""
     body = {key: value for key, value in document.items() if key != "digest"}
     return hashlib.sha256(json.dumps(body, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
+
+
+def _once(statistics: Sequence[Statistic]) -> list[Statistic]:
+    """Each running statistic once, however often its layer is used."""
+    return list({(statistic.mean, statistic.var): statistic for statistic in statistics}.values())
 
 
 def _array(ids: Tensor) -> dict[str, Any]:

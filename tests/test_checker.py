@@ -6,6 +6,7 @@ import ast
 import copy
 import json
 import random
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +20,14 @@ from torch import Tensor, nn
 import pathspace as ps
 from pathspace import checker
 from pathspace.checker import check
-from pathspace.proof import digest, proof
+from pathspace.proof import STATEMENT, digest, proof
 
 SEVERAL = ("mlp_2x3x5x2", "residual_mlp", "conv_groups", "rnn_op_2_layers", "gated_product", "tied_transposed")
+
+
+class Argmax(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x.argmax(-1)
 
 
 def document_of(model: nn.Module, args: tuple[Tensor, ...], rule: str = "modulo") -> dict[str, Any]:
@@ -69,6 +75,7 @@ def corrupt(document: dict[str, Any], generator: random.Random) -> tuple[dict[st
 
 def test_the_checker_shares_no_code_with_the_library() -> None:
     tree = ast.parse(Path(checker.__file__).read_text())
+    assert checker.STATEMENT == STATEMENT
     names = {alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names}
     names |= {node.module or "." for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
     assert names
@@ -85,7 +92,8 @@ def test_proofs_are_accepted_and_fit_the_model(name: str) -> None:
         assert judgement.accepted, judgement.reason
         assert (judgement.weights, judgement.units) == (graph.num_weights, graph.num_units)
         assert judgement.dimension == graph.dimension
-        assert judgement.compared == "outputs"
+        # one dead network shows nothing
+        assert (judgement.compared, judgement.reason) in (("outputs", ""), ("tensors", "all outputs are 0"))
 
 
 def test_a_thousand_random_corruptions_are_rejected() -> None:
@@ -159,6 +167,115 @@ def test_a_model_that_does_not_fit_is_rejected() -> None:
     assert "no tensor" in check(document, {"0.weight": torch.ones(4, 3)}).reason
     assert "zero" in check(document, parameters | {"0.weight": torch.zeros(4, 3)}).reason
     assert not check(document, model=mlp(3, 4, 2, act=nn.GELU), args=(x,)).accepted
+
+
+def signed(document: dict[str, Any], **changes: Any) -> dict[str, Any]:
+    changed = copy.deepcopy(document) | changes
+    return changed | {"digest": digest(changed)}
+
+
+ROOT = {"shape": [1, 1], "values": [0]}
+NO_TREES = {side: {"order": [], "tensor": [], "index": []} for side in ("in", "out")}
+
+
+def rootless(shape: list[int], edges: int) -> dict[str, Any]:
+    """What a forger says of a network without units."""
+    tensor = {"name": "0.weight", "shape": shape, "tail": ROOT, "head": ROOT, "unused": None, "edges": edges}
+    figures = {"weights": edges, "units": 0, "dimension": edges, "basis_paths": edges, "shared_edges": 0, "chains": 0}
+    return {"tensors": [tensor], "trees": NO_TREES, **figures}
+
+
+def test_what_a_document_states_is_held_to_the_letter() -> None:
+    model, x = mlp(3, 4, 2), torch.randn(2, 3)
+    document = document_of(model, (x,))
+    for changes, reason in (
+        (rootless([2**32, 2**32 + 1], 2**32), "edges"),
+        (rootless([2**32, 2**32], 0), "edges"),
+        ({"statement": "P = NP"}, "statement"),
+        ({"statistics": ["foo", 3]}, "statistic"),
+        ({"statistics": [{"mean": None, "var": None, "units": []}]}, "no buffer"),
+        ({"statistics": [{"mean": "a", "var": None, "units": [5]}]}, "unknown unit"),
+        ({"statistics": [{"mean": "a", "var": "a", "units": [1]}]}, "listed twice"),
+        ({"pinned": ["0.weight"]}, "listed twice"),
+    ):
+        judgement = check(signed(document, **changes))
+        assert not judgement.accepted and reason in judgement.reason, judgement.reason
+    broken = copy.deepcopy(document)
+    broken["tensors"][-1]["head"]["values"] = [-(2**63)]
+    assert "unknown unit" in check(signed(broken)).reason
+
+
+def test_every_parameter_is_accounted_for_and_unused_scalars_do_nothing() -> None:
+    class Partial(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.table, self.a, self.b, self.spare = (
+                nn.Embedding(5, 3),
+                nn.Linear(3, 4),
+                nn.Linear(4, 2),
+                nn.Linear(2, 2),
+            )
+            self.scale = nn.Parameter(torch.rand(4))
+
+        def forward(self, tokens: Tensor) -> Tensor:
+            return self.b(torch.relu(self.a(self.table(tokens))) * torch.tanh(self.scale))
+
+    model, tokens = Partial(), torch.tensor([0, 1, 2])
+    document = document_of(model, (tokens,))
+    assert document["unused"] == ["spare.weight", "spare.bias"]
+    assert check(document, model=model, args=(tokens,)).accepted
+    for changes, reason in (
+        ({"unused": []}, "says nothing of the parameter spare.weight"),
+        (rootless([5, 3], 15), "0.weight"),
+        (rootless([5, 3], 15) | {"tensors": [], "weights": 0, "dimension": 0, "basis_paths": 0}, "nothing of"),
+    ):
+        assert reason in check(signed(document, **changes), model=model, args=(tokens,)).reason
+    listed = [name for name, _ in model.named_parameters()]
+    nothing = rootless([1, 1], 0) | {"tensors": [], "pinned": [], "unused": listed}
+    assert check(signed(document, **nothing)).accepted
+    assert "said to be unused" in check(signed(document, **nothing), model=model, args=(tokens,)).reason
+
+
+def test_nothing_is_compared_vacuously_and_nothing_is_raised(tmp_path: Path) -> None:
+    model, x = mlp(3, 4, 2), torch.randn(2, 3)
+    document = document_of(model, (x,))
+    assert "fails on these inputs" in check(document, model=model, args=(torch.randn(3, 7),)).reason
+    assert "cannot be read" in check(tmp_path / "missing.json").reason
+    (tmp_path / "deep.json").write_text("[" * 100_000)
+    assert "nested too deeply" in check(tmp_path / "deep.json").reason
+    picks = nn.Sequential(model, nn.Flatten(), Argmax())
+    judgement = check(document_of(picks, (x,)), model=picks, args=(x,))
+    assert (judgement.compared, judgement.reason) == ("tensors", "there are no floating point outputs")
+    with torch.no_grad():
+        for parameter in model[-1].parameters():
+            parameter.zero_()
+    # a head of zeros is drawn at random; dead units are not
+    assert check(document, model=model, args=(x,)).compared == "outputs"
+    dead = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2, bias=False))
+    with torch.no_grad():
+        dead[0].bias.fill_(-100.0)
+    judgement = check(document_of(dead, (x,)), model=dead, args=(x,))
+    assert (judgement.compared, judgement.reason) == ("tensors", "all outputs are 0")
+
+
+def test_a_model_that_keeps_its_activations_and_a_lock_is_compared() -> None:
+    class Keeping(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b, self.lock = nn.Linear(3, 4), nn.Linear(4, 2), threading.Lock()
+            self.kept: list[Tensor] = []
+
+        def forward(self, x: Tensor) -> Tensor:
+            self.kept = [torch.relu(self.a(x))]
+            return self.b(self.kept[0])
+
+    model, x = Keeping(), torch.randn(2, 3)
+    model(x)
+    kept = model.kept
+    judgement = check(document_of(mlp(3, 4, 2), (x,)), model=model, args=(x,))
+    assert "no parameter" in judgement.reason
+    assert check(document_of(model, (x,)), model=model, args=(x,)).accepted
+    assert model.kept[0].shape == kept[0].shape
 
 
 def test_normalisation_statistics_follow_their_channels() -> None:
