@@ -8,7 +8,6 @@ arithmetic carries out without rounding, and the outputs are compared.
 
 from __future__ import annotations
 
-import copy
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -23,6 +22,7 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from pathspace.capture import first_line, quiet
+from pathspace.copies import duplicate
 from pathspace.reduction import ReductionGraph
 from pathspace.rescale import rescale
 
@@ -45,12 +45,15 @@ GATES = (
 class Activations(TorchDispatchMode):
     """Record which way every rectifier is switched while a model runs."""
 
+    # branches of torch.cond run without being looked into
+    supports_higher_order_operators = True
+
     def __init__(self) -> None:
         super().__init__()
         self.seen: list[Tensor] = []
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if str(func.overloadpacket) in GATES and isinstance(args[0], Tensor):
+        if str(getattr(func, "overloadpacket", "")) in GATES and isinstance(args[0], Tensor):
             # signs, with 0 where rounding alone could decide
             value = args[0].detach()
             size = value.abs().amax() if value.numel() else 0
@@ -90,11 +93,11 @@ def bench_copy(model: nn.Module, graph: ReductionGraph, inputs: tuple[Any, Any])
     own = precision(model)
     if graph.num_weights > LARGE:
         return model, own
-    bench = copy.deepcopy(model).double()
+    bench = duplicate(model).double()
     try:
         run(bench, *cast(inputs, torch.float64))
     except (RuntimeError, ValueError):
-        return copy.deepcopy(model), own
+        return duplicate(model), own
     return bench, torch.float64
 
 
@@ -128,9 +131,11 @@ def run(
 
 
 def difference(before: Run, after: Run) -> float:
-    """Largest difference of outputs, relative to the largest output."""
-    size = float(before.outputs.abs().max()) if len(before.outputs) else 0.0
-    worst = float((before.outputs - after.outputs).abs().max()) if len(before.outputs) else 0.0
+    """Largest difference of outputs, relative to the largest finite output."""
+    one, other = before.outputs, after.outputs
+    size = float(torch.where(torch.isfinite(one), one.abs(), 0).max()) if len(one) else 0.0
+    # masked outputs may be infinite, and have to stay so
+    worst = float(torch.where(one == other, 0, (one - other).abs()).max()) if len(one) else 0.0
     if math.isnan(worst):
         return math.inf
     return worst / size if size else worst
@@ -196,7 +201,8 @@ def balance(graph: ReductionGraph, weights: Mapping[str, Tensor], grads: Mapping
             flat = ids.reshape(-1)
             net.index_add_(0, flat.abs(), total.reshape(-1) * flat.sign() * sign)
             size.index_add_(0, flat.abs(), absolute.reshape(-1))
-    for statistic in graph.statistics:
+    # a layer that is used several times has its statistics once
+    for statistic in {(entry.mean, entry.var): entry for entry in graph.statistics}.values():
         # running statistics are rescaled along: the mean with its channel, the variance with its square
         for name, factor in ((statistic.mean, 1), (statistic.var, 2)):
             if name is not None and name in grads:
@@ -209,29 +215,74 @@ def balance(graph: ReductionGraph, weights: Mapping[str, Tensor], grads: Mapping
     return float(relative.max()) if len(relative) else 0.0
 
 
-def gradients(model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any], seed: int) -> dict[str, Tensor]:
-    """Gradients of a random linear function of all outputs by every parameter it depends on."""
+def _leaves(model: nn.Module) -> dict[str, Tensor]:
+    """Parameters and buffers as leaves to differentiate by."""
     leaves = {n: p.detach().clone().requires_grad_(p.is_floating_point()) for n, p in model.named_parameters()}
     buffers = {name: buffer.detach().clone() for name, buffer in model.named_buffers()}
     if not model.training:
         # frozen statistics are constants of the function, and scale like weights do
         for buffer in buffers.values():
             buffer.requires_grad_(buffer.is_floating_point())
-    leaves |= buffers
+    return leaves | buffers
+
+
+def _loss(
+    model: nn.Module, leaves: Mapping[str, Tensor], args: Sequence[Any], kwargs: Mapping[str, Any], seed: int
+) -> Tensor:
+    """A random linear function of all outputs."""
+    torch.manual_seed(seed)
+    outputs = functional_call(model, dict(leaves), tuple(args), dict(kwargs))
+    generator = torch.Generator().manual_seed(seed + 1)
+    loss = torch.zeros((), dtype=torch.float64)
+    for leaf in pytree.tree_leaves(outputs):
+        if isinstance(leaf, Tensor) and leaf.is_floating_point():
+            weight = torch.randn(leaf.shape, generator=generator, dtype=torch.float64)
+            value = leaf.double().cpu()
+            # what a mask made infinite does not depend on weights
+            loss = loss + (torch.where(torch.isfinite(value), value, 0) * weight).sum()
+    return loss
+
+
+def gradients(model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any], seed: int) -> dict[str, Tensor]:
+    """Gradients of a random linear function of all outputs by every parameter it depends on."""
+    leaves = _leaves(model)
     with quiet(), computing_in(precision(model)), torch.enable_grad():
-        torch.manual_seed(seed)
-        outputs = functional_call(model, leaves, tuple(args), dict(kwargs))
-        generator = torch.Generator().manual_seed(seed + 1)
-        loss = torch.zeros((), dtype=torch.float64)
-        for leaf in pytree.tree_leaves(outputs):
-            if isinstance(leaf, Tensor) and leaf.is_floating_point() and leaf.requires_grad:
-                weight = torch.randn(leaf.shape, generator=generator, dtype=torch.float64)
-                loss = loss + (leaf.double().cpu() * weight).sum()
+        loss = _loss(model, leaves, args, kwargs, seed)
         if not loss.requires_grad:
             return {}
         wanted = [name for name in leaves if leaves[name].requires_grad]
         found = torch.autograd.grad(loss, [leaves[name] for name in wanted], allow_unused=True)
     return {name: grad for name, grad in zip(wanted, found, strict=True) if grad is not None}
+
+
+def misled(
+    graph: ReductionGraph,
+    model: nn.Module,
+    inputs: tuple[Sequence[Any], Mapping[str, Any]],
+    grads: Mapping[str, Tensor],
+    seed: int,
+    step: float = 1e-6,
+) -> str:
+    """A weight tensor whose gradient by autograd is not the function's, or ``""``.
+
+    ``detach``, ``no_grad`` and backward passes of one's own make them differ. Each tensor is moved along
+    a random direction ``v``, and ``(L(w + h v) - L(w - h v)) / 2h`` compared with ``g . v``.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    with quiet(), computing_in(precision(model)), torch.no_grad():
+        leaves = _leaves(model)
+        for block in graph.blocks:
+            weight = leaves[block.name]
+            direction = weight * torch.randn(weight.shape, generator=generator, dtype=torch.float64).to(weight)
+            up, down = (
+                float(_loss(model, leaves | {block.name: weight + h * direction}, *inputs, seed)) for h in (step, -step)
+            )
+            moved = (up - down) / (2 * step)
+            product = grads[block.name] * direction if block.name in grads else torch.zeros(1)
+            rounding = 1e-8 * max(abs(up), abs(down))
+            if abs(moved - float(product.sum())) > 1e-3 * max(abs(moved), float(product.abs().sum())) + rounding:
+                return block.name
+    return ""
 
 
 def _frozen_batch_norm(
@@ -338,15 +389,21 @@ def measure(
         if graph.num_weights <= LARGE:
             weights = dict(model.named_parameters(remove_duplicate=False)) | dict(model.named_buffers())
             try:
-                unbalanced = balance(graph, weights, gradients(model, args, kwargs, seed))
-            except RuntimeError as error:
+                grads = gradients(model, args, kwargs, seed)
+                unbalanced = balance(graph, weights, grads)
+                if exact <= tolerance < unbalanced and dtype == torch.float64:
+                    wrong = misled(graph, model, (args, kwargs), grads, seed)
+                    if wrong:
+                        unbalanced = None
+                        no_gradient = f"detached or of its own: the gradient of {wrong} is not the function's"
+            except (RuntimeError, NotImplementedError) as error:
                 # a model that cannot be differentiated (it overwrites what its backward pass needs) can still be
                 # rescaled
                 no_gradient = first_line(error)
     worst = max(exact, unbalanced or 0.0)
     words = f"outputs differ by {exact:.1e} after random rescaling by up to 4096"
     words += f", gradients balance to {unbalanced:.1e} per unit" if unbalanced is not None else ""
-    words += f", no backward pass ({no_gradient})" if no_gradient else ""
+    words += f", gradient balance not applicable ({no_gradient})" if no_gradient else ""
     if layers or graph.has_cuts:
         words += f" (with eps = 0 in normalisation layers; {as_it_stands:.1e} as the model stands)"
     words += (

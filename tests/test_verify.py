@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import json
+import threading
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from cases import CASES
 from torch import Tensor, nn
+from torch.nn.utils import prune
 
 import pathspace as ps
 from pathspace import invariance
@@ -175,3 +179,125 @@ def test_frozen_batch_norm_is_differentiated_by_its_statistics() -> None:
     certificate = ps.verify(model, torch.randn(4, 3))
     assert certificate.invariance["gradient_balance"] is not None
     assert certificate.invariance["gradient_balance"] < 1e-12
+
+
+class Two(nn.Module):
+    """Two layers, and what happens between them."""
+
+    def __init__(self, between: Callable[[nn.Module, Tensor], Tensor]) -> None:
+        super().__init__()
+        self.a, self.b, self.other, self.between = nn.Linear(3, 4), nn.Linear(4, 2), nn.Linear(3, 4), between
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.b(self.between(self, x))
+
+
+class Reversed(torch.autograd.Function):
+    """The identity, with a backward pass of its own."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Tensor:
+        return -grads[0]
+
+
+def kept(model: nn.Module, x: Tensor) -> Tensor:
+    model.kept = {"hidden": [torch.relu(model.a(x))]}
+    return model.kept["hidden"][0]
+
+
+def test_models_that_hold_activations_or_locks_are_copied() -> None:
+    x = torch.randn(5, 3)
+    model = Two(kept)
+    model.lock = threading.Lock()
+    model(x)
+    assert ps.verify(model, x).holds
+    assert model.kept["hidden"][0].requires_grad
+    pruned = Two(lambda model, x: torch.relu(model.a(x)))
+    prune.l1_unstructured(pruned.a, "weight", 5)
+    pruned(x)
+    assert ps.verify(pruned, x).holds
+
+
+def test_gradients_that_are_not_the_functions_refute_nothing() -> None:
+    x = torch.randn(5, 3)
+    between = (
+        lambda model, x: torch.relu(model.a(x).detach()),
+        lambda model, x: torch.relu(model.a(x) / model.a.weight.detach().norm(dim=1)),
+        lambda model, x: Reversed.apply(torch.relu(model.a(x))),
+    )
+    for step in between:
+        certificate = ps.verify(Two(step), x)
+        assert certificate.units == 4 and certificate.holds, certificate
+        assert certificate.invariance["gradient_balance"] is None
+        assert "is not the function's" in certificate.invariance["evidence"]
+    certificate = ps.verify(Two(lambda model, x: torch.relu(model.a(x))), x)
+    assert certificate.invariance["gradient_balance"] < 1e-12
+
+
+def test_branches_infinite_masks_and_sparse_inputs_are_verified() -> None:
+    x = torch.randn(4, 3)
+
+    def branches(model: nn.Module, x: Tensor) -> Tensor:
+        return torch.cond(x.sum() > 0, lambda x: torch.relu(model.a(x)), lambda x: torch.relu(model.other(x)), (x,))
+
+    assert ps.verify(Two(branches), x).holds
+
+    class Masked(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.TransformerEncoderLayer(4, 2, 3, dropout=0.0, batch_first=True, norm_first=True)
+
+        def forward(self, x: Tensor, mask: Tensor) -> Tensor:
+            return self.layer(x, src_mask=mask)
+
+    assert ps.verify(Masked(), torch.randn(2, 3, 4), nn.Transformer.generate_square_subsequent_mask(3)).holds
+
+    class Graph(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b = nn.Linear(3, 4), nn.Linear(4, 2)
+
+        def forward(self, x: Tensor, near: Tensor) -> Tensor:
+            return torch.sparse.mm(near, self.b(torch.relu(torch.sparse.mm(near, self.a(x)))))
+
+    near = torch.eye(4).to_sparse()
+    assert ps.verify(Graph(), x, near).holds
+    with pytest.raises(ps.InputError, match="inputs"):
+        ps.verify(Graph(), x, near * float("nan"))
+
+
+@pytest.mark.parametrize("gate", [torch.arange(1, 5), torch.tensor([True, False, True, True])])
+def test_parameters_of_whole_numbers_are_constants(gate: Tensor) -> None:
+    model = Two(lambda model, x: torch.relu(model.a(x)) * model.gate)
+    model.gate, x = nn.Parameter(gate, requires_grad=False), torch.randn(5, 3)
+    certificate = ps.verify(model, x)
+    assert certificate.holds
+    assert (certificate.units, certificate.parameters["pinned"]) == (4, 4)
+    before = model(x)
+    ps.rescale(model, ps.trace(model, x), torch.randn(4))
+    assert torch.allclose(model(x), before, rtol=1e-5, atol=1e-6)
+
+
+def test_a_frozen_layer_used_several_times_has_its_statistics_once() -> None:
+    class Loop(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.w, self.norm, self.out = nn.Linear(2, 3), nn.Linear(3, 3), nn.BatchNorm1d(3), nn.Linear(3, 1)
+
+        def forward(self, x: Tensor) -> Tensor:
+            h = torch.zeros(x.shape[1], 3, dtype=x.dtype)
+            for step in x:
+                h = torch.relu(self.norm(self.a(step) + self.w(h)))
+            return self.out(h)
+
+    model, x = Loop(), torch.randn(3, 6, 2)
+    model(x)
+    certificate = ps.verify(model.eval(), x)
+    assert certificate.holds
+    assert certificate.invariance["gradient_balance"] < 1e-10
+    document = ps.proof(ps.trace(model, x).skeleton())
+    assert len(document["statistics"]) == 1 and ps.check(document, model=model, args=(x,)).accepted

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
-from torch import Tensor, fx
+from torch import Tensor, fx, strided
 from torch.utils import _pytree as pytree
 
 from pathspace.capture import Captured, first_line, place
@@ -75,10 +75,11 @@ def interpret(
 def _placeholder(node: fx.Node, captured: Captured, semantics: Semantics) -> Any:
     kind, name = captured.sources.get(node.name, ("input", node.name))
     shown = node.meta.get("val")
-    if kind == "parameter" and captured.parameters[name].is_complex():
-        # complex weights have no signs to keep, and no positive scales alone
+    if kind == "parameter" and not captured.parameters[name].is_floating_point():
+        # complex weights have no signs to keep, and no positive scales alone; whole numbers cannot be rescaled
+        word = "complex" if captured.parameters[name].is_complex() else "integer"
         semantics.pinned_parameters[name] = Pin(
-            "complex parameter", "", "", "complex weights stay outside path space", 0, (name,)
+            f"{word} parameter", "", "", f"{word} weights stay outside path space", 0, (name,)
         )
         semantics.pins.append(semantics.pinned_parameters[name])
         return constant(semantics.shapes[name])
@@ -99,7 +100,13 @@ def _placeholder(node: fx.Node, captured: Captured, semantics: Semantics) -> Any
 
 def _is_table(buffer: Tensor | None) -> bool:
     """Whether a buffer is a table of positions or a mask, which no training step changes."""
-    if buffer is None or buffer.dim() == 0 or buffer.is_meta or buffer.numel() > LARGEST_TABLE:
+    if (
+        buffer is None
+        or buffer.dim() == 0
+        or buffer.is_meta
+        or buffer.layout != strided
+        or buffer.numel() > LARGEST_TABLE
+    ):
         return False
     if not buffer.is_floating_point():
         return not buffer.is_complex()
