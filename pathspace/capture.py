@@ -21,7 +21,7 @@ from unittest import mock
 
 import torch
 from torch import fx, nn
-from torch.export.graph_signature import InputKind
+from torch.export.graph_signature import InputKind, OutputKind
 from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 from torch.nn.modules import transformer
 from torch.utils._pytree import tree_leaves
@@ -43,6 +43,7 @@ class Captured:
         canonical: every parameter name -> canonical name.
         constants: placeholder name -> tensor, for tensors the graph holds itself.
         buffers: name -> buffer, the model's own.
+        updates: how many of the graph's outputs, the first ones, are new values of buffers.
     """
 
     graph: fx.GraphModule
@@ -51,6 +52,7 @@ class Captured:
     canonical: Mapping[str, str]
     constants: Mapping[str, torch.Tensor]
     buffers: Mapping[str, torch.Tensor]
+    updates: int = 0
 
 
 @contextmanager
@@ -235,7 +237,8 @@ def capture(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any] |
         sources[spec.arg.name] = (kind, target)
     parameters = {name: named[name] for name in dict.fromkeys(canonical.values())}
     buffers = dict(model.named_buffers(remove_duplicate=False))
-    return Captured(program.graph_module, sources, parameters, canonical, constants, buffers)
+    updates = sum(spec.kind == OutputKind.BUFFER_MUTATION for spec in program.graph_signature.output_specs)
+    return Captured(program.graph_module, sources, parameters, canonical, constants, buffers, updates)
 
 
 def _told_to_be_causal(mask: Any, is_causal: bool | None = None, size: int | None = None) -> bool:

@@ -171,3 +171,66 @@ def test_windows_over_padded_maps_keep_their_units(size: int) -> None:
 
     graph = ps.trace(Windows(), torch.randn(2, size, size, 3))
     assert (graph.num_units, graph.num_weights) == (9, 3 * 4 + 4 + 4 * 5 + 5 + 5 * 2 + 2)
+
+
+class Normed(nn.Module):
+    """A network around batch norms whose running statistics are used in some way."""
+
+    def __init__(self, forward: Callable[[Normed, Tensor], Tensor]) -> None:
+        super().__init__()
+        self.a, self.c, self.b = nn.Linear(3, 4), nn.Linear(4, 4), nn.Linear(4, 2)
+        self.norm, self.way = nn.BatchNorm1d(4, eps=1e-30), forward
+        self.register_buffer("means", torch.randn(2, 4))
+        self.register_buffer("vars", torch.rand(2, 4) + 0.5)
+        self.norm.running_mean.normal_()
+        self.norm.running_var.uniform_(0.5, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.way(self, x)
+
+
+def frozen(net: Normed, x: Tensor, mean: Tensor, var: Tensor) -> Tensor:
+    """A layer, normalised by given statistics, a layer."""
+    return net.b(F.relu(F.batch_norm(net.a(x), mean, var, None, None, False, 0.0, 1e-30)))
+
+
+def squared_in_place(h: Tensor) -> Tensor:
+    return F.relu(h).mul_(h)
+
+
+# how a network uses its statistics -> free units, entries in graph.statistics
+STATISTICS: dict[str, tuple[Callable[[Normed, Tensor], Tensor], int, int]] = {
+    "one call": (lambda m, x: m.b(F.relu(m.norm(m.a(x)))), 8, 1),
+    "two calls share channels": (lambda m, x: m.b(F.relu(m.norm(m.c(F.relu(m.norm(m.a(x))))))), 8, 1),
+    "two calls, functionalised": (lambda m, x: m.b(squared_in_place(m.norm(m.norm(m.a(x))))), 4, 1),
+    "part of a buffer": (lambda m, x: frozen(m, x, m.means[1], m.vars[1]), 0, 0),
+    "constants": (lambda m, x: frozen(m, x, x.new_ones(4), x.new_ones(4)), 0, 0),
+    "a mean of zero": (lambda m, x: frozen(m, x, x.new_zeros(4), x.new_ones(4)), 4, 0),
+    "computed": (lambda m, x: frozen(m, x, m.norm.running_mean, m.norm.running_var + 0.1), 0, 0),
+    "one buffer for both": (lambda m, x: frozen(m, x, m.norm.running_var, m.norm.running_var), 0, 1),
+    "read before": (lambda m, x: m.b(F.relu(m.norm(m.norm.running_var * m.a(x)))), 4, 1),
+    "read after": (lambda m, x: m.b(F.relu(m.norm(m.a(x))) * m.norm.running_var), 4, 1),
+    "an output": (lambda m, x: (m.b(F.relu(m.norm(m.a(x)))), m.norm.running_mean), 4, 1),  # type: ignore[dict-item]
+}
+
+
+@pytest.mark.parametrize("training", [False, True])
+@pytest.mark.parametrize("name", STATISTICS)
+def test_rescaling_keeps_what_frozen_statistics_compute(name: str, training: bool) -> None:
+    forward, units, entries = STATISTICS[name]
+    torch.manual_seed(0)
+    model, x = Normed(forward).double().train(training), torch.randn(5, 3).double()
+    graph = ps.trace(model, x)
+    assert (graph.num_units, len(graph.statistics)) == (units, entries)
+    model.eval()
+    before = model(x)
+    after = ps.rescale(model, graph, 3 * torch.randn(units).double())(x)
+    torch.testing.assert_close(after, before, rtol=1e-9, atol=1e-9)
+
+
+def test_a_norm_of_two_names_has_its_statistics_once() -> None:
+    model = Normed(lambda m, x: m.b(F.relu(m.twin(m.c(F.relu(m.norm(m.a(x)))))))).eval()
+    model.twin = model.norm
+    graph = ps.trace(model, torch.randn(5, 3))
+    assert graph.num_units == 8
+    assert [(entry.mean, entry.var) for entry in graph.statistics] == [("norm.running_mean", "norm.running_var")]

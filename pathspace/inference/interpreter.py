@@ -17,6 +17,7 @@ from pathspace.inference.decompose import decomposed
 from pathspace.inference.folding import folded
 from pathspace.inference.regions import REGIONS
 from pathspace.inference.registry import RULES, operation_name
+from pathspace.inference.rules.normalization import WITH_STATISTICS
 from pathspace.inference.semantics import Pin, Place, Semantics
 from pathspace.inference.values import NEUTRAL, ROOT, Weight, constant, distinct, shape_of, value_of, with_value
 
@@ -66,7 +67,11 @@ def interpret(
             values[node.name] = _placeholder(node, captured, semantics)
     outputs = Walk(semantics, strict).run(captured.graph, values)
     semantics.place = Place("output")
-    flat = [semantics.activation(value) for value in flat_values(outputs)]
+    flat = []
+    for number, value in enumerate(flat_values(outputs)):
+        if number >= captured.updates:
+            _note_read(semantics, value)
+        flat.append(semantics.activation(value))
     for ids in flat:
         semantics.fix(ids)
     return semantics, flat
@@ -93,9 +98,17 @@ def _placeholder(node: fx.Node, captured: Captured, semantics: Semantics) -> Any
         return with_value(captured.buffers[name])
     ids = constant(shape_of(shown))
     if kind == "buffer":
-        # running statistics are recognised by name when a normalisation meets them
+        # running statistics are recognised by name when a normalisation meets them (the first name of a shared one)
+        own = captured.buffers.get(name)
+        name = next((first for first, buffer in captured.buffers.items() if buffer is own), name)
         ids.buffer_name = name  # type: ignore[attr-defined]
     return ids
+
+
+def _note_read(semantics: Semantics, value: Any) -> None:
+    name = getattr(value, "buffer_name", None)
+    if name is not None:
+        semantics.read(name)
 
 
 def _is_table(buffer: Tensor | None) -> bool:
@@ -173,6 +186,9 @@ class Walk(Generic[S]):
         self.semantics.place = Place(name, *(here if any(here) else self.outer), result=shown, node=node.name)
         if name in REGIONS:
             return REGIONS[name](self, *args, **kwargs)
+        for operand in node.all_input_nodes:
+            if name not in WITH_STATISTICS or operand not in node.args[3:5]:
+                _note_read(self.semantics, env[operand.name])
         constant_result = folded(node, args, kwargs)
         if constant_result is not None:
             return constant_result

@@ -43,6 +43,9 @@ def _joined(walk: Any, *results: Any) -> Any:
     flat, spec = zip(*(pytree.tree_flatten(result) for result in results), strict=True)
 
     def join(*leaves: Any) -> Any:
+        for leaf in leaves:
+            if getattr(leaf, "buffer_name", None) is not None:
+                walk.semantics.read(leaf.buffer_name)
         return walk.semantics.join(*leaves) if isinstance(leaves[0], Tensor | Weight) else leaves[0]
 
     return pytree.tree_unflatten([join(*leaves) for leaves in zip(*flat, strict=True)], spec[0])

@@ -118,8 +118,11 @@ class Semantics(ABC):
     def steps(self, length: int) -> int:
         """How many steps of a recurrent operation over ``length`` steps have to be looked at."""
 
-    def statistics_of(self, mean: Any, var: Any, channels: Tensor) -> None:  # noqa: B027
-        """Frozen statistics that belong to channels (dimension 0) and are rescaled with them; only scales care."""
+    def statistics_of(self, mean: str, var: str, channels: Tensor) -> None:  # noqa: B027
+        """Running statistics (names of buffers) of channels (dimension 0), rescaled with them; only scales care."""
+
+    def read(self, buffer: str) -> None:  # noqa: B027
+        """A buffer is used as data, so that nothing may rescale it; only scales care."""
 
     @abstractmethod
     def loop(self, weight: Weight, value: Tensor) -> Tensor:

@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from math import prod
-from typing import Any
 
 import numpy as np
 import torch
@@ -25,6 +24,7 @@ from pathspace.inference.values import NEUTRAL, ROOT, Value, Weight, compress, c
 # weights met with more scales than this are taken to meet one: sound, and exact where it matters
 EXACT_USES = 20_000
 EXACT_RESULTS = 20_000
+READ = "running statistics are read by something else than their normalisation"
 
 
 class UnionFind:
@@ -216,7 +216,10 @@ class Scales(Semantics):
         self.observes = False
         # ids of the scalars of parameters used as activations, laid out like the parameter
         self._tables: dict[str, Tensor] = {}
-        self.statistics: list[tuple[str | None, str | None, Tensor]] = []
+        # running statistic -> (its power of the channels' scales, ids of the channels); which belong together
+        self._running: dict[str, tuple[int, Tensor]] = {}
+        self._pairs: dict[tuple[str, str], None] = {}
+        self._read: set[str] = set()
 
     def join(self, *values: Value) -> Tensor:
         """Unify the operands elementwise."""
@@ -404,12 +407,34 @@ class Scales(Semantics):
         self._log.append(len(self.uses))
         self.uses.append(Use(Weight(weight.name, view), fit(distinct(tail)), fit(distinct(head))))
 
-    def statistics_of(self, mean: Any, var: Any, channels: Tensor) -> None:
-        """Note whose scale the running mean and variance follow."""
-        names = [getattr(value, "buffer_name", None) for value in (mean, var)]
-        if any(names):
-            first = self._representative(channels, range(1, channels.dim()))
-            self.statistics.append((names[0], names[1], first.reshape(-1)))
+    def statistics_of(self, mean: str, var: str, channels: Tensor) -> None:
+        """Note whose scale the running mean and variance follow: wherever they are used, the same."""
+        ids = self._representative(channels, range(1, channels.dim())).reshape(-1)
+        self._pairs[mean, var] = None
+        for power, name in ((1, mean), (2, var)):
+            before, known = self._running.setdefault(name, (power, ids))
+            self.equations.unify(known, ids)
+            if before != power:
+                self.read(name)
+            elif name in self._read:
+                self.pin([ids], READ)
+
+    def read(self, buffer: str) -> None:
+        """Fix the channels whose statistics are read as data, now or later."""
+        if buffer in self._running and buffer not in self._read:
+            self.pin([self._running[buffer][1]], READ)
+        self._read.add(buffer)
+
+    @property
+    def statistics(self) -> list[tuple[str | None, str | None, Tensor]]:
+        """Running mean, running variance and ids of their channels: every statistic once."""
+        left, found = set(self._running), []
+        for pair in self._pairs:
+            mean, var = (name if name in left else None for name in pair)
+            left -= set(pair)
+            if mean or var:
+                found.append((mean, var, self._running[pair[0]][1]))
+        return found
 
     def loop(self, weight: Weight, value: Tensor) -> Tensor:
         """Tail and head are one unit, so the scalar is an invariant by itself: an edge from the root to the root."""

@@ -15,7 +15,14 @@ from torch import Tensor
 from pathspace.inference.registry import rule
 from pathspace.inference.rules.edges import edges, times
 from pathspace.inference.semantics import Semantics
-from pathspace.inference.values import Value, Weight, constant, reshaped, shape_of
+from pathspace.inference.values import ROOT, Value, Weight, constant, distinct, reshaped, shape_of
+
+# operations that take running mean and variance as their operands 3 and 4
+WITH_STATISTICS = frozenset(
+    f"aten.{name}"
+    for name in ("batch_norm", "_native_batch_norm_legit", "_native_batch_norm_legit_functional", "instance_norm",
+                 "_native_batch_norm_legit_no_training", "native_batch_norm", "cudnn_batch_norm")
+)  # fmt: skip
 
 
 def _cut(semantics: Semantics, x: Value, dims: Sequence[int]) -> Tensor:
@@ -38,8 +45,29 @@ def affine(semantics: Semantics, out: Tensor, weight: Value | None, bias: Value 
     return out
 
 
-@rule("aten.batch_norm", "aten._native_batch_norm_legit", "aten._native_batch_norm_legit_functional",
-      "aten._native_batch_norm_legit_no_training", "aten.native_batch_norm", "aten.cudnn_batch_norm")  # fmt: skip
+def _by_statistics(semantics: Semantics, x: Value, mean: Any, var: Any, frozen: bool, dims: Sequence[int]) -> Tensor:
+    """Normalise channels (dimension 1) over ``dims``: running statistics, whole buffers, are rescaled along."""
+    names = first, second = [getattr(value, "buffer_name", None) for value in (mean, var)]
+    if first and second:
+        ids = semantics.activation(x)
+        if not semantics.exact_norms:
+            semantics.statistics_of(first, second, ids.transpose(0, 1))
+        return _cut(semantics, ids, dims)
+    if not frozen:
+        return _cut(semantics, x, dims)
+    for name in names:
+        if name is not None:
+            semantics.read(name)
+    # (x - mean) / sqrt(var + eps), of which nothing rescales mean and variance
+    ids, centre = semantics.activation(x), semantics.activation(mean)
+    semantics.pin([semantics.activation(var)], "eps is added to a variance")
+    if bool((distinct(centre) == ROOT).any()):
+        semantics.pin([ids], "frozen statistics that are not whole buffers are constants")
+        return constant(ids.shape)
+    return semantics.join(ids, reshaped(centre, (1, -1, *[1] * (ids.dim() - 2))))
+
+
+@rule(*sorted(WITH_STATISTICS - {"aten.instance_norm"}))
 def batch_norm(
     semantics: Semantics,
     x: Value,
@@ -47,14 +75,19 @@ def batch_norm(
     bias: Value | None,
     mean: Any = None,
     var: Any = None,
+    training: Any = True,
     *args: Any,
 ) -> Any:
-    """Each channel is free over the batch and over space; frozen statistics are rescaled along with it."""
+    """Each channel is free over the batch and over space; running statistics are rescaled along with it."""
     dims = [dim for dim in range(len(x.shape)) if dim != 1]
-    if not semantics.exact_norms and isinstance(x, Tensor):
-        semantics.statistics_of(mean, var, x.transpose(0, 1))
-    out = affine(semantics, _cut(semantics, x, dims), weight, bias, [1])
-    return _like_result(semantics, out)
+    frozen = isinstance(mean, Tensor | Weight) and (training is False or semantics.place.op.endswith("no_training"))
+    out = affine(semantics, _by_statistics(semantics, x, mean, var, frozen, dims), weight, bias, [1])
+    result = _like_result(semantics, out)
+    if semantics.place.op.endswith("_functional"):
+        # the new values of the running statistics stand for the old ones from here on
+        for new, old in zip(result[3:], (mean, var), strict=True):
+            new.buffer_name = getattr(old, "buffer_name", None)
+    return result
 
 
 def _like_result(semantics: Semantics, out: Tensor) -> Any:
@@ -114,11 +147,9 @@ def instance_norm(
     use_input: bool,
     *args: Any,
 ) -> Tensor:
-    """Every channel of every sample is free."""
-    ids = semantics.activation(x)
-    if not semantics.exact_norms:
-        semantics.statistics_of(mean, var, ids.transpose(0, 1))
-    return affine(semantics, _cut(semantics, ids, list(range(2, ids.dim()))), weight, bias, [1])
+    """Every channel of every sample is free, unless running statistics take the place of its own."""
+    out = _by_statistics(semantics, x, mean, var, not use_input, list(range(2, len(x.shape))))
+    return affine(semantics, out, weight, bias, [1])
 
 
 @rule("aten._weight_norm", "aten._weight_norm_interface")
