@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from diagnostics.residual import Dismissed, Finder, Residual, is_float, is_seen, short
-from diagnostics.sites import Addition, Site, Sites, module_names
+from diagnostics.sites import Addition, End, Kinds, Site, Sites, module_names
 from pathspace.capture import capture, place, quiet
 from pathspace.errors import InputTypeError, UnsupportedError
 
@@ -71,12 +71,14 @@ class MarkovChain:
         nodes: the chain nodes, in the order of execution.
         dismissed: additions and concatenations that are no chain node, with the reason.
         example: the example inputs, positional and by keyword.
+        additions: what the calls of each module added while the chain was traced.
     """
 
     model: nn.Module = field(repr=False)
     nodes: tuple[ChainNode, ...]
     dismissed: tuple[Dismissed, ...]
     example: tuple[tuple[Any, ...], dict[str, Any]] = field(repr=False)
+    additions: Mapping[str, frozenset[Kinds]] = field(repr=False, default_factory=dict)
 
     def __len__(self) -> int:
         return len(self.nodes)
@@ -118,7 +120,7 @@ class MarkovChain:
         example = (inputs, dict(kwargs or {}))
         captured = capture(model, *example)
         finder = Finder(captured)
-        sites = _sites(model, finder, example)
+        sites, additions = _sites(model, finder, example)
         names: Counter[str] = Counter()
         nodes = []
         by_graph: dict[str, str] = {}
@@ -149,7 +151,7 @@ class MarkovChain:
                     site=sites[residual.node.name],
                 )
             )
-        return cls(model, tuple(nodes), tuple(finder.dismissed), example)
+        return cls(model, tuple(nodes), tuple(finder.dismissed), example, additions)
 
     def sentence(self) -> str:
         """What was found, in one sentence.
@@ -251,15 +253,20 @@ def _buffers_kept(model: nn.Module) -> Iterator[None]:
                 buffer.copy_(value)
 
 
-def _run(model: nn.Module, example: tuple[tuple[Any, ...], dict[str, Any]], handler: Any) -> Any:
-    with _buffers_kept(model), Sites(handler).following(model):
+def _run(
+    model: nn.Module, example: tuple[tuple[Any, ...], dict[str, Any]], handler: Any, end: End | None = None
+) -> Any:
+    with _buffers_kept(model), Sites(handler, end=end).following(model):
         return model(*example[0], **example[1])
 
 
-def _sites(model: nn.Module, finder: Finder, example: tuple[tuple[Any, ...], dict[str, Any]]) -> dict[str, Site]:
+def _sites(
+    model: nn.Module, finder: Finder, example: tuple[tuple[Any, ...], dict[str, Any]]
+) -> tuple[dict[str, Site], dict[str, frozenset[Kinds]]]:
     """Match the graph's additions with those of the running model, module by module, in order."""
     if not finder.found:
-        return {}
+        return {}, {}
+    additions: dict[str, set[Kinds]] = defaultdict(set)
     running: dict[str, list[tuple[Site, tuple[int, ...]]]] = defaultdict(list)
 
     def note(addition: Addition) -> Tensor:
@@ -267,13 +274,13 @@ def _sites(model: nn.Module, finder: Finder, example: tuple[tuple[Any, ...], dic
         running[addition.site.module].append((addition.site, tuple(result.shape)))
         return result
 
-    _run(model, example, note)
+    _run(model, example, note, lambda name, kinds: additions[name].add(kinds))
     first = module_names(model)
     drawn: dict[str, list[Any]] = defaultdict(list)
     for node in finder.graph.nodes:
         if node.op == "call_function" and short(node) in ("add", "add_", "sub", "sub_") and is_seen(node):
             operands = [a for a in (*node.args, *node.kwargs.values()) if is_float(a)]
-            if len(operands) == 2:
+            if len(operands) == 2 and node.meta["val"].ndim:
                 module = place(node)[0]
                 drawn[first.get(module, module)].append(node)
     sites: dict[str, Site] = {}
@@ -288,7 +295,7 @@ def _sites(model: nn.Module, finder: Finder, example: tuple[tuple[Any, ...], dic
                 f"it runs and {len(drawn[module])} when it is captured; trace it in the mode in which it will run."
             )
         sites[residual.node.name] = next(site for node, (site, _) in both if node is residual.node)
-    return sites
+    return sites, {name: frozenset(kinds) for name, kinds in additions.items()}
 
 
 __all__ = ["ChainNode", "Dismissed", "MarkovChain"]

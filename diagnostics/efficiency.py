@@ -17,6 +17,7 @@ from torch import Tensor
 
 from diagnostics.layers import call, differentiating
 from diagnostics.sites import Addition, Sites
+from diagnostics.traced import Traced
 from pathspace.errors import InputError, UnsupportedError
 
 if TYPE_CHECKING:
@@ -191,7 +192,8 @@ class Observer:
         self.unique = len(calls) == len(chain.nodes)
         self.loose = {(node.site.module, node.site.order): node for node in chain.nodes} if self.unique else {}
         self.current = _Pass()
-        self.sites = Sites(self._meet, self._start)
+        self.traced = Traced(chain)
+        self.sites = Sites(self._meet, self._start, self.traced.check)
 
     def _start(self) -> None:
         self._close(self.current)
@@ -213,6 +215,8 @@ class Observer:
 
     def _meet(self, addition: Addition) -> Tensor:
         node, current = self._find(addition), self.current
+        if node is None:
+            self.traced.stranger(addition)
         if node is None or (node.index in current.held and torch._C._current_graph_task_id() != -1):
             return addition.run()
         stream, part = node.split(addition)
@@ -330,7 +334,9 @@ def gauge(chain: MarkovChain, gradients: dict[str, Tensor] | None = None) -> Ten
 def _backward(
     chain: MarkovChain, observer: Observer, loss_fn: Callable[[Any, Any], Tensor], inputs: Any, targets: Any
 ) -> dict[str, Tensor]:
-    """Run the model, its loss and its gradients; nothing of the model is changed."""
+    """Run the model, its loss and its gradients; nothing of the model is changed, a penalty is left out."""
+    from training.penal import suspended
+
     named = {name: p for name, p in chain.model.named_parameters() if p.requires_grad}
     if not named:
         raise InputError(
@@ -339,7 +345,8 @@ def _backward(
         )
     buffers = [(buffer, buffer.detach().clone()) for buffer in chain.model.buffers()]
     try:
-        with observer.sites.following(chain.model), torch.enable_grad(), torch.random.fork_rng(devices=[]):
+        following = observer.sites.following(chain.model)
+        with suspended(chain.model), following, torch.enable_grad(), torch.random.fork_rng(devices=[]):
             loss = loss_fn(call(chain.model, inputs), targets)
             if not isinstance(loss, Tensor) or not loss.requires_grad:
                 raise InputError(
@@ -358,6 +365,8 @@ def _backward(
 def observe(chain: MarkovChain, loss_fn: Callable[[Any, Any], Tensor], inputs: Any, targets: Any) -> ChainRecord:
     """Measure a chain on a batch: one forward and one backward, the model and its ``.grad`` left as they are.
 
+    The gradients are those of the loss alone, also where the model is penalised.
+
     Args:
         chain: the traced chain.
         loss_fn: ``loss_fn(outputs, targets)``; a vector of losses is summed.
@@ -369,7 +378,7 @@ def observe(chain: MarkovChain, loss_fn: Callable[[Any, Any], Tensor], inputs: A
 
     Raises:
         InputError: the chain has no nodes, every parameter is frozen, or the loss has no gradient.
-        UnsupportedError: no gradient reached any node.
+        UnsupportedError: no gradient reached any node, or the model makes other additions than were traced.
 
     Example:
         >>> from torch import nn
@@ -412,6 +421,8 @@ def tensors(
 
 class Watch:
     """Measure every step of a training loop; its hooks are removed when the ``with`` block ends, however it ends.
+
+    What is measured are the gradients that the loop computes: of a penalised model, those of loss and penalty.
 
     Args:
         chain: the traced chain; the loop may train ``chain.model`` directly or wrapped (data parallel, autocast,

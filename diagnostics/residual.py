@@ -180,7 +180,9 @@ class Finder:
             return
         left, right = (self.graph.operand(node, position) for position in (0, 1))
         shape = node.meta["val"].shape
-        if not (self.graph.data(left) and self.graph.data(right)):
+        if not shape:
+            self._dismiss(node, "a sum of scalars, as in a loss")
+        elif not (self.graph.data(left) and self.graph.data(right)):
             self._dismiss(node, "one operand does not depend on the input (a bias, a position table, a mask)")
         elif left.meta["val"].shape != shape or right.meta["val"].shape != shape:
             self._dismiss(node, "one operand is broadcast: it carries fewer values than the stream")

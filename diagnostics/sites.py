@@ -41,6 +41,9 @@ class Addition(NamedTuple):
 
 
 Handler = Callable[[Addition], Tensor]
+# What the additions of one call looked like, in order: dimensions of both operands, and alpha.
+Kinds = tuple[tuple[int, int, float], ...]
+End = Callable[[str, Kinds], None]
 
 
 def module_names(model: nn.Module) -> dict[str, str]:
@@ -56,11 +59,12 @@ def _adds_nothing(module: nn.Module) -> bool:
 
 
 class Sites:
-    """Follow a model's forward and hand every addition of two floating-point tensors to a handler.
+    """Follow a model's forward and hand every addition of two floating-point tensors, but scalars, to a handler.
 
     Args:
         handler: called with the addition, returns its result; ``addition.run()`` is the unchanged one.
         start: called when the whole model starts to run.
+        end: called when a module has run, with its path and what it added.
         compiled: be traced along by ``torch.compile``, too, which then sees what the handler returns; without it a
             compiled model is not followed.
 
@@ -75,8 +79,15 @@ class Sites:
         [Site(module='', call=0, order=0)]
     """
 
-    def __init__(self, handler: Handler, start: Callable[[], None] | None = None, compiled: bool = False) -> None:
+    def __init__(
+        self,
+        handler: Handler,
+        start: Callable[[], None] | None = None,
+        end: End | None = None,
+        compiled: bool = False,
+    ) -> None:
         self.handler = handler
+        self.end = end
         self.compiled = compiled
         self.start = start
         self.stack: list[list[Any]] = []
@@ -124,7 +135,7 @@ class Sites:
                     self.start()
             self.mode = _Mode(self)
             self.mode.__enter__()
-        self.stack.append([name, self.calls.get(name, 0), 0])
+        self.stack.append([name, self.calls.get(name, 0), 0, []])
         self.calls[name] = self.stack[-1][1] + 1
 
     def _leave(self, name: str, module: nn.Module, args: Any, output: Any) -> None:
@@ -133,9 +144,12 @@ class Sites:
             return
         if not self.stack or self.stack[-1][0] != name:
             return
-        self.stack.pop()
+        kinds = self.stack.pop()[3]
         if not self.stack:
             self._close()
+        # an exception of the module's own leaves no output, and is not to be hidden by one of ours
+        if self.end is not None and (torch.compiler.is_compiling() or output is not None):
+            self.end(name, tuple(kinds))
 
     def _close(self) -> None:
         self.stack.clear()
@@ -150,11 +164,15 @@ class Sites:
         floating = [isinstance(value, Tensor) and value.is_floating_point() for value in operands[:2]]
         if len(operands) != 2 or not all(floating) or "out" in kwargs or not self.stack:
             return run()
+        if not (operands[0].ndim or operands[1].ndim):
+            # a sum of scalars is a loss, which a model may compute or not
+            return run()
         frame = self.stack[-1]
         frame[2] += 1
         name = func.__name__
         alpha = float(kwargs.get("alpha", 1)) * (-1 if name in _MINUS else 1)
         left, right = operands if name != "__radd__" else operands[::-1]
+        frame[3].append((left.ndim, right.ndim, alpha))
         site = Site(frame[0], frame[1], frame[2] - 1)
         return self.handler(Addition(site, left, right, alpha, name in _IN_PLACE, run))
 
@@ -174,4 +192,4 @@ class _Mode(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
 
-__all__ = ["ADDITIONS", "Addition", "Handler", "Site", "Sites", "module_names"]
+__all__ = ["ADDITIONS", "Addition", "End", "Handler", "Kinds", "Site", "Sites", "module_names"]

@@ -273,8 +273,12 @@ def test_per_node_and_schedule() -> None:
     connection = model.penal_connection
     with pytest.raises(InputError, match="none of"):
         connection.tau = {"blocks.7": 1.0}
-    with pytest.raises(InputError, match="expected a number"):
+    with pytest.raises(InputError, match="expected a finite number"):
         connection.tau = "strong"
+    with pytest.raises(InputError, match="expected a finite number"):
+        connection.tau = {"blocks.1": float("inf")}
+    connection.tau, connection.step = {"blocks.1": lambda step: 0.25 * step}, 2
+    assert_equal(gradients(model, model(x).square().sum()), explicit)
     connection.remove()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
     penalize(model, x, tau=lambda step: 0.1 * step, optimizer=optimizer)
@@ -312,13 +316,16 @@ def test_overwriting_later_raises_rather_than_lies() -> None:
 
 
 def test_second_derivatives_are_refused() -> None:
-    """A second backward would add the penalty again."""
+    """Whichever way they are asked for: the penalty's own second derivatives would be missing."""
     model, x = toy("plain")
     x = x.requires_grad_()
     penalize(model, x.detach(), tau=TAU)
-    (g,) = torch.autograd.grad(model(x).square().sum(), x, create_graph=True)
-    with pytest.raises(RuntimeError, match="once_differentiable"):
-        g.square().sum().backward()
+    for backward in (lambda y: torch.autograd.grad(y, x, create_graph=True), lambda y: y.backward(create_graph=True)):
+        with pytest.raises(UnsupportedError, match="create_graph=True"):
+            backward(model(x).square().sum())
+    y = penal(2 * x, TAU) + penal_add(x, 3 * x, TAU)
+    with pytest.raises(UnsupportedError, match="create_graph=True"):
+        torch.autograd.grad(y.sum(), x, create_graph=True)
 
 
 class Loop(nn.Module):
@@ -469,6 +476,59 @@ def test_exceptions_leave_no_mode_behind() -> None:
     assert want and model.penal_connection.sites.stack == []
 
 
+class Steps(nn.Module):
+    """A number of equal steps, after noise in training only; a block may be left out."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.cell = nn.Linear(6, 6), nn.Linear(6, 6)
+        self.skipped, self.extra, self.more = Toy("plain"), Loop(), False
+        self.count, self.noise, self.skip = 3, 0.0, False
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.first(x)
+        if self.training and self.noise:
+            x = x + self.noise * torch.ones_like(x)
+        for _ in range(self.count):
+            x = x + torch.tanh(self.cell(x))
+        return (self.extra(x) if self.more else x).sum() + (0.0 if self.skip else self.skipped(x).sum())
+
+
+@pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
+def test_other_additions_than_were_traced_are_refused() -> None:
+    torch.manual_seed(0)
+    x, model = torch.randn(4, 6, dtype=torch.float64), Steps().double().eval()
+    model.noise = 0.1
+    plain = copy.deepcopy(model)
+    penalize(model, x, tau=TAU)
+    for plain.count, plain.skip in ((3, False), (2, True), (1, False)):
+        model.count, model.skip = plain.count, plain.skip
+        now = duplicate(plain)
+        chain = MarkovChain.trace(now, x)
+        assert_equal(gradients(model, model(x)), explicit_on(now, chain, lambda now=now: now(x), TAU))
+    model.count, chain = 5, MarkovChain.trace(plain.train(), x)
+    with torch.no_grad():
+        model(x)
+    torch._dynamo.reset()
+    for run in (model, torch.compile(model, backend="aot_eager")):
+        with pytest.raises(UnsupportedError, match="makes 5 additions in this call and made 3"):
+            run(x)
+    model.count = 3
+    model.train()
+    with pytest.raises(UnsupportedError, match=r"makes 4 additions .* in the mode"):
+        model(x)
+    model.eval().more = True
+    with pytest.raises(UnsupportedError, match="'extra' of Steps adds two activations and did not run"):
+        model(x)
+    assert torch._C._len_torch_function_stack() == 0
+    plain.count = 2
+    with pytest.raises(UnsupportedError, match="makes 3 additions in this call and made 2"):
+        chain.observe(lambda y, _: y, x, None)
+    with pytest.raises(UnsupportedError, match="makes 1 additions"), chain.watch():
+        plain.count = 1
+        plain.eval()(x)
+
+
 def test_bad_input() -> None:
     model, x = toy("plain")
     with pytest.raises(InputError, match="no Markov chain"):
@@ -483,7 +543,7 @@ def test_bad_input() -> None:
 
 
 def test_observing_a_penalised_model() -> None:
-    """The observer sees the gradients as trained, and both sets of hooks go away in any order."""
+    """Observed is the loss alone, watched the gradients as trained; hooks go away in any order."""
     model, x = toy("plain")
     states, sums = [], [x]
     for block in model.blocks:
@@ -491,9 +551,15 @@ def test_observing_a_penalised_model() -> None:
         sums.append(sums[-1] + states[-1])
     total = model.head(sums[-1]).square().sum() + TAU / 2 * sum(z.square().sum() for z in states)
     wanted = torch.autograd.grad(total, states)
-    penalize(model, x, tau=TAU)
     chain = MarkovChain.trace(model, x)
-    record = chain.observe(lambda y, _: y.square().sum(), x, None)
+    alone = chain.observe(lambda y, _: y.square().sum(), x, None)
+    penalize(model, x, tau=TAU)
+    for observed in (chain, MarkovChain.trace(nn.Sequential(model), x)):
+        again = observed.observe(lambda y, _: y.square().sum(), x, None)
+        assert torch.equal(again.products, alone.products) and torch.equal(again.gauge, alone.gauge)
+    with chain.watch() as watch:
+        model(x).square().sum().backward()
+    (record,) = watch.records
     for node, (z, g) in enumerate(zip(states, wanted, strict=True)):
         z = z.detach()
         g = g - TAU * z  # the total derivative with respect to x_l has no part of the node's own penalty

@@ -17,7 +17,8 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +31,6 @@ from diagnostics.conservation import conserved
 from pathspace.errors import InputError, PathspaceError
 from pathspace.files import replacing
 from training.history import Tick
-from training.penal import suspended
 from training.tasks import Task
 
 # Validation examples that the chain is observed on: always the same, so that rows can be compared.
@@ -126,7 +126,8 @@ class Monitor:
 
     def _find_chain(self) -> MarkovChain | None:
         try:
-            chain = MarkovChain.trace(self.model, *self.task.example_inputs())
+            with _evaluating(self.model):
+                chain = MarkovChain.trace(self.model, *self.task.example_inputs())
         except PathspaceError as error:
             self.notes.append(f"The chain's efficiency does not apply: {error}")
             return None
@@ -166,15 +167,9 @@ class Monitor:
         parameter = next(self.model.parameters())
         inputs, targets = self.task.valid.inputs[:OBSERVED], self.task.valid.targets[:OBSERVED]
         inputs = inputs.to(parameter.device, parameter.dtype if inputs.is_floating_point() else None)
-        training = self.model.training
-        # In evaluation mode nothing is random; there the GPU's own recurrent layers know no gradient.
-        self.model.eval()
-        try:
-            # The cosines are with the gradient of the loss, not of loss and penalty.
-            with suspended(self.model), torch.backends.cudnn.flags(enabled=False):
-                return chain.observe(self.task.loss, inputs, targets.to(parameter.device)).mean_efficiency
-        finally:
-            self.model.train(training)
+        # In evaluation mode the GPU's own recurrent layers know no gradient.
+        with _evaluating(self.model), torch.backends.cudnn.flags(enabled=False):
+            return chain.observe(self.task.loss, inputs, targets.to(parameter.device)).mean_efficiency
 
     def _write(self, rows: list[dict[str, Any]]) -> None:
         if self.path is None:
@@ -226,6 +221,17 @@ class Watchers:
         for name, watcher in self.watchers.items():
             if name in state and hasattr(watcher, "load_state_dict"):
                 watcher.load_state_dict(state[name])
+
+
+@contextmanager
+def _evaluating(model: nn.Module) -> Iterator[None]:
+    """Evaluation mode, in which nothing is random."""
+    training = model.training
+    model.eval()
+    try:
+        yield
+    finally:
+        model.train(training)
 
 
 def _parse(line: str) -> dict[str, Any] | None:

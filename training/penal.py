@@ -1,14 +1,16 @@
 """The penal connection: train a model as if ``tau/2 * sum_l ||z_l||^2`` were added to its loss.
 
 The gradient is the only thing that changes: outputs, parameters and ``state_dict`` are those of the model. A gradient
-of that gradient is refused by autograd, because a second backward would add the penalty again. Where
+of that gradient is refused. Where
 ``x_l`` and ``x_{l-1}`` are kept by autograd anyway (a norm layer reads them), ``z_l = x_l - x_{l-1}`` costs no memory.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import wraps
 from typing import Any, Literal, TypeVar
 
 import torch
@@ -17,11 +19,28 @@ from torch.autograd.function import once_differentiable
 
 from diagnostics.chain import ChainNode, MarkovChain
 from diagnostics.sites import Addition, Sites
+from diagnostics.traced import Traced
 from pathspace.errors import InputError, UnsupportedError
 
 Model = TypeVar("Model", bound=nn.Module)
-Tau = float | Mapping[str, float] | Callable[[int], float]
+Tau = float | Mapping[str, float | Callable[[int], float]] | Callable[[int], float]
 _ATTRIBUTE = "penal_connection"
+
+
+def _first_derivative(backward: Callable[..., Any]) -> Callable[..., Any]:
+    """Refuse a gradient that is going to be differentiated: some of its paths would miss the penalty."""
+    once = once_differentiable(backward)
+
+    @wraps(backward)
+    def checked(ctx: Any, *gradients: Tensor) -> Any:
+        if torch.is_grad_enabled() and not torch.compiler.is_compiling():
+            raise UnsupportedError(
+                "The gradient of a penalised model was asked for with create_graph=True, and a second derivative would "
+                "miss the penalty; call model.penal_connection.remove() and write the penalty into the loss."
+            )
+        return once(ctx, *gradients)
+
+    return checked
 
 
 class _Saved(torch.autograd.Function):
@@ -34,7 +53,7 @@ class _Saved(torch.autograd.Function):
         return direction.view_as(direction)
 
     @staticmethod
-    @once_differentiable
+    @_first_derivative
     def backward(ctx: Any, *gradients: Tensor) -> Any:
         (direction,) = ctx.saved_tensors
         return torch.add(gradients[0], direction, alpha=ctx.coefficient), None
@@ -51,7 +70,7 @@ class _Sum(torch.autograd.Function):
         return out
 
     @staticmethod
-    @once_differentiable
+    @_first_derivative
     def backward(ctx: Any, *gradients: Tensor) -> Any:
         stream, out = ctx.saved_tensors
         to_stream = gradients[0].to(ctx.types[0]) if ctx.needs_input_grad[0] else None
@@ -77,7 +96,7 @@ class _Nothing(torch.autograd.Function):
         return direction.new_zeros(()).expand_as(direction)
 
     @staticmethod
-    @once_differentiable
+    @_first_derivative
     def backward(ctx: Any, *gradients: Tensor) -> Any:
         (direction,) = ctx.saved_tensors
         return ctx.coefficient * direction, None
@@ -138,7 +157,7 @@ class PenalConnection:
 
     Attributes:
         chain: the traced chain.
-        tau: the current setting; assign a number, a mapping by node name, or a function of the step.
+        tau: the current setting; assign a number, a function of the step, or a mapping from node names to either.
         step: what a function of the step is called with; advanced by :meth:`advance` or by the optimizer given.
     """
 
@@ -151,7 +170,8 @@ class PenalConnection:
             self.by_site.setdefault((node.site.module, node.site.order), []).append(node)
         self.batch, self.met = 1, 0
         self.overwritten = _overwritten(chain)
-        self.sites = Sites(self._meet, compiled=True)
+        self.traced = Traced(chain)
+        self.sites = Sites(self._meet, end=self.traced.check, compiled=True)
         self.handles: list[Any] = []
 
     @property
@@ -168,9 +188,9 @@ class PenalConnection:
                 raise InputError(
                     f"tau names the node {unknown[0]!r}, which is none of {sorted(names)}; choose among these."
                 )
-        for number in value.values() if isinstance(value, Mapping) else [] if callable(value) else [value]:
-            if not isinstance(number, int | float) or number != number:
-                raise InputError(f"tau = {number!r}, expected a number; 0 switches the penal connection off.")
+        for number in value.values() if isinstance(value, Mapping) else [value]:
+            if not callable(number) and not (isinstance(number, int | float) and math.isfinite(number)):
+                raise InputError(f"tau = {number!r}, expected a finite number; 0 switches the penal connection off.")
         self._tau = value
 
     def advance(self) -> None:
@@ -223,6 +243,7 @@ class PenalConnection:
     def _meet(self, addition: Addition) -> Tensor:
         found = self._pick(addition.site.module, addition.site.order)
         if found is None:
+            self.traced.stranger(addition)
             return addition.run()
         self.met += 1
         node, coefficient = found
@@ -277,7 +298,7 @@ def penalize(
     Args:
         model: the model; hooks are attached to it and it is returned.
         *inputs: positional example inputs, for the trace only.
-        tau: a number, a mapping from node names (others get 0), or a function of the step.
+        tau: a number, a function of the step, or a mapping from node names to either (others get 0).
         kwargs: keyword example inputs.
         per: ``"sum"`` or ``"sample"``.
         scale: with ``per="sample"``, the factor on the loss, for instance ``lambda: scaler.get_scale() / 4`` when
@@ -291,6 +312,8 @@ def penalize(
     Raises:
         InputError: a chain without nodes, a model penalised twice, or an unusable tau, ``per`` or ``scale``.
         CaptureError: the model cannot be captured.
+        UnsupportedError: while the model trains, where it makes other additions than on the example inputs (another
+            number of steps, another mode), so that its nodes cannot be told apart.
 
     Example:
         >>> layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True, norm_first=True)
@@ -345,7 +368,7 @@ def suspended(model: nn.Module, when: bool = True) -> Iterator[None]:
     """Switch the penal connection of a model off for a while; a model without one is left alone.
 
     Args:
-        model: perhaps penalised.
+        model: perhaps penalised, itself or a part of it.
         when: ``False`` does nothing.
 
     Example:
@@ -356,15 +379,15 @@ def suspended(model: nn.Module, when: bool = True) -> Iterator[None]:
         >>> layer.penal_connection.tau
         1.0
     """
-    connection = getattr(model, _ATTRIBUTE, None) if when else None
-    if connection is None:
-        yield
-        return
-    tau, connection.tau = connection.tau, 0.0
+    connections = [vars(module)[_ATTRIBUTE] for module in model.modules() if _ATTRIBUTE in vars(module)] if when else []
+    before = [connection.tau for connection in connections]
     try:
+        for connection in connections:
+            connection.tau = 0.0
         yield
     finally:
-        connection.tau = tau
+        for connection, tau in zip(connections, before, strict=True):
+            connection.tau = tau
 
 
 def _overwritten(chain: MarkovChain) -> frozenset[Any]:

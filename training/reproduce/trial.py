@@ -160,14 +160,5 @@ class _Probe:
             self.values.append(self._measure())
 
     def _measure(self) -> float:
-        connection = getattr(self.model, "penal_connection", None)
-        tau = connection.tau if connection is not None else 0.0
-        if connection is not None:
-            # The cosines are with the gradient of the loss, not of loss and penalty.
-            connection.tau = 0.0
         inputs, targets = self.task.valid.inputs[:OBSERVED], self.task.valid.targets[:OBSERVED]
-        try:
-            return self.chain.observe(self.task.loss, inputs, targets).mean_efficiency
-        finally:
-            if connection is not None:
-                connection.tau = tau
+        return self.chain.observe(self.task.loss, inputs, targets).mean_efficiency
