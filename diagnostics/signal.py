@@ -168,7 +168,7 @@ def _not_finite(rows: list[LayerSignal]) -> tuple[str, ...]:
         return ()
     return (
         f"Values or derivatives are not finite at {', '.join(found[:5])}{' and others' if len(found) > 5 else ''}; "
-        "look for an overflow, or for a square root, norm or logarithm of zero behind it.",
+        "look for a weight that is not, an overflow, or a square root, norm or logarithm of zero behind it.",
     )
 
 

@@ -311,6 +311,9 @@ def test_what_does_not_apply_says_so_in_a_sentence() -> None:
     assert "trainable" in report(frozen, torch.randn(3, 2)).sentences["gradients"]
     nothing = report(nn.Flatten(), torch.randn(3, 2))
     assert nothing.facts["model"]["total"] == 0 and "There is no weight" in nothing.sentences["multipliers"]
+    assert nothing.sentences["values"] == "There is no basis path."
+    assert nothing.sentences["graph"] == "No layer has weights on paths."
+    assert nothing.sentences["model"].startswith("Flatten has 0 parameters in 0 tensors")
 
 
 def test_what_is_not_finite_is_said_and_not_left_out() -> None:
@@ -361,6 +364,7 @@ def test_units_and_tensors_are_counted_once() -> None:
     )
     assert "; 1 layer has constant outputs; 5 units passed" in told["variance"]
     told = report(nn.Linear(4, 3), torch.randn(9, 4)).sentences
+    assert told["graph"].startswith("The only layer reads from the root and writes to it: ")
     assert "at Linear; " in told["variance"] and told["gains"].startswith("The gain of Linear is ")
     frozen = report(nn.Linear(4, 3).requires_grad_(False), torch.randn(9, 4)).sentences["gradients"]
     assert frozen == "The size of gradients was not measured: Linear has no trainable parameter to take a gradient by."

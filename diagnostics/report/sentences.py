@@ -53,8 +53,10 @@ def model(facts: Facts, chain: Facts) -> str:
     text = (
         f"{facts['name']} has {plural(total, 'parameter')} in {plural(facts['tensors'], 'tensor')} and was read in "
         f"{'training' if facts['training'] else 'evaluation'} mode on {', '.join(facts['inputs']) or 'no tensor'}. "
-        f"{plural(facts['path_space'], 'scalar')} of them lie on paths"
     )
+    if not total:
+        return text.removesuffix(". ") + ": there is nothing to rescale."
+    text += f"{plural(facts['path_space'], 'scalar')} of them {'lies' if facts['path_space'] == 1 else 'lie'} on paths"
     rest = [f"{plural(facts[key], 'is', 'are')} {key}" for key in ("pinned", "unused") if facts[key]]
     text += (", " + " and ".join(rest) if rest else ", which is all of them") + ". "
     units = facts["units"]
@@ -77,11 +79,13 @@ def model(facts: Facts, chain: Facts) -> str:
 def graph(facts: Facts) -> str:
     """What the picture of the reduction graph shows."""
     layers, groups = facts["layers"], facts["groups"]
+    if not layers:
+        return "No layer has weights on paths."
     if not groups:
-        return (
-            f"All {plural(len(layers), 'layer')} read from the root and write to it: every scale is fixed, and there "
-            "is nothing to rescale."
-        )
+        ends = "The only layer reads from the root and writes to it"
+        if len(layers) > 1:
+            ends = f"All {len(layers)} layers read from the root and write to it"
+        return f"{ends}: every scale is fixed, and there is nothing to rescale."
     widest = max(groups, key=lambda group: len(group["entering"]) + len(group["leaving"]))
     touching = len(widest["entering"]) + len(widest["leaving"])
     return (
@@ -138,6 +142,8 @@ def values(facts: Facts, rule: str) -> str:
     """The spread of path values."""
     found, lost = facts["values"], _lost(facts["values"], "path value")
     if not found["count"]:
+        if not found["zeros"]:
+            return f"{lost}none is left." if lost else "There is no basis path."
         return f"{lost}{'every other' if lost else 'Every'} basis path has the value 0."
     spread = found["q95"] - found["q05"]
     text = (
