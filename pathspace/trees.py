@@ -109,7 +109,20 @@ class Grower:
         return self._seen[key]
 
     def grow(self) -> Tree:
-        """Forward edges of matrices first, then of vectors, then backward edges."""
+        """The whole tree.
+
+        Raises:
+            UnsupportedError: units that no edge connects to the root.
+        """
+        left = len(self.reach())
+        if left:
+            raise UnsupportedError(
+                f"{left} units of the reduction graph cannot be connected to the root; please report the model."
+            )
+        return replace(self.tree, rounds=tuple(self.rounds), rest=self._rests())
+
+    def reach(self) -> np.ndarray:
+        """Grow as far as edges lead, and return the units left: forward edges of matrices first, then of vectors."""
         blocks = range(len(self.graph.blocks))
         matrices = [i for i in blocks if len(self.graph.blocks[i].shape) > 1]
         stages = [(matrices, True), (list(blocks), True), (matrices, False), (list(blocks), False)]
@@ -118,13 +131,8 @@ class Grower:
             kinds = (False, True) if self.rule == "magnitude" else (True,)
             rounds = (self._round(chosen, forward, zeros) for zeros in kinds for chosen, forward in stages)
             if not any(rounds) and not self._joint_round():
-                raise UnsupportedError(
-                    f"{int((~self._reached).sum())} units of the reduction graph cannot be connected to the root; "
-                    "please "
-                    "report the model."
-                )
-        tree = self.tree
-        return replace(tree, rounds=tuple(self.rounds), rest=self._rests())
+                break
+        return np.flatnonzero(~self._reached)
 
     def _look(self) -> None:
         """Which ids are reached; and for ids that lack exactly one unit (with coefficient +-1), that unit."""

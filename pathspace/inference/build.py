@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import numpy as np
 import torch
+from scipy.sparse import csr_array
 from torch import Tensor
 
 from pathspace.capture import Captured
 from pathspace.inference.assemble import assemble, shrink
 from pathspace.inference.relations import Relations, Solution
+from pathspace.inference.semantics import Pin
 from pathspace.inference.units import Scales
 from pathspace.inference.values import NEUTRAL, distinct
 from pathspace.reduction import ReductionGraph, Statistic, WeightBlock
 
 Ends = tuple[Tensor, Tensor]
+POWERS_ONLY = "weights meet different powers of this scale, and never the scale itself"
 
 
 def build(captured: Captured, scales: Scales, norm_eps: str = "ignore") -> ReductionGraph:
@@ -34,6 +37,19 @@ def build(captured: Captured, scales: Scales, norm_eps: str = "ignore") -> Reduc
             scales.equations.unify(*raw.pop(name))
     solution = effective(scales.equations, list(raw.values()))
     solution = _named(solution, [ids for ends in raw.values() for ids in ends], scales)
+    solution = _divided(solution, [ids for ends in raw.values() for ids in ends], scales)
+    while True:
+        graph = _graph(captured, scales, raw, solution, norm_eps)
+        stuck = _stuck(graph)
+        if not len(stuck):
+            return graph
+        scales.pins.append(Pin("power", "", "", POWERS_ONLY, len(stuck)))
+        solution = solution.fixed(stuck)
+
+
+def _graph(
+    captured: Captured, scales: Scales, raw: dict[str, Ends], solution: Solution, norm_eps: str
+) -> ReductionGraph:
     classes = torch.from_numpy(solution.classes)
     aliases: dict[str, list[str]] = {}
     for name, first in captured.canonical.items():
@@ -69,6 +85,43 @@ def build(captured: Captured, scales: Scales, norm_eps: str = "ignore") -> Reduc
         captured=captured,
         parameters=captured.parameters,
     )
+
+
+def _divided(solution: Solution, ends: list[Tensor], scales: Scales) -> Solution:
+    """Units in the coarsest measure: a scale of which all that is spoken of are multiples is replaced by the multiple.
+
+    The square of a square root has twice the scale of the root, and that is the unit.
+    """
+    count = solution.units
+    if not solution.forms.shape[0]:
+        return solution
+    columns = np.abs(csr_array(solution.forms.T).tocsr())
+    common = np.ones(count, np.int64)
+    filled = np.flatnonzero(np.diff(columns.indptr))
+    common[filled] = np.gcd.reduceat(columns.data, columns.indptr[filled])
+    classes = torch.from_numpy(solution.classes)
+    spoken = [*ends, *(ids for _, _, ids in scales.statistics), *scales.cuts]
+    common[_met(solution, [lookup(classes, ids) for ids in spoken])[1 : count + 1]] = 1
+    if (common == 1).all():
+        return solution
+    forms = csr_array(solution.forms.copy())
+    forms.data = forms.data // common[forms.indices]
+    return Solution(solution.classes, count, forms).fixed(np.zeros(0, np.int64))
+
+
+def _stuck(graph: ReductionGraph) -> np.ndarray:
+    """Units without a spanning tree: every edge moves them by a power of their scale, so they are no end of any."""
+    once = np.zeros(graph.num_units + 1, bool)
+    expand = graph.expand
+    for block in graph.blocks:
+        rows = expand[np.unique(np.abs(torch.cat([block.tail.reshape(-1), block.head.reshape(-1)]).numpy()))]
+        once[rows.indices[np.abs(rows.data) == 1]] = True
+    rare = np.flatnonzero(~once[1:]) + 1
+    if not len(rare):
+        return rare
+    from pathspace.trees import Grower
+
+    return np.intersect1d(rare, Grower(graph, entering=True, rule="modulo", seed=0).reach())
 
 
 def _units_of(cuts: list[Tensor], classes: Tensor, solution: Solution) -> np.ndarray:
