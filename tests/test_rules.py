@@ -234,3 +234,45 @@ def test_a_norm_of_two_names_has_its_statistics_once() -> None:
     graph = ps.trace(model, torch.randn(5, 3))
     assert graph.num_units == 8
     assert [(entry.mean, entry.var) for entry in graph.statistics] == [("norm.running_mean", "norm.running_var")]
+
+
+# something that divides by h + eps, which is a normalisation at eps = 0 -> units it leaves
+NORMS: dict[str, tuple[Callable[[Tensor, float], Tensor], int]] = {
+    "RMS norm": (lambda h, eps: h * torch.rsqrt(h.square().mean(-1, keepdim=True) + eps), 1),
+    "RMS norm by a power": (lambda h, eps: h * (h.square().mean(-1, keepdim=True) + eps).pow(-0.5), 1),
+    "layer norm": (lambda h, eps: (h - h.mean(-1, True)) / (h.var(-1, keepdim=True) + eps).sqrt(), 1),
+    "standardised": (lambda h, eps: (h - h.mean(-1, True)) / (h.std(-1, keepdim=True) + eps), 1),
+    "length one": (lambda h, eps: F.normalize(h, dim=-1, eps=eps), 1),
+    "clamped in place": (lambda h, eps: h / h.norm(dim=-1, keepdim=True).clamp_(min=eps), 1),
+    "parts of a sum": (lambda h, eps: F.relu(h) * (1 / (F.relu(h).sum(-1, keepdim=True) + eps)), 1),
+}
+# the same constant where it normalises nothing
+NO_NORMS: dict[str, Callable[[Tensor, float], Tensor]] = {
+    "added": lambda h, eps: F.relu(h) + eps,
+    "clamped": lambda h, eps: h.clamp(min=eps),
+    "smooth size": lambda h, eps: torch.sqrt(h.square() + eps),
+    "threshold": lambda h, eps: F.threshold(h, eps, 20.0),
+    "divides and is used": lambda h, eps: h / (h.abs() + eps) + (h.abs() + eps).log() * 0 + F.relu(h + eps),
+    "divides a number": lambda h, eps: 1 / (h.abs() + eps),
+    "seen under another name": lambda h, eps: h / h.abs().add_(eps).sqrt() + h.abs().view(-1, 6).add_(eps).view(-1, 6),
+    "distance": lambda h, eps: F.pairwise_distance(h, -h, eps=eps, keepdim=True) + 0 * h,
+}
+
+
+@pytest.mark.parametrize("name", NORMS)
+def test_a_small_constant_in_a_norm_written_out_is_its_eps(name: str) -> None:
+    function, units = NORMS[name]
+    torch.manual_seed(0)
+    x = torch.randn(5, 4)
+    graph = ps.trace(Between(lambda h: function(h, 1e-5), 6), x)
+    assert graph.num_units == len(graph.approximate) == units
+    assert ps.trace(Between(lambda h: function(h, 1e-5), 6), x, norm_eps="respect").num_units == 0
+    certificate = ps.verify(Between(lambda h: function(h, 1e-30), 6), x)
+    assert certificate.units == units and certificate.holds, certificate
+
+
+@pytest.mark.parametrize("name", NO_NORMS)
+def test_a_small_constant_elsewhere_is_a_constant(name: str) -> None:
+    torch.manual_seed(0)
+    certificate = ps.verify(Between(lambda h: NO_NORMS[name](h, 1e-5), 6).double(), torch.randn(5, 4).double())
+    assert certificate.units == 0 and certificate.holds, certificate

@@ -78,7 +78,7 @@ def _graph(
         pinned=tuple(scales.pins),
         unused=tuple(name for name in captured.parameters if name not in known),
         has_cuts=bool(scales.cuts) or scales.observes,
-        approximate=_units_of(scales.cuts, classes, solution),
+        approximate=_units_of([*scales.cuts, *scales.approximate], classes, solution),
         statistics=tuple(Statistic(mean, var, lookup(classes, ids)) for mean, var, ids in scales.statistics),
         forms=solution.forms,
         norm_eps=norm_eps,
@@ -205,7 +205,7 @@ def _named(solution: Solution, ends: list[Tensor], scales: Scales) -> Solution:
     if not solution.forms.shape[0]:
         return solution
     classes = torch.from_numpy(solution.classes)
-    spoken = [*ends, *(ids for _, _, ids in scales.statistics), *scales.cuts]
+    spoken = [*ends, *(ids for _, _, ids in scales.statistics), *scales.cuts, *scales.approximate]
     met = _met(solution, [lookup(classes, ids) for ids in spoken])
     met[: solution.units + 1] = True
     number = np.where(met, np.cumsum(met) - 1, 0)

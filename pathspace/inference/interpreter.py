@@ -60,7 +60,7 @@ def interpret(
         UnsupportedError: ``strict`` and an operation without a rule met a free scale.
     """
     semantics = make(*positions(captured))
-    semantics.exact_norms = norm_eps == "respect"
+    semantics.exact_norms, semantics.sources = norm_eps == "respect", captured.sources
     values: dict[str, Any] = {}
     for node in captured.graph.graph.nodes:
         if node.op == "placeholder":
@@ -183,7 +183,7 @@ class Walk(Generic[S]):
             return args[0][args[1]]
         name, shown = operation_name(node.target), node.meta.get("val")
         here = place(node)
-        self.semantics.place = Place(name, *(here if any(here) else self.outer), result=shown, node=node.name)
+        self.semantics.place = Place(name, *(here if any(here) else self.outer), result=shown, node=node)
         if name in REGIONS:
             return REGIONS[name](self, *args, **kwargs)
         for operand in node.all_input_nodes:

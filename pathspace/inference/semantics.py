@@ -9,12 +9,12 @@ scale with whom: the reduction graph) and :class:`~pathspace.inference.unrolled.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, fx
 
 from pathspace.inference.values import NEUTRAL, ROOT, Value, Weight, constant, distinct, move
 
@@ -48,7 +48,7 @@ class Place:
     module: str = ""
     source: str = ""
     result: Any = None
-    node: str = ""
+    node: fx.Node | None = None
 
 
 class Semantics(ABC):
@@ -69,8 +69,11 @@ class Semantics(ABC):
         self.pinned_parameters: dict[str, Pin] = {}
         self.place = Place()
         self.exact_norms = False
-        # nodes whose small constant was taken for the eps of a normalisation written out by hand
+        # placeholder -> (kind, name)
+        self.sources: Mapping[str, tuple[str, str]] = {}
+        # nodes whose small constant was taken for the eps of a normalisation written out by hand; what it is added to
         self.negligible: list[str] = []
+        self.approximate: list[Tensor] = []
 
     # -- what the two interpretations define -------------------------------------------------------------------
 

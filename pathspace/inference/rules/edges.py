@@ -9,12 +9,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from pathspace.inference.guards import guards_a_division
 from pathspace.inference.semantics import Semantics
 from pathspace.inference.values import NEUTRAL, ROOT, Value, Weight, compress, constant, distinct
 
 # more relations between scales than this are not followed
 LARGEST = 2_000_000
-# constants up to this size, added to an activation, are taken for the eps of a normalisation
+# constants up to this size, added to a divisor, are taken for the eps of a normalisation
 EPS = 1e-4
 
 
@@ -69,14 +70,16 @@ def varying(*ids: Tensor) -> int:
     return math.prod(n for dim, n in enumerate(shape) if any(entry.stride(dim) for entry in wide))
 
 
-def negligible(semantics: Semantics, value: Any, *operands: Any) -> bool:
+def negligible(semantics: Semantics, value: Any, operand: Any) -> bool:
     """Whether a number is the ``eps`` of a normalisation written out by hand, and may be ignored; notes it if so."""
+    node = semantics.place.node
     small = isinstance(value, float) and 0 < abs(value) <= EPS
-    free = any(isinstance(x, Weight) or (isinstance(x, Tensor) and not is_constant(x)) for x in operands)
-    if small and free and not semantics.exact_norms:
-        semantics.negligible.append(semantics.place.node)
-        return True
-    return False
+    free = isinstance(operand, Weight) or (isinstance(operand, Tensor) and not is_constant(operand))
+    if not (small and free) or semantics.exact_norms or node is None or not guards_a_division(node, semantics.sources):
+        return False
+    semantics.negligible.append(node.name)
+    semantics.approximate.append(semantics.activation(operand))
+    return True
 
 
 __all__ = ["LARGEST", "edges", "is_constant", "is_plain", "negligible", "powers", "times", "varying"]

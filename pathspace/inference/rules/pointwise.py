@@ -196,7 +196,7 @@ def hardtanh(semantics: Semantics, x: Value, low: float = -1.0, high: float = 1.
 @rule("aten.threshold", "aten.threshold_")
 def threshold(semantics: Semantics, x: Value, bound: float, value: float) -> Tensor:
     """``x if x > bound else value``."""
-    return bounded(semantics, x, bound or value, None, "a threshold is not homogeneous")
+    return bounded(semantics, x, max(bound, value, key=abs), None, "a threshold is not homogeneous")
 
 
 @rule("aten.glu")

@@ -1,0 +1,108 @@
+"""Is a small constant the ``eps`` of a normalisation written out by hand? A look ahead in the graph.
+
+It is if all that is made of it ends as a divisor, by way of operations that keep it one (roots, powers, movements,
+sums), of something that comes from where the divisor comes from. Everywhere else it is a constant like any other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from torch import fx
+
+from pathspace.inference.registry import operation_name
+
+MOVEMENTS = frozenset(
+    ["view", "reshape", "_unsafe_view", "view_as", "reshape_as", "expand", "expand_as", "broadcast_to", "unsqueeze",
+     "squeeze", "transpose", "permute", "movedim", "swapaxes", "t", "contiguous", "clone", "to", "_to_copy", "type_as",
+     "alias", "detach", "repeat", "flatten", "unflatten", "select", "slice"]
+)  # fmt: skip
+# what a divisor may go through besides: it stays positively homogeneous
+DIVISORS = frozenset(
+    ["add", "sub", "sum", "mean", "amax", "amin", "abs", "clamp", "clamp_min", "clamp_max", "maximum", "minimum"]
+)
+PRODUCTS = frozenset(["mul", "multiply", "bmm", "mm", "matmul", "einsum"])
+QUOTIENTS = frozenset(["div", "divide", "true_divide"])
+# how many operations back a numerator and its divisor may have their common origin
+NEAR = 64
+
+
+def guards_a_division(node: fx.Node, sources: Mapping[str, tuple[str, str]]) -> bool:
+    """Whether everything made of the result of ``node`` divides something of the same origin.
+
+    Args:
+        node: the operation that adds or clamps to a small constant.
+        sources: placeholder name -> (kind, name): inputs, which have no scale, do not count as an origin.
+    """
+    if _name(node).endswith("_") and any(len(x.users) > 1 or _kind(x) in MOVEMENTS for x in node.all_input_nodes):
+        # other names of the tensor would see the constant, too
+        return False
+    origin = _before([node], sources)
+    seen: set[tuple[fx.Node, bool]] = set()
+    # (a value, whether it is 1 / divisor by now)
+    pending = [(node, False)]
+    while pending:
+        value, inverted = pending.pop()
+        if (value, inverted) in seen:
+            continue
+        seen.add((value, inverted))
+        for user in value.users:
+            following = _followed(user, value, inverted)
+            if following is None:
+                return False
+            divides, after = following
+            others = [other for other in user.all_input_nodes if other is not value]
+            if not (divides and origin & _before(others, sources)):
+                pending.append((user, after))
+    return True
+
+
+def _followed(user: fx.Node, value: fx.Node, inverted: bool) -> tuple[bool, bool] | None:
+    """What an operation makes of a divisor.
+
+    Returns:
+        Whether its other operands are divided, and whether its result is ``1 / divisor``; ``None`` for an operation
+        that does something else.
+    """
+    kind = _kind(user)
+    if kind in MOVEMENTS or kind in ("sqrt", "square"):
+        return False, inverted
+    if kind in ("rsqrt", "reciprocal"):
+        return False, not inverted
+    if kind == "pow" and user.args[0] is value and isinstance(user.args[1], int | float):
+        return False, inverted != (user.args[1] < 0)
+    if kind in PRODUCTS:
+        return inverted, inverted
+    if kind in QUOTIENTS and not user.kwargs:
+        if user.args[1] is not value:
+            return inverted, inverted
+        return (not inverted, not inverted) if user.args[0] is not value else None
+    if kind in DIVISORS and not inverted:
+        return False, False
+    return None
+
+
+def _before(nodes: list[fx.Node], sources: Mapping[str, tuple[str, str]]) -> set[fx.Node]:
+    """Nodes and the nearest operations and parameters that they come from."""
+    found: dict[Any, None] = {}
+    pending = list(nodes)
+    while pending and len(found) < NEAR:
+        node = pending.pop(0)
+        if node in found or (node.op == "placeholder" and sources.get(node.name, ("", ""))[0] == "input"):
+            continue
+        found[node] = None
+        pending += node.all_input_nodes
+    return set(found)
+
+
+def _name(node: fx.Node) -> str:
+    return operation_name(node.target).removeprefix("aten.") if node.op == "call_function" else node.op
+
+
+def _kind(node: fx.Node) -> str:
+    name = _name(node)
+    return name if name.startswith("_") else name.rstrip("_")
+
+
+__all__ = ["guards_a_division"]
