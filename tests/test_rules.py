@@ -276,3 +276,28 @@ def test_a_small_constant_elsewhere_is_a_constant(name: str) -> None:
     torch.manual_seed(0)
     certificate = ps.verify(Between(lambda h: NO_NORMS[name](h, 1e-5), 6).double(), torch.randn(5, 4).double())
     assert certificate.units == 0 and certificate.holds, certificate
+
+
+class Projected(nn.Module):
+    """An LSTM whose states are projected, read by its outputs or by its last states."""
+
+    def __init__(self, layers: int, bidirectional: bool, last: bool) -> None:
+        super().__init__()
+        self.last = last
+        self.lstm = nn.LSTM(2, 3, layers, proj_size=2, bidirectional=bidirectional)
+        self.out = nn.Linear(2 if last or not bidirectional else 4, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        outputs, (states, _) = self.lstm(x)
+        return self.out(states if self.last else outputs)
+
+
+@pytest.mark.parametrize(
+    ("layers", "bidirectional", "last", "units"),
+    [(1, False, False, 2), (2, False, False, 4), (1, True, False, 4), (1, False, True, 2), (2, True, True, 2)],
+)
+def test_a_projected_state_is_free_per_feature(layers: int, bidirectional: bool, last: bool, units: int) -> None:
+    """(What reads the last states of all layers and directions has one scale per feature for them.)"""
+    torch.manual_seed(0)
+    certificate = ps.verify(Projected(layers, bidirectional, last), torch.randn(3, 2, 2))
+    assert certificate.units == units and certificate.holds, certificate

@@ -117,6 +117,7 @@ def _gated(semantics: Semantics, x: Value, state: Any, weights: Any, *args: Any)
     length = sequence.shape[time]
     if not projected:
         semantics.pin(states[:1], "a state is combined with fixed scales")
+    finals = []
     for layer in range(layers):
         outputs = []
         for direction in range(directions):
@@ -136,13 +137,11 @@ def _gated(semantics: Semantics, x: Value, state: Any, weights: Any, *args: Any)
                     else None
                 )
                 hidden = constant(hidden.shape) if free is None else free
+            finals.append(hidden)
             outputs.append(hidden.unsqueeze(time).expand(*hidden.shape[:time], length, *hidden.shape[time:]))
         sequence = torch.cat(outputs, -1) if directions == 2 else outputs[0]
     shown = semantics.place.result
-    last = torch.cat([out.select(time, 0).unsqueeze(0) for out in outputs]) if projected else constant(shown[1].shape)
-    if projected:
-        semantics.fix(last)
-        last = constant(shown[1].shape)
+    last = torch.stack(finals) if projected else constant(shown[1].shape)
     return (sequence, last, *(constant(shape_of(entry)) for entry in shown[2:]))
 
 
