@@ -12,6 +12,7 @@ from functools import cached_property
 import torch
 from torch import fx
 
+from diagnostics.inlined import inlined
 from diagnostics.sites import ADDITIONS
 from pathspace.capture import Captured, place
 from pathspace.inference.registry import operation_name
@@ -81,7 +82,7 @@ class ResidualGraph:
 
     def __init__(self, captured: Captured) -> None:
         self.captured = captured
-        self.nodes = list(captured.graph.graph.nodes)
+        self.nodes = list(inlined(captured.graph).nodes)
         self.index = {node: i for i, node in enumerate(self.nodes)}
         self.inputs: list[list[fx.Node]] = []
         self.above: list[int] = []  # bit sets: everything a value is computed from, itself included

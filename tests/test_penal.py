@@ -529,6 +529,29 @@ def test_other_additions_than_were_traced_are_refused() -> None:
         plain.eval()(x)
 
 
+def test_blocks_in_regions_of_another_mode() -> None:
+    """What is written under autocast is penalised like the rest; without gradients there is nothing to penalise."""
+
+    class Regions(Toy):
+        def forward(self, x: Tensor) -> Tensor:
+            self.zs: list[Tensor] = []
+            with torch.no_grad():
+                x = self._plain(x, self.blocks[0], 0)
+            x = self._plain(x, self.blocks[1], 1)
+            with torch.autocast("cpu", torch.bfloat16), torch.autocast("cpu", enabled=False):
+                y = self._plain(x, self.blocks[2], 2)
+                with torch.enable_grad():
+                    x = self._plain(y, self.blocks[0], 0) * self.scales[0]
+            return self.head(x * y)
+
+    torch.manual_seed(0)
+    model, x = Regions("plain").double(), torch.randn(5, 6, dtype=torch.float64)
+    loss = model(x).square().sum()
+    explicit = gradients(model, loss + TAU / 2 * sum(z.square().sum() for z in model.zs))
+    assert len(penalize(model, x, tau=TAU).penal_connection.nodes) == 4
+    assert_equal(gradients(model, model(x).square().sum()), explicit)
+
+
 def test_bad_input() -> None:
     model, x = toy("plain")
     with pytest.raises(InputError, match="no Markov chain"):
