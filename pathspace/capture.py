@@ -7,7 +7,6 @@ was.
 
 from __future__ import annotations
 
-import copy
 import io
 import itertools
 import logging
@@ -26,6 +25,7 @@ from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 from torch.nn.modules import transformer
 from torch.utils._pytree import tree_leaves
 
+from pathspace.copies import duplicate
 from pathspace.errors import CaptureError, InputError, InputTypeError
 from pathspace.in_place import writes_are_seen
 
@@ -106,7 +106,7 @@ def check_runs(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any
     """
     try:
         with quiet(), torch.no_grad():
-            return copy.deepcopy(model)(*args, **kwargs)
+            return duplicate(model)(*args, **kwargs)
     except Exception as error:
         raise CaptureError(
             f"{type(model).__name__}.forward raised {type(error).__name__} {user_frame(error)} on inputs "
