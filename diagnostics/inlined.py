@@ -53,7 +53,7 @@ def _copy(module: fx.GraphModule, graph: fx.Graph, values: dict[fx.Node, Any]) -
             return fx.map_arg(node.args[0], values.__getitem__)
         if _region(node):
             at, inner = next(
-                (i, getattr(module, arg.target))
+                (i, getattr(module, str(arg.target)))
                 for i, arg in enumerate(node.args)
                 if isinstance(arg, fx.Node) and arg.op == "get_attr"
             )

@@ -16,6 +16,8 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
+from diagnostics.replay import RUNNING, follow_recomputation
+
 ADDITIONS = frozenset(["add", "add_", "__add__", "__radd__", "__iadd__", "sub", "sub_", "__sub__", "__isub__"])
 _MINUS = frozenset(["sub", "sub_", "__sub__", "__isub__"])
 _IN_PLACE = frozenset(["add_", "__iadd__", "sub_", "__isub__"])
@@ -102,6 +104,7 @@ class Sites:
             model: whose forward to follow.
             outermost: see what others following the same model hand on, rather than what the model wrote.
         """
+        follow_recomputation()
         for name, module in model.named_modules():
             if name and _adds_nothing(module):
                 continue
@@ -133,8 +136,7 @@ class Sites:
                 self.calls.clear()
                 if self.start is not None:
                     self.start()
-            self.mode = _Mode(self)
-            self.mode.__enter__()
+            self._open()
         self.stack.append([name, self.calls.get(name, 0), 0, []])
         self.calls[name] = self.stack[-1][1] + 1
 
@@ -151,8 +153,26 @@ class Sites:
         if self.end is not None and (torch.compiler.is_compiling() or output is not None):
             self.end(name, tuple(kinds))
 
+    @contextmanager
+    def resumed(self, name: str, call: int, order: int) -> Iterator[None]:
+        """Go on where a call was, for a part of it that is recomputed in the backward pass."""
+        self._open()
+        self.stack.append([name, call, order, []])
+        try:
+            yield
+        finally:
+            self._close()
+
+    def _open(self) -> None:
+        self.mode = _Mode(self)
+        self.mode.__enter__()
+        if not torch.compiler.is_compiling():
+            RUNNING.append(self)
+
     def _close(self) -> None:
         self.stack.clear()
+        if not torch.compiler.is_compiling():
+            RUNNING[:] = [other for other in RUNNING if other is not self]
         if self.mode is not None:
             mode, self.mode = self.mode, None
             mode.__exit__(None, None, None)

@@ -15,6 +15,7 @@ from torch.utils.checkpoint import checkpoint
 from zoo import load
 
 from diagnostics import MarkovChain
+from diagnostics.replay import RUNNING
 from diagnostics.sites import Addition, Sites
 from pathspace.errors import InputError, UnsupportedError
 from training import penalize
@@ -215,29 +216,60 @@ def test_train_mode_with_other_batch_size() -> None:
         assert model(big).shape == big.shape
 
 
+@pytest.mark.filterwarnings("ignore:None of the inputs have requires_grad")
+@pytest.mark.parametrize("what", ["module", "method", "closure", "nested"])
 @pytest.mark.parametrize("reentrant", [False, True])
-def test_checkpointing(reentrant: bool) -> None:
+def test_checkpointing(reentrant: bool, what: str) -> None:
+    class Layer(nn.TransformerEncoderLayer):
+        """Checkpoints its own forward, as the layers of Hugging Face models do."""
+
+        save = ""
+
+        def forward(self, x: Tensor) -> Tensor:  # type: ignore[override]
+            if self.save != "method":
+                return super().forward(x)
+            return checkpoint(super().forward, x, use_reentrant=reentrant)
+
     class Net(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            make = lambda: nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True, norm_first=True)  # noqa: E731
-            self.blocks, self.save = nn.ModuleList(make() for _ in range(2)), False
+            make = lambda: Layer(8, 2, 16, dropout=0.0, batch_first=True, norm_first=True)  # noqa: E731
+            self.blocks, self.save = nn.ModuleList(make() for _ in range(2)), ""
+            self.inner = nn.Linear(8, 8)
+
+        def step(self, x: Tensor) -> Tensor:
+            return x + torch.tanh(self.inner(x))
+
+        def again(self, x: Tensor) -> Tensor:
+            x = x + self.inner(self.inner(x))
+            return self.step(self.saved(self.step, x) if self.save == "nested" else self.step(x))
+
+        def saved(self, function: Any, x: Tensor) -> Tensor:
+            return checkpoint(function, x, use_reentrant=reentrant)
 
         def forward(self, x: Tensor) -> Tensor:
+            x = self.step(x)
+            if self.save in ("closure", "nested"):
+                return self.step(self.saved(lambda x: self.again(self.blocks[1](self.blocks[0](x))), x))
             for block in self.blocks:
-                x = checkpoint(block, x, use_reentrant=reentrant) if self.save else block(x)
-            return x
+                block.save = self.save  # type: ignore[assignment]
+                x = self.saved(block, x) if self.save == "module" else block(x)
+            return self.step(self.saved(self.again, x) if self.save == "method" else self.again(x))
 
     torch.manual_seed(0)
     model = Net().double()
     x = torch.randn(3, 4, 8, dtype=torch.float64, requires_grad=True)
     penalize(model, x.detach(), tau=TAU)
     results = []
-    for model.save in (False, True):
-        model.zero_grad()
-        model(x).square().sum().backward()
-        results.append({name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None})
+    with MarkovChain.trace(model, x.detach()).watch() as watch:
+        for model.save in ("", what):
+            model.zero_grad()
+            model(x).square().sum().backward()
+            results.append({name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None})
     assert_equal(*results)
+    records = [record.cosines for record in watch.records]
+    assert len(records) == 2 and torch.allclose(*records, rtol=1e-10) and records[0].isfinite().all()
+    assert torch._C._len_torch_function_stack() == 0 and not RUNNING
     assert len(results[0]) == len(list(model.parameters()))
 
 
