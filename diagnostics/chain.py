@@ -186,9 +186,13 @@ class MarkovChain:
 
         return Watch(self, **options)
 
-    def batch_dims(self) -> tuple[int, ...]:
-        """Which dimension of every node's ``x_l`` holds the samples, found by running the model on a doubled batch."""
-        double = _doubled(self.example)
+    def batch_dims(self, batch_dim: int = 0) -> tuple[int, ...]:
+        """Which dimension of every node's ``x_l`` holds the samples, found by running the model on a doubled batch.
+
+        Args:
+            batch_dim: the dimension of the inputs that holds the samples.
+        """
+        double = _doubled(self.example, batch_dim)
         known = self.by_site()
         shapes: dict[int, tuple[int, ...]] = {}
 
@@ -206,7 +210,7 @@ class MarkovChain:
         for node in self.nodes:
             pairs = list(zip(node.shape, shapes.get(node.index, ()), strict=False))
             grown = [dim for dim, (old, new) in enumerate(pairs) if new == 2 * old]
-            dims.append(grown[0] if len(grown) == 1 else 0)
+            dims.append(grown[0] if len(grown) == 1 else min(batch_dim, max(len(node.shape) - 1, 0)))
         return tuple(dims)
 
 
@@ -223,19 +227,23 @@ def _branch_name(residual: Residual, producer: Any) -> str:
     return (outer[-1] if outer else "") or short(residual.node)
 
 
-def _batch(example: tuple[tuple[Any, ...], dict[str, Any]]) -> int:
-    """The number of samples: the first size of the first tensor."""
+def _batch(example: tuple[tuple[Any, ...], dict[str, Any]], dim: int = 0) -> int:
+    """The number of samples: the size of the first tensor in their dimension."""
     for value in (*example[0], *example[1].values()):
-        if isinstance(value, Tensor) and value.ndim:
-            return int(value.shape[0])
-    raise InputTypeError("The model has no tensor among its inputs, so there are no samples to tell apart; pass one.")
+        if isinstance(value, Tensor) and value.ndim > dim:
+            return int(value.shape[dim])
+    raise InputTypeError(
+        f"The model has no tensor with a dimension {dim} among its inputs, so there are no samples to tell apart; pass "
+        "one, or another batch_dim."
+    )
 
 
-def _doubled(example: tuple[tuple[Any, ...], dict[str, Any]]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    size = _batch(example)
+def _doubled(example: tuple[tuple[Any, ...], dict[str, Any]], dim: int) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    size = _batch(example, dim)
 
     def twice(value: Any) -> Any:
-        return torch.cat([value, value]) if isinstance(value, Tensor) and value.ndim and len(value) == size else value
+        held = isinstance(value, Tensor) and value.ndim > dim and value.shape[dim] == size
+        return torch.cat([value, value], dim) if held else value
 
     return tuple(map(twice, example[0])), {key: twice(value) for key, value in example[1].items()}
 

@@ -179,13 +179,15 @@ class _Pass:
 class Observer:
     """Hold every node's direction until the gradient of its ``x_l`` arrives, then keep a few numbers per sample."""
 
-    def __init__(self, chain: MarkovChain, done: Callable[[_Pass], None], keep: bool = False) -> None:
+    def __init__(
+        self, chain: MarkovChain, done: Callable[[_Pass], None], keep: bool = False, batch_dim: int = 0
+    ) -> None:
         from diagnostics.chain import _batch
 
         if not chain.nodes:
             raise InputError(f"{chain.sentence()[:-1]}, so there is nothing to observe; choose a residual model.")
         self.chain, self.done, self.keep = chain, done, keep
-        self.dims, self.batch = chain.batch_dims(), _batch(chain.example)
+        self.dims, self.batch = chain.batch_dims(batch_dim), _batch(chain.example, batch_dim)
         self.nodes = chain.by_site()
         # recomputation calls a module again; where a node has a module to itself, the number of the call is moot
         calls = {(node.site.module, node.site.order) for node in chain.nodes}
@@ -362,7 +364,9 @@ def _backward(
     return {name: value for name, value in zip(named, gradients, strict=True) if value is not None}
 
 
-def observe(chain: MarkovChain, loss_fn: Callable[[Any, Any], Tensor], inputs: Any, targets: Any) -> ChainRecord:
+def observe(
+    chain: MarkovChain, loss_fn: Callable[[Any, Any], Tensor], inputs: Any, targets: Any, *, batch_dim: int = 0
+) -> ChainRecord:
     """Measure a chain on a batch: one forward and one backward, the model and its ``.grad`` left as they are.
 
     The gradients are those of the loss alone, also where the model is penalised.
@@ -372,6 +376,7 @@ def observe(chain: MarkovChain, loss_fn: Callable[[Any, Any], Tensor], inputs: A
         loss_fn: ``loss_fn(outputs, targets)``; a vector of losses is summed.
         inputs: a tensor, a tuple of positional inputs, or a dict of keyword inputs.
         targets: handed to ``loss_fn``.
+        batch_dim: the dimension of the inputs that holds the samples; 1 for sequences first, shape (T, B, ...).
 
     Returns:
         The record.
@@ -393,7 +398,7 @@ def observe(chain: MarkovChain, loss_fn: Callable[[Any, Any], Tensor], inputs: A
         Learnable Markov chain paper, Definitions 3 and 4, with the cosine of equation (10).
     """
     passes: list[_Pass] = []
-    observer = Observer(chain, passes.append)
+    observer = Observer(chain, passes.append, batch_dim=batch_dim)
     gradients = _backward(chain, observer, loss_fn, inputs, targets)
     observer.finish()
     if not passes:
@@ -428,6 +433,7 @@ class Watch:
         chain: the traced chain; the loop may train ``chain.model`` directly or wrapped (data parallel, autocast,
             checkpointing).
         every: measure only every so many forward passes.
+        batch_dim: the dimension of the inputs that holds the samples; 1 for sequences first, shape (T, B, ...).
 
     Example:
         >>> from torch import nn
@@ -441,11 +447,13 @@ class Watch:
         3
     """
 
-    def __init__(self, chain: MarkovChain, every: int = 1) -> None:
+    def __init__(self, chain: MarkovChain, every: int = 1, batch_dim: int = 0) -> None:
         if every < 1:
             raise InputError(f"every = {every}, expected at least 1; every=1 measures each step.")
         self.records: list[ChainRecord] = []
-        self._observer = Observer(chain, lambda done: self.records.append(self._observer.record(done)))
+        self._observer = Observer(
+            chain, lambda done: self.records.append(self._observer.record(done)), batch_dim=batch_dim
+        )
         self._chain, self._every, self._count = chain, every, 0
         self._meet, self._start = self._observer.sites.handler, self._observer.sites.start
         self._observer.sites.handler, self._observer.sites.start = self._pick, self._begin

@@ -584,6 +584,26 @@ def test_blocks_in_regions_of_another_mode() -> None:
     assert_equal(gradients(model, model(x).square().sum()), explicit)
 
 
+def test_sequences_first() -> None:
+    torch.manual_seed(0)
+    model = nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, norm_first=True).double()
+    twin = copy.deepcopy(model)
+    twin.self_attn.batch_first = True
+    x = torch.randn(4, 7, 8, dtype=torch.float64)
+    found = []
+    for net, given, dim in ((model, x, 1), (twin, x.transpose(0, 1), 0)):
+        chain = MarkovChain.trace(net, given)
+        record = chain.observe(lambda y, _: y.square().sum(), given, None, batch_dim=dim)
+        assert record.cosines.shape == (2, 7)
+        with chain.watch(batch_dim=dim) as watch:
+            net(given).square().sum().backward()
+        assert torch.allclose(watch.records[0].cosines, record.cosines, rtol=1e-12)
+        penalize(net, given, tau=TAU, per="sample", batch_dim=dim)
+        found.append((record.cosines, gradients(net, net(given).square().sum())))
+    assert torch.allclose(found[0][0], found[1][0], rtol=1e-9)
+    assert_equal(found[0][1], found[1][1])
+
+
 def test_bad_input() -> None:
     model, x = toy("plain")
     with pytest.raises(InputError, match="no Markov chain"):

@@ -161,14 +161,16 @@ class PenalConnection:
         step: what a function of the step is called with; advanced by :meth:`advance` or by the optimizer given.
     """
 
-    def __init__(self, chain: MarkovChain, tau: Tau, per: str, scale: float | Callable[[], float]) -> None:
+    def __init__(
+        self, chain: MarkovChain, tau: Tau, per: str, scale: float | Callable[[], float], batch_dim: int = 0
+    ) -> None:
         self.nodes, self.per, self.scale, self.step = chain.nodes, per, scale, 0
         self.tau = tau
         # recomputation calls a module again, so the number of the call identifies nothing
         self.by_site: dict[tuple[str, int], list[ChainNode]] = {}
         for node in chain.nodes:
             self.by_site.setdefault((node.site.module, node.site.order), []).append(node)
-        self.batch, self.met = 1, 0
+        self.batch, self.batch_dim, self.met = 1, batch_dim, 0
         self.overwritten = _overwritten(chain)
         self.traced = Traced(chain)
         self.sites = Sites(self._meet, end=self.traced.check, compiled=True)
@@ -236,8 +238,8 @@ class PenalConnection:
     def _begin(self, module: nn.Module, args: Any, kwargs: Any) -> None:
         self.met = 0
         for value in (*args, *kwargs.values()):
-            if isinstance(value, Tensor) and value.ndim:
-                self.batch = int(value.shape[0])
+            if isinstance(value, Tensor) and value.ndim > self.batch_dim:
+                self.batch = int(value.shape[self.batch_dim])
                 return
 
     def _meet(self, addition: Addition) -> Tensor:
@@ -284,6 +286,7 @@ def penalize(
     per: Literal["sum", "sample"] = "sum",
     scale: float | Callable[[], float] = 1.0,
     optimizer: torch.optim.Optimizer | None = None,
+    batch_dim: int = 0,
 ) -> Model:
     """Train a residual-like model as a learnable Markov chain.
 
@@ -304,6 +307,8 @@ def penalize(
         scale: with ``per="sample"``, the factor on the loss, for instance ``lambda: scaler.get_scale() / 4`` when
             four micro-batches are accumulated; a function is called in every forward.
         optimizer: an optimizer whose steps advance a schedule.
+        batch_dim: with ``per="sample"``, the dimension of the first input that holds the samples; 1 for sequences
+            first, shape (T, B, ...).
 
     Returns:
         The same model: same parameters, same ``state_dict`` keys, any batch size, train and eval mode. Its
@@ -332,7 +337,9 @@ def penalize(
     inside = getattr(model, "_orig_mod", None)
     if isinstance(inside, nn.Module):
         # the wrapper of torch.compile runs what it wraps without the hooks of its own
-        penalize(inside, *inputs, tau=tau, kwargs=kwargs, per=per, scale=scale, optimizer=optimizer)
+        penalize(
+            inside, *inputs, tau=tau, kwargs=kwargs, per=per, scale=scale, optimizer=optimizer, batch_dim=batch_dim
+        )
         return model
     if hasattr(model, _ATTRIBUTE):
         raise InputError(
@@ -341,7 +348,7 @@ def penalize(
     chain = MarkovChain.trace(model, *inputs, kwargs=kwargs)
     if not chain.nodes:
         raise InputError(f"{chain.sentence()[:-1]}, so there is nothing to penalise; choose a residual model.")
-    connection = PenalConnection(chain, tau, per, scale)
+    connection = PenalConnection(chain, tau, per, scale, batch_dim)
     handles = connection.handles
     handles.append(model.register_forward_pre_hook(connection._begin, with_kwargs=True))
     handles.append(model.register_forward_hook(connection._end))
