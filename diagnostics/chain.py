@@ -11,15 +11,14 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from diagnostics.residual import Dismissed, Finder, Residual, is_float, is_seen, short
+from diagnostics.dataflow import is_float, is_seen, short
+from diagnostics.residual import Dismissed, Finder, Residual
 from diagnostics.sites import Addition, End, Kinds, Site, Sites, module_names
 from pathspace.capture import capture, place, quiet
 from pathspace.errors import InputTypeError, UnsupportedError
 
 if TYPE_CHECKING:
     from diagnostics.efficiency import ChainRecord, Watch
-
-_FIXED_BATCH = "its batch size cannot be doubled"
 
 
 @dataclass(frozen=True)
@@ -164,11 +163,12 @@ class MarkovChain:
         if self.nodes:
             kinds = Counter(node.kind for node in self.nodes)
             parts = ", ".join(f"{count} {kind}" for kind, count in kinds.items())
-            return f"{name} is a Markov chain of {len(self.nodes)} nodes ({parts})."
+            return f"{name} is a Markov chain of {_counted(len(self.nodes), 'node')} ({parts})."
         joins = sum(item.operation == "cat" for item in self.dismissed)
-        if joins:
-            return f"{name} is no Markov chain: it joins features by concatenation ({joins} times), and adds none."
-        return f"{name} is no Markov chain: no addition joins a stream and a branch computed from it."
+        joined = f"it joins features by concatenation ({_counted(joins, 'time')}), and " if joins else ""
+        if joins and joins == len(self.dismissed):
+            return f"{name} is no Markov chain: {joined}adds none."
+        return f"{name} is no Markov chain: {joined}no addition joins a stream and a branch computed from it."
 
     def by_site(self) -> dict[Site, ChainNode]:
         """The node at each place of the running model."""
@@ -212,6 +212,10 @@ class MarkovChain:
             grown = [dim for dim, (old, new) in enumerate(pairs) if new == 2 * old]
             dims.append(grown[0] if len(grown) == 1 else min(batch_dim, max(len(node.shape) - 1, 0)))
         return tuple(dims)
+
+
+def _counted(count: int, noun: str) -> str:
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
 
 
 def _branch_name(residual: Residual, producer: Any) -> str:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -89,12 +92,121 @@ def test_sentences() -> None:
             return torch.cat([x, self.f(x)], 1)
 
     x = torch.ones(2, 3)
-    assert "by concatenation (1 times)" in MarkovChain.trace(Joins(), x).sentence()
+    assert MarkovChain.trace(Joins(), x).sentence().endswith("by concatenation (1 time), and adds none.")
+    both = traced(lambda m, x: torch.cat([m.f(x).sigmoid() * x + m.g(x).tanh(), x], 1))
+    assert both.sentence().endswith("(1 time), and no addition joins a stream and a branch computed from it.")
+    assert "of 1 node (" in traced(lambda m, x: x + m.f(x)).sentence()
     vgg = nn.Sequential(nn.Linear(3, 3), nn.ReLU(), nn.Linear(3, 3))
     chain = MarkovChain.trace(vgg, x)
     assert len(chain) == 0 and chain.sentence().startswith("Sequential is no Markov chain")
     with pytest.raises(InputTypeError):
         MarkovChain.trace("model", x)  # type: ignore[arg-type]
+
+
+class Written(nn.Module):
+    """A forward written as a function of the module and its input, with four layers of width 4 to use."""
+
+    def __init__(self, forward: Callable[[Written, Tensor], Tensor]) -> None:
+        super().__init__()
+        self.f, self.g, self.h, self.k = (nn.Linear(4, 4) for _ in range(4))
+        self.small, self.valid, self.down = nn.Linear(2, 2), nn.Conv2d(3, 3, 3), nn.Conv2d(3, 3, 3, 2, 1)
+        self.same = nn.Conv2d(3, 3, 3, 1, 1)
+        self.written = forward
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.written(self, x)
+
+
+def traced(forward: Callable[[Any, Tensor], Tensor], x: Tensor | None = None) -> MarkovChain:
+    return MarkovChain.trace(Written(forward).eval(), torch.randn(3, 4) if x is None else x)
+
+
+def elman(m: Written, x: Tensor) -> Tensor:
+    h = torch.zeros_like(x)
+    for _ in range(4):
+        h = (m.f(h) + m.g(x)).tanh()
+    return h
+
+
+def residual_elman(m: Written, x: Tensor) -> Tensor:
+    h = torch.zeros_like(x)
+    for _ in range(4):
+        h = h + m.h((m.f(h) + m.g(x)).tanh())
+    return h
+
+
+def read_again(m: Written, x: Tensor) -> Tensor:
+    h = m.k(x).tanh()
+    return h + m.h((m.f(h) + m.g(x)).tanh())
+
+
+def narrowed(m: Written, x: Tensor) -> Tensor:
+    h = m.f(x)
+    return x + m.h((h + m.k(m.g(x).relu())).tanh())
+
+
+def started_elman(m: Written, x: Tensor) -> Tensor:
+    h = m.k(x.mean(1)).tanh()
+    for t in range(3):
+        h = (m.f(h).tanh() + x[:, t]).tanh()
+    return h
+
+
+def lifting(m: Written, x: Tensor) -> Tensor:
+    return x[:, 1::2] + m.small(m.small(x[:, ::2]).relu())
+
+
+IMAGE, SERIES = torch.randn(1, 3, 8, 8), torch.randn(2, 3, 4)
+
+
+@pytest.mark.parametrize(
+    ("forward", "x", "kinds"),
+    [
+        # however many linear maps are summed, in whatever order, they are one linear map
+        (lambda m, x: m.f(x) + m.g(x) + m.h(x), None, []),
+        (lambda m, x: m.f(x) + (m.g(x) + m.h(m.k(x)).chunk(1, 1)[0]), None, []),
+        (lambda m, x: m.f(x).relu() + m.g(x) + m.h(x), None, []),
+        (lambda m, x: m.f(x) + m.g(x) + x, None, ["identity"]),
+        (lambda m, x: m.f(x) + m.g(m.h(x).relu()), None, ["shortcut"]),
+        # a part of the stream is a stream, unless the branch is made from the other parts alone
+        (lambda m, x: x[:, :2] + m.f(m.g(x).relu())[:, :2], None, ["identity"]),
+        (lambda m, x: x[:, :, 1:-1, 1:-1] + m.valid(x), IMAGE, ["identity"]),
+        (lambda m, x: x[:, :2] + m.small(x[:, 2:]), None, []),
+        (lambda m, x: (lambda a, b: a + m.small(b))(*m.f(x).chunk(2, 1)), None, []),
+        (lifting, None, []),
+        (lambda m, x: nn.functional.pad(x[:, :, ::2, ::2], (0, 0, 0, 0, 0, 0)) + m.down(m.same(x).relu()), IMAGE,
+         ["shortcut"]),
+        # an input that is read again at every step is no stream
+        (elman, None, []),
+        (residual_elman, None, ["identity"] * 4),
+        (read_again, None, ["identity"]),
+        (started_elman, SERIES, []),
+        (narrowed, None, ["shortcut", "identity"]),
+        # resolution lost and found again, by whatever operation
+        (lambda m, x: x + m.down(x).repeat_interleave(2, 2).repeat_interleave(2, 3), IMAGE, []),
+        (lambda m, x: x + m.down(x)[:, :, :, None, :, None].expand(1, 3, 4, 2, 4, 2).reshape(x.shape), IMAGE, []),
+        (lambda m, x: x + nn.functional.fold(m.down(x).repeat(1, 4, 1, 1).flatten(2), 8, 2, stride=2), IMAGE, []),
+        (lambda m, x: x + x * m.same(nn.functional.adaptive_avg_pool2d(x, 1)).sigmoid(), IMAGE, ["identity"]),
+        # 0 + x, the start of Python's sum
+        (lambda m, x: sum([x, m.f(m.g(x).relu())]), None, ["identity"]),
+        (lambda m, x: x * x + m.f(m.g(x).relu()), None, []),
+    ],
+)  # fmt: skip
+def test_additions_that_look_alike(forward: Any, x: Tensor | None, kinds: list[str]) -> None:
+    assert [node.kind for node in traced(forward, x).nodes] == kinds
+
+
+@pytest.mark.parametrize(
+    ("forward", "reason"),
+    [
+        (lambda m, x: torch.addmm(x, m.f(x).relu(), m.g.weight), "fused product"),
+        (lambda m, x: torch.stack([x, m.f(x).relu()]).sum(0), "stacked values"),
+        (lambda m, x: torch.stack([x, m.f(x).relu()]).mean(0), "stacked values"),
+    ],
+)
+def test_sums_made_by_one_operation_are_listed(forward: Any, reason: str) -> None:
+    chain = traced(forward)
+    assert len(chain) == 0 and [reason in item.reason for item in chain.dismissed] == [True]
 
 
 class Odd(nn.Module):
@@ -107,7 +219,7 @@ class Odd(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         x = x + self.table
         a, b = self.f(x).chunk(2, -1)
-        y = torch.cat([a + self.g(x)[..., :2].tanh(), b], -1)
+        y = torch.cat([a + self.g(torch.cat([b, b], -1))[..., :2].tanh(), b], -1)
         y = self.f(y).tanh() + self.g(y).tanh()
         y = y + 0.5 * y.pow(3)
         y = y + y.mean(0, keepdim=True)

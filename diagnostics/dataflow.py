@@ -1,0 +1,232 @@
+"""How the values of a captured graph come from one another: which ways lead from one to another, and through what.
+
+In-place operations are followed to their latest result.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import cached_property, reduce
+from operator import or_
+
+import torch
+from torch import fx
+
+from diagnostics.inlined import inlined
+from diagnostics.sites import ADDITIONS
+from pathspace.capture import Captured
+from pathspace.inference.registry import operation_name
+
+# Operations that hand one activation on, value by value (a dropped or reordered value is still that value).
+_MOVES = [
+    "view", "reshape", "_unsafe_view", "permute", "transpose", "t", "contiguous", "clone", "alias",
+    "detach", "dropout", "dropout_", "feature_dropout", "native_dropout", "identity", "to", "_to_copy",
+    "unsqueeze", "squeeze", "flatten", "unflatten", "movedim", "swapaxes", "lift_fresh_copy", "roll",
+    "alpha_dropout", "expand_as",
+]  # fmt: skip
+# Operations that are affine in their one activation: what a down-sampling shortcut is made of.
+_AFFINE = [
+    "linear", "conv1d", "conv2d", "conv3d", "convolution", "batch_norm", "instance_norm", "group_norm",
+    "layer_norm", "rms_norm", "addmm", "matmul", "mm", "avg_pool1d", "avg_pool2d", "avg_pool3d",
+    "adaptive_avg_pool1d", "adaptive_avg_pool2d", "max_pool2d", "mul", "div", "mul_", "div_", "add", "add_",
+    "sub", "neg", "constant_pad_nd", "pad", "cat", "mean", "conv_transpose2d", "upsample_nearest2d",
+    "upsample_bilinear2d", "slice", "_native_batch_norm_legit", "native_layer_norm", "native_group_norm",
+]  # fmt: skip
+MOVES, AFFINE = frozenset(_MOVES), frozenset(_AFFINE)
+SUMS = frozenset(["add", "add_", "sub", "sub_"])
+SCALES = frozenset(["mul", "mul_", "div", "div_"])
+_JOINS = frozenset(["cat", "stack"])
+_SPLITS = frozenset(["split", "split_with_sizes", "chunk", "unbind", "tensor_split", "unsafe_split", "unsafe_chunk"])
+_PARTS = frozenset(["slice", "select", "narrow", "getitem"])
+# linear, too, but no stream's way: they make several values of one, or one of several
+_SPREADS = frozenset(["expand", "repeat", "sum", "rsub"])
+_FALLS = ("conv1d", "conv2d", "conv3d", "convolution", "avg_pool", "max_pool", "adaptive_avg_pool", "adaptive_max_pool",
+          "fractional_max_pool", "upsample", "grid_sampler", "pixel_unshuffle")  # fmt: skip
+
+
+def short(node: fx.Node) -> str:
+    """``"add_"`` for ``aten.add_.Tensor``."""
+    return operation_name(node.target).rsplit(".", 1)[-1] if node.op == "call_function" else node.op
+
+
+def is_float(value: object) -> bool:
+    """Whether an argument is a node whose value is a floating-point tensor."""
+    shown = value.meta.get("val") if isinstance(value, fx.Node) else None
+    return isinstance(shown, torch.Tensor) and shown.is_floating_point()
+
+
+def is_seen(node: fx.Node) -> bool:
+    """Whether an addition is written in a ``forward``, rather than inside one of torch's own functions."""
+    function = (node.meta.get("torch_fn") or ("", ""))[1]
+    return not function or function.rsplit(".", 1)[-1] in ADDITIONS
+
+
+class Dataflow:
+    """Dependence of every value on every other, with in-place operations followed to their latest result."""
+
+    def __init__(self, captured: Captured) -> None:
+        self.captured = captured
+        self.nodes = list(inlined(captured.graph).nodes)
+        self.index = {node: i for i, node in enumerate(self.nodes)}
+        self.inputs: list[list[fx.Node]] = []
+        self.above: list[int] = []  # bit sets: everything a value is computed from, itself included
+        self.below_data: list[bool] = []
+        latest: dict[fx.Node, fx.Node] = {}
+        for i, node in enumerate(self.nodes):
+            inputs = [latest.get(operand, operand) for operand in node.all_input_nodes]
+            self.inputs.append(inputs)
+            bits = 1 << i
+            for operand in inputs:
+                bits |= self.above[self.index[operand]]
+            self.above.append(bits)
+            kind = captured.sources.get(node.name, ("", ""))[0] if node.op == "placeholder" else ""
+            data = kind == "input" or any(self.below_data[self.index[operand]] for operand in inputs)
+            self.below_data.append(data)
+            if node.op == "call_function" and short(node).endswith("_") and not short(node).startswith("__"):
+                changed = node.args[0] if node.args else None
+                if isinstance(changed, fx.Node):
+                    # later uses of the operand, under its old name, see the result
+                    for old in [key for key, value in latest.items() if value is latest.get(changed, changed)]:
+                        latest[old] = node
+                    latest[changed] = node
+
+    def operand(self, node: fx.Node, position: int) -> fx.Node:
+        """Operand of an addition, as the value it had at that moment."""
+        argument = node.args[position] if position < len(node.args) else node.kwargs["other"]
+        assert isinstance(argument, fx.Node)
+        matching = [a for a in self.inputs[self.index[node]] if a is argument]
+        if matching:
+            return argument
+        originals = list(node.all_input_nodes)
+        return self.inputs[self.index[node]][originals.index(argument)]
+
+    def depends(self, value: fx.Node, source: fx.Node) -> bool:
+        """Whether ``value`` is computed from ``source``."""
+        return bool(self.above[self.index[value]] >> self.index[source] & 1)
+
+    def data(self, node: fx.Node) -> bool:
+        """Whether a value depends on the model's inputs, rather than on parameters and constants alone."""
+        return self.below_data[self.index[node]]
+
+    def between(self, source: fx.Node, value: fx.Node) -> Iterator[fx.Node]:
+        """The operations on the ways from ``source`` to ``value``, ``value`` included."""
+        bits = self.above[self.index[value]]
+        for i in range(self.index[source] + 1, self.index[value] + 1):
+            if bits >> i & 1 and self.above[i] >> self.index[source] & 1:
+                yield self.nodes[i]
+
+    def reaches(self, source: fx.Node, value: fx.Node, blocked: Callable[[fx.Node], bool]) -> bool:
+        """Whether some way from ``source`` to ``value`` avoids the blocked operations."""
+        reached = {source}
+        for node in self.between(source, value):
+            if not reached.isdisjoint(self.inputs[self.index[node]]) and not blocked(node):
+                reached.add(node)
+        return value in reached
+
+    def layers(self, source: fx.Node, value: fx.Node) -> int:
+        """How many operations on the way use a weight; of a sum, the summand with the most of them counts."""
+        passed = {source: 0}  # bit sets
+        for node in self.between(source, value):
+            above = [passed[operand] for operand in self.inputs[self.index[node]] if operand in passed]
+            bits = max(above, key=int.bit_count) if short(node) in SUMS else reduce(or_, above)
+            passed[node] = bits | bool(self._own_weights(node)) << self.index[node]
+        return passed[value].bit_count()
+
+    def weights(self, source: fx.Node, value: fx.Node) -> int:
+        """Bit set of the parameters that the operations on the way use."""
+        return reduce(or_, map(self._own_weights, self.between(source, value)), 0)
+
+    def _own_weights(self, node: fx.Node) -> int:
+        operands = [a for a in self.inputs[self.index[node]] if not self.data(a)]
+        return reduce(or_, (self.above[self.index[a]] for a in operands), 0) & self._parameters
+
+    def weighs(self, node: fx.Node) -> bool:
+        """Whether a value is computed from a parameter."""
+        return bool(self.above[self.index[node]] & self._parameters)
+
+    @cached_property
+    def _parameters(self) -> int:
+        sources = self.captured.sources
+        return sum(
+            1 << i
+            for i, node in enumerate(self.nodes)
+            if node.op == "placeholder" and sources.get(node.name, ("", ""))[0] == "parameter"
+        )
+
+    def data_inputs(self, node: fx.Node) -> list[fx.Node]:
+        """The operands that depend on the input, without masks and shapes."""
+        return [a for a in self.inputs[self.index[node]] if self.data(a) and is_float(a)]
+
+    def carries(self, node: fx.Node) -> bool:
+        """Whether an operation hands on its one activation, value by value."""
+        operation, arguments = short(node), [*node.args, *node.kwargs.values()]
+        # sum() of a list starts with 0 + x
+        nothing = operation in SUMS and any(isinstance(a, int | float) and a == 0 for a in arguments[:2])
+        moves = operation in MOVES or nothing or (operation in _PARTS and not self.is_part(node))
+        return moves and len(self.data_inputs(node)) == 1
+
+    def is_affine(self, node: fx.Node) -> bool:
+        """Whether an operation is affine in its activations; sums and joins may have several."""
+        operation = short(node)
+        if operation in SUMS | _JOINS:
+            return True
+        activations = sum(isinstance(a, fx.Node) and self.data(a) and is_float(a) for a in node.args)
+        known = MOVES | AFFINE | _PARTS | _SPLITS | _SPREADS
+        return operation in known and activations <= 1 and len(self.data_inputs(node)) <= 1
+
+    def affine(self, source: fx.Node, value: fx.Node) -> bool:
+        """Whether ``value`` is affine in ``source``: every operation on the way is."""
+        return all(map(self.is_affine, self.between(source, value)))
+
+    def is_part(self, node: fx.Node) -> bool:
+        """Whether a value is cut out of a larger one."""
+        operation, operands = short(node), self.inputs[self.index[node]]
+        if operation == "getitem":
+            return short(operands[0]) in _SPLITS
+        return operation in _PARTS and operands[0].meta["val"].shape != node.meta["val"].shape
+
+    def whole(self, node: fx.Node) -> fx.Node:
+        """What a part is cut out of."""
+        source = self.inputs[self.index[node]][0]
+        return self.inputs[self.index[source]][0] if short(node) == "getitem" else source
+
+    def is_position(self, part: fx.Node) -> bool:
+        """Whether a part is one position of a sequence, such as the input of one time step."""
+        before, after = self.whole(part).meta["val"].shape, part.meta["val"].shape
+        return len(after) < len(before) or any(new == 1 < old for old, new in zip(before, after, strict=True))
+
+    def cuts(self, node: fx.Node, source: fx.Node) -> bool:
+        """Whether a value is a part of ``source``."""
+        cut = False
+        while node is not source:
+            if self.is_part(node):
+                cut, node = True, self.whole(node)
+            elif self.carries(node):
+                node = self.data_inputs(node)[0]
+            else:
+                return False
+        return cut
+
+    def falls(self, node: fx.Node) -> bool:
+        """Whether an operation at least halves a side of the image."""
+        data = self.data_inputs(node)
+        if not short(node).startswith(_FALLS) or not data:
+            return False
+        return halves(data[0], node)
+
+
+def is_strided(node: fx.Node) -> bool:
+    """Whether a part leaves out every other value."""
+    return short(node) == "slice" and len(node.args) > 4 and isinstance(node.args[4], int) and node.args[4] > 1
+
+
+def halves(before: fx.Node, after: fx.Node) -> bool:
+    """Whether some side of the image is at least halved, the first two dimensions being samples and channels."""
+    sides = zip(before.meta["val"].shape[2:], after.meta["val"].shape[2:], strict=False)
+    return any(new < old and 2 * new <= old + 1 for old, new in sides)
+
+
+__all__ = [
+    "AFFINE", "MOVES", "SCALES", "SUMS", "Dataflow", "halves", "is_float", "is_seen", "is_strided",
+    "short",
+]  # fmt: skip
