@@ -103,12 +103,7 @@ def diagnose(
         console.print(chain.sentence(), soft_wrap=True, highlight=False)
         if record is not None:
             console.print(_table(chain, record))
-            console.print(
-                f"efficiency {record.mean_efficiency:+.4f}; every cosine positive for {record.convex_share:.0%} of "
-                f"{record.samples} samples; {len(chain.dismissed)} other additions and joins",
-                soft_wrap=True,
-                highlight=False,
-            )
+            console.print(_summary(chain, record), soft_wrap=True, highlight=False)
         for reason, count in _reasons(chain).items():
             console.print(f"  {count} x {reason}", soft_wrap=True, highlight=False, markup=False)
 
@@ -180,6 +175,24 @@ def _finite(value: Any) -> Any:
     return None if isinstance(value, float) and value != value else value
 
 
+def _summary(chain: MarkovChain, record: ChainRecord) -> str:
+    """The chain as a whole; a node whose direction or gradient is zero has no cosine."""
+    from diagnostics.report.sentences import chain as sentence
+    from diagnostics.report.sentences import plural
+
+    facts = _finite(record.to_dict())
+    silent = sum(node["cosine_mean"] is None for node in facts["nodes"])
+    if silent == len(chain):
+        return sentence(facts)
+    text = (
+        f"efficiency {record.mean_efficiency:+.4f}; every cosine positive for {record.convex_share:.0%} of "
+        f"{plural(record.samples, 'sample')}; {len(chain.dismissed)} other additions and joins"
+    )
+    if silent:
+        text += f"; {plural(silent, 'node')} with no cosine, the direction or the gradient being zero there"
+    return text
+
+
 def _table(chain: MarkovChain, record: ChainRecord) -> Any:
     from rich import box
     from rich.markup import escape
@@ -193,7 +206,7 @@ def _table(chain: MarkovChain, record: ChainRecord) -> Any:
         table.add_column(heading, justify="right", no_wrap=True)
     for node, row in zip(chain.nodes, record.to_dict()["nodes"], strict=True):
         values = (row["cosine_mean"], row["cosine_q05"], row["cosine_q95"])
-        cells = [f"{value:+.3f}" for value in values]
+        cells = ["" if value != value else f"{value:+.3f}" for value in values]
         table.add_row(
             escape(node.name), node.kind, *cells, f"{row['direction_over_stream']:.3g}", f"{row['gauge']:+.2e}"
         )

@@ -30,6 +30,16 @@ class Block(nn.Module):
 def chain():
     return nn.Sequential(Block(), Block(), Block(), nn.Linear(6, 3)), torch.randn(8, 6)
 
+def zeros(last=False):
+    model, x = chain()
+    for block in model[0 if last else 1:3]:
+        nn.init.zeros_(block.branch.weight)
+        nn.init.zeros_(block.branch.bias)
+    return model, x
+
+def silent():
+    return zeros(last=True)
+
 def plain():
     return nn.Sequential(nn.Linear(6, 6), nn.ReLU(), nn.Linear(6, 3)), torch.randn(8, 6)
 """
@@ -73,6 +83,13 @@ def test_no_chain_is_said_politely(model: Path) -> None:
     assert code == 0 and "is no Markov chain" in text
     code, text = run(f"{model}:plain", "--json", "-")
     assert code == 0 and json.loads(text)["length"] == 0
+
+
+def test_branches_that_start_at_zero_have_no_cosine(model: Path) -> None:
+    code, text = run(f"{model}:zeros")
+    assert code == 0 and "2 nodes with no cosine" in text and "nan" not in text
+    code, text = run(f"{model}:silent")
+    assert code == 0 and "nothing can be said of their directions" in text and "nan" not in text
 
 
 def test_bad_input(model: Path, tmp_path: Path) -> None:
