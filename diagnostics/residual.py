@@ -162,7 +162,8 @@ class Finder:
             return "", None, "the shortcut's weights feed the branch, too: an input that is read again at every step"
         named = not rises and any(short(n).startswith(_RISES) for n in graph.between(node, branch))
         # a branch whose every way loses resolution that the stream keeps has found it again, by whatever operation
-        if named or not (halves(node, stream) or graph.reaches(node, branch, graph.falls)):
+        kept = not halves(node, stream) and graph.reaches(node, stream, graph.falls)
+        if named or (kept and not graph.reaches(node, branch, graph.falls)):
             return "", None, "a long skip across resolutions: the other operand was down- and up-sampled"
         return kind, node, ""
 
