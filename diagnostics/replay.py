@@ -43,17 +43,21 @@ def follow_recomputation() -> None:
         return
     torch_checkpoint._pathspace_follows = True  # type: ignore[attr-defined]
     reentrant = torch_checkpoint.CheckpointFunction
-    apply, other = reentrant.apply, torch_checkpoint._checkpoint_without_reentrant_generator
+    apply = reentrant.apply
+    # private, and not in every version of torch; without it such recomputation is refused by torch itself
+    other = getattr(torch_checkpoint, "_checkpoint_without_reentrant_generator", None)
 
     def apply_remembering(function: Callable[..., Any], *args: Any) -> Any:
         return apply(_remembering(function), *args)
 
-    @wraps(other)
-    def generator(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        return other(_remembering(fn), *args, **kwargs)
-
     reentrant.apply = staticmethod(apply_remembering)  # type: ignore[method-assign, assignment]
-    torch_checkpoint._checkpoint_without_reentrant_generator = generator
+    if other is not None:
+
+        @wraps(other)
+        def generator(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+            return other(_remembering(fn), *args, **kwargs)
+
+        torch_checkpoint._checkpoint_without_reentrant_generator = generator
 
 
 __all__ = ["RUNNING", "follow_recomputation"]

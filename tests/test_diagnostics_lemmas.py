@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import numpy as np
 import pytest
@@ -188,19 +189,29 @@ def test_walk(chain: tuple[MarkovChain, Tensor, Tensor]) -> None:
     assert folds == pytest.approx(float(((steps[1:] * steps[:-1]).sum(1) < 0).double().mean()))
 
 
-def squares(model: Net, x: Tensor) -> Tensor:
+def squares(blocks: Sequence[nn.Module], x: Tensor) -> Tensor:
     """The sum of squared directions, written out."""
     total = torch.zeros((), dtype=torch.float64)
-    with torch.no_grad():
-        for block in model.blocks:
-            total = total + block(x).square().sum()
-            x = x + block(x)
+    for block in blocks:
+        total = total + block(x).square().sum()
+        x = x + block(x)
     return total
+
+
+def later_pulls(model: Net, x: Tensor, tau: float) -> Tensor:
+    """``<z_l, d/dx_l tau/2 sum over m > l of ||z_m||^2>`` for every node."""
+    blocks, result = list(model.blocks), []
+    for i, block in enumerate(blocks):
+        z = block(x).detach()
+        x = (x + z).detach().requires_grad_()
+        later = tau / 2 * squares(blocks[i + 1 :], x)
+        result.append((z * torch.autograd.grad(later, x)[0]).sum() if i + 1 < len(blocks) else later)
+    return torch.stack(result)
 
 
 @pytest.mark.parametrize(("tau", "decay"), [(0.02, 0.0), (0.0, 0.01)])
 def test_a_positive_efficiency_at_a_stationary_point_is_shrinkage(tau: float, decay: float) -> None:
-    """There, sum <z, -g> is tau ||Z||^2, or what weight decay pulls: no sign of an efficient chain."""
+    """There, sum <z, -g> is tau ||Z||^2 and what later penalties pull, or what weight decay pulls: no efficiency."""
     from training import penalize
 
     torch.manual_seed(0)
@@ -221,16 +232,18 @@ def test_a_positive_efficiency_at_a_stationary_point_is_shrinkage(tau: float, de
         loss.backward()
         gradient = nn.utils.parameters_to_vector([p.grad for p in parameters if p.grad is not None])
         # the line search compares values, so the penalty must be in the value too
-        return float(loss.detach()) + tau / 2 * float(squares(model, x)), gradient.numpy()
+        with torch.no_grad():
+            penalty = tau / 2 * squares(list(model.blocks), x)
+        return float(loss.detach() + penalty), gradient.numpy()
 
     start = nn.utils.parameters_to_vector(parameters).detach().numpy()
     found = scipy.optimize.minimize(value, start, jac=True, method="BFGS", options={"gtol": 1e-8, "maxiter": 2000})
     assert float(np.abs(value(found.x)[1]).max()) < 1e-6
-    # observed as trained: the gradients of later nodes' penalties arrive at earlier ones
+    # the loss alone is observed, without the penalty
     record = observe(chain, losses, x, t)
     pull = -record.products.sum(1)
     if tau:
-        want = tau * record.direction_norms.square().sum(1)
+        want = tau * record.direction_norms.square().sum(1) + later_pulls(model, x, tau)
     else:
         want = torch.stack(
             [decay * sum(p.detach().square().sum() for p in block.parameters()) for block in model.blocks]

@@ -348,7 +348,7 @@ def render(found: dict[str, Any]) -> str:
         f"mean eps' trained: {signed('efficiency')}; share with every cosine positive: {by_net('all_positive')}")  # fmt: skip
     raised = raises(found)
     add("the penal connection raises eps' (3.1, Fig. 4)", f"**{'holds here' if raised == len(NETWORKS) else 'not always'}**",
-        f"below: on {raised} of {len(NETWORKS)} networks at tau = 3e-4; at a stationary point a positive batch eps' is shrinkage, `sum <z, -g> = tau \\|\\|Z\\|\\|^2`, which a test confirms to 1e-6")  # fmt: skip
+        f"below: on {raised} of {len(NETWORKS)} networks at tau = 3e-4; at a stationary point a positive batch eps' is shrinkage, `sum <z, -g> = tau \\|\\|Z\\|\\|^2` and what later penalties pull, which a test confirms to 1e-6")  # fmt: skip
     add("it improves generalisation", f"**{judgement(found)}**", "below: " + generalises(found))
     add("random chains fold, penalised ones do not (F)", "**training does most of it**",
         f"steps that turn back, one sample: {'/'.join(before)} % at the start, {'/'.join(after)} % trained, {'/'.join(strong)} % trained with tau = 3e-4")  # fmt: skip
