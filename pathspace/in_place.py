@@ -8,9 +8,9 @@ from collections.abc import Mapping
 import torch
 from torch import fx
 
+_UPDATE_STATISTICS = ("batch_norm", "instance_norm")
 # In-place operations that the rules read as they are, where nothing else sees what they write. All others are
 # functionalised away first.
-_UPDATE_STATISTICS = ("batch_norm", "instance_norm")
 _HARMLESS_IN_PLACE = frozenset(
     [
         "relu_",
@@ -65,17 +65,14 @@ def writes_are_seen(module: fx.GraphModule) -> bool:
         True
     """
     order = {node: i for i, node in enumerate(module.graph.nodes)}
+    first = _first_names(module.graph)
     # the first name of a node's memory -> all its names
     names: dict[fx.Node, list[fx.Node]] = {}
-    first: dict[fx.Node, fx.Node] = {}
     written: list[fx.Node] = []
     for node in order:
-        source = _shares_memory_with(node, first)
-        first[node] = node if source is None else first[source]
         names.setdefault(first[node], []).append(node)
-        schema = getattr(node.target, "_schema", None)
         name = getattr(getattr(node.target, "overloadpacket", None), "__name__", "")
-        if schema is not None and schema.is_mutable and name not in _UPDATE_STATISTICS:
+        if _writes(node) and name not in _UPDATE_STATISTICS:
             if name not in _HARMLESS_IN_PLACE or node.target is torch.ops.aten.mul_.Tensor:
                 return True
             written.append(node)
@@ -89,6 +86,21 @@ def writes_are_seen(module: fx.GraphModule) -> bool:
                 return True
     inner = (part for part in module.children() if isinstance(part, fx.GraphModule))
     return any(writes_are_seen(part) or _writes_to_outside(part) for part in inner)
+
+
+def _first_names(graph: fx.Graph) -> dict[fx.Node, fx.Node]:
+    """For every node the first one that has its memory."""
+    first: dict[fx.Node, fx.Node] = {}
+    for node in graph.nodes:
+        source = _shares_memory_with(node, first)
+        first[node] = node if source is None else first[source]
+    return first
+
+
+def _writes(node: fx.Node) -> bool:
+    """Whether an operation writes into its operand."""
+    schema = getattr(node.target, "_schema", None)
+    return schema is not None and schema.is_mutable
 
 
 def _shares_memory_with(node: fx.Node, known: Mapping[fx.Node, fx.Node]) -> fx.Node | None:
@@ -107,11 +119,5 @@ def _shares_memory_with(node: fx.Node, known: Mapping[fx.Node, fx.Node]) -> fx.N
 
 def _writes_to_outside(region: fx.GraphModule) -> bool:
     """Whether a region writes into a tensor that was handed to it."""
-    first: dict[fx.Node, fx.Node] = {}
-    for node in region.graph.nodes:
-        source = _shares_memory_with(node, first)
-        first[node] = node if source is None else first[source]
-        schema = getattr(node.target, "_schema", None)
-        if schema is not None and schema.is_mutable and first[node].op == "placeholder":
-            return True
-    return False
+    first = _first_names(region.graph)
+    return any(_writes(node) and first[node].op == "placeholder" for node in region.graph.nodes)

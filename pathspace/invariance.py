@@ -396,7 +396,7 @@ def measure(
                     if wrong:
                         unbalanced = None
                         no_gradient = f"detached or of its own: the gradient of {wrong} is not the function's"
-            except (RuntimeError, NotImplementedError) as error:
+            except RuntimeError as error:
                 # a model that cannot be differentiated (it overwrites what its backward pass needs) can still be
                 # rescaled
                 no_gradient = first_line(error)
