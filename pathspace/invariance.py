@@ -201,8 +201,7 @@ def balance(graph: ReductionGraph, weights: Mapping[str, Tensor], grads: Mapping
             flat = ids.reshape(-1)
             net.index_add_(0, flat.abs(), total.reshape(-1) * flat.sign() * sign)
             size.index_add_(0, flat.abs(), absolute.reshape(-1))
-    # a layer that is used several times has its statistics once
-    for statistic in {(entry.mean, entry.var): entry for entry in graph.statistics}.values():
+    for statistic in graph.statistics:
         # running statistics are rescaled along: the mean with its channel, the variance with its square
         for name, factor in ((statistic.mean, 1), (statistic.var, 2)):
             if name is not None and name in grads:

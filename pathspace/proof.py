@@ -9,13 +9,11 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 from torch import Tensor
 
-from pathspace.reduction import Statistic
 from pathspace.skeleton import Skeleton, Tree
 
 FORMAT = "pathspace-proof"
@@ -82,7 +80,7 @@ def proof(skeleton: Skeleton, name: str = "") -> dict[str, Any]:
         ],
         "statistics": [
             {"mean": statistic.mean, "var": statistic.var, "units": statistic.units.reshape(-1).tolist()}
-            for statistic in _once(graph.statistics)
+            for statistic in graph.statistics
         ],
         "pinned": [name for name in graph.parameters if name not in graph.index and name not in graph.unused],
         "unused": list(graph.unused),
@@ -99,11 +97,6 @@ def digest(document: dict[str, Any]) -> str:
     """SHA-256 of a document without its digest: a slip of the pen anywhere changes it."""
     body = {key: value for key, value in document.items() if key != "digest"}
     return hashlib.sha256(json.dumps(body, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
-
-
-def _once(statistics: Sequence[Statistic]) -> list[Statistic]:
-    """Each running statistic once, however often its layer is used."""
-    return list({(statistic.mean, statistic.var): statistic for statistic in statistics}.values())
 
 
 def _array(ids: Tensor) -> dict[str, Any]:

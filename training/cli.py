@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from pathspace.one_sentence import FAILED, INTERRUPTED
-from pathspace.options import Rule
+from pathspace.options import JsonOption, Rule
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -166,15 +166,7 @@ def train(
             show_default=False,
         ),
     ] = None,
-    json: Annotated[
-        str | None,
-        typer.Option(
-            "--json",
-            metavar="FILE",
-            help="Also write the result as JSON; - prints JSON only.",
-            show_default=False,
-        ),
-    ] = None,
+    json: JsonOption = None,
     config: Annotated[
         str | None,
         typer.Option(
