@@ -12,13 +12,13 @@ import torch
 from scipy.sparse import coo_array, csr_array
 from scipy.sparse.csgraph import connected_components
 from torch import Tensor, nn
-from torch.func import functional_call
 from torch.utils._pytree import tree_leaves, tree_map
 
 from diagnostics.layers import duplicate, in_double, unchanged
 from diagnostics.tables import Table
 from pathspace import ReductionGraph, trace
 from pathspace.errors import InputError, PathspaceError, UnsupportedError
+from pathspace.substitute import evaluate
 
 MAX_EXACT = 3000
 
@@ -141,7 +141,7 @@ def degeneracy(
         raise InputError(f"There are no trainable parameters in {type(model).__name__} to count directions of.")
     with unchanged(twin), torch.enable_grad():
         with in_double(model):
-            result = functional_call(twin, parameters, args, named)
+            result = evaluate(twin, parameters, args, named)
         parts = [v for v in tree_leaves(result) if isinstance(v, Tensor) and v.is_floating_point() and v.requires_grad]
         if not parts:
             raise InputError(f"No output of {type(model).__name__} depends on a trainable parameter, expected one.")

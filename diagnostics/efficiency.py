@@ -17,6 +17,7 @@ from torch import Tensor
 
 from diagnostics.layers import call, differentiating
 from diagnostics.sites import Addition, Sites
+from diagnostics.suspended import suspended
 from diagnostics.traced import Traced
 from pathspace.errors import InputError, UnsupportedError
 
@@ -337,8 +338,6 @@ def _backward(
     chain: MarkovChain, observer: Observer, loss_fn: Callable[[Any, Any], Tensor], inputs: Any, targets: Any
 ) -> dict[str, Tensor]:
     """Run the model, its loss and its gradients; nothing of the model is changed, a penalty is left out."""
-    from training.penal import suspended
-
     named = {name: p for name, p in chain.model.named_parameters() if p.requires_grad}
     if not named:
         raise InputError(

@@ -12,11 +12,11 @@ import numpy as np
 import torch
 from scipy.optimize import least_squares
 from torch import Tensor, nn
-from torch.func import functional_call
 
 from diagnostics.layers import Names, duplicate, in_double, main_output, unchanged
 from diagnostics.tables import Table
 from pathspace.errors import InputError, UnsupportedError
+from pathspace.substitute import evaluate
 
 _CURVATURE_LIMIT = 400
 
@@ -108,7 +108,7 @@ def predict_growth(
     def outputs(flat: Tensor) -> Tensor:
         values = {n: part.view_as(chosen[n]) for n, part in zip(chosen, flat.split(sizes), strict=True)}
         with unchanged(twin), in_double(model):
-            result = functional_call(twin, values, *_split(inputs))
+            result = evaluate(twin, values, *_split(inputs))
         return main_output(twin, result)
 
     def residual(flat: np.ndarray) -> np.ndarray:

@@ -16,22 +16,19 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call
-from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from pathspace.capture import first_line, quiet
 from pathspace.copies import duplicate
+from pathspace.eps import precision, without_eps
 from pathspace.reduction import ReductionGraph
 from pathspace.rescale import rescale
+from pathspace.substitute import evaluate
 
 # above this many weights a float64 copy with gradients would cost more memory than the model itself
 LARGE = 30_000_000
 TOLERANCE = {torch.float64: 1e-8, torch.float32: 1e-3, torch.bfloat16: 3e-1, torch.float16: 1e-1}
-# where the functional normalisations take their eps
-EPS_POSITION = {"layer_norm": 4, "group_norm": 4, "rms_norm": 3, "batch_norm": 7, "instance_norm": 7}
-FROZEN = ("input", "running_mean", "running_var", "weight", "bias")
 GATES = (
     "aten.relu",
     "aten.relu_",
@@ -67,11 +64,6 @@ class Run:
 
     outputs: Tensor
     activations: list[Tensor]
-
-
-def precision(model: nn.Module) -> torch.dtype:
-    """The floating point type of a model's parameters."""
-    return next((p.dtype for p in model.parameters() if p.is_floating_point()), torch.float64)
 
 
 @contextmanager
@@ -120,7 +112,7 @@ def run(
     buffers = {name: buffer.clone() for name, buffer in model.named_buffers()}
     with quiet(), computing_in(precision(model)), torch.no_grad(), recorder:
         torch.manual_seed(seed)
-        outputs = functional_call(model, {**buffers, **(weights or {})}, tuple(args), dict(kwargs))
+        outputs = evaluate(model, {**buffers, **(weights or {})}, args, kwargs)
     leaves = [
         leaf.detach().reshape(-1)
         for leaf in pytree.tree_leaves(outputs)
@@ -134,11 +126,17 @@ def difference(before: Run, after: Run) -> float:
     """Largest difference of outputs, relative to the largest finite output."""
     one, other = before.outputs, after.outputs
     size = float(torch.where(torch.isfinite(one), one.abs(), 0).max()) if len(one) else 0.0
-    # masked outputs may be infinite, and have to stay so
-    worst = float(torch.where(one == other, 0, (one - other).abs()).max()) if len(one) else 0.0
+    # masked outputs may be infinite or no numbers, and have to stay so
+    same = (one == other) | (one.isnan() & other.isnan())
+    worst = float(torch.where(same, 0, (one - other).abs()).max()) if len(one) else 0.0
     if math.isnan(worst):
         return math.inf
     return worst / size if size else worst
+
+
+def seen(run: Run) -> bool:
+    """Whether any output is a number other than 0, which could change."""
+    return bool((run.outputs.isfinite() & (run.outputs != 0)).any())
 
 
 def switched(before: Run, after: Run) -> tuple[int, int]:
@@ -230,7 +228,7 @@ def _loss(
 ) -> Tensor:
     """A random linear function of all outputs."""
     torch.manual_seed(seed)
-    outputs = functional_call(model, dict(leaves), tuple(args), dict(kwargs))
+    outputs = evaluate(model, leaves, args, kwargs)
     generator = torch.Generator().manual_seed(seed + 1)
     loss = torch.zeros((), dtype=torch.float64)
     for leaf in pytree.tree_leaves(outputs):
@@ -284,58 +282,6 @@ def misled(
     return ""
 
 
-def _frozen_batch_norm(
-    input: Tensor, running_mean: Tensor, running_var: Tensor, weight: Tensor | None = None, bias: Tensor | None = None
-) -> Tensor:
-    """Batch norm in evaluation mode, which torch cannot differentiate by the statistics."""
-    scale = (1 if weight is None else weight) / running_var.sqrt()
-    shift = -running_mean * scale if bias is None else bias - running_mean * scale
-    shape = [-1, *[1] * (input.dim() - 2)]
-    # in one operation, which keeps no more for its backward pass than the layer does
-    return torch.addcmul(shift.reshape(shape), input, scale.reshape(shape))
-
-
-class NoEps(TorchFunctionMode):
-    """Call the functional normalisations with (next to) no ``eps``."""
-
-    def __init__(self, eps: float) -> None:
-        super().__init__()
-        self.eps = eps
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = dict(kwargs or {})
-        if func is nn.functional.batch_norm and not (args[5] if len(args) > 5 else kwargs.get("training", False)):
-            return _frozen_batch_norm(*args[:5], **{key: kwargs[key] for key in FROZEN if key in kwargs})
-        position = EPS_POSITION.get(getattr(func, "__name__", ""))
-        if position is not None:
-            if len(args) > position:
-                args = (*args[:position], self.eps, *args[position + 1 :])
-            else:
-                kwargs["eps"] = self.eps
-        return func(*args, **kwargs)
-
-
-@contextmanager
-def without_eps(model: nn.Module) -> Iterator[int]:
-    """Set the ``eps`` of every normalisation layer to (next to) 0 for a while; yields how many layers there are."""
-    changed: list[tuple[nn.Module, str, float]] = []
-    for module in model.modules():
-        for attribute in ("eps", "variance_epsilon"):
-            value = getattr(module, attribute, None)
-            if isinstance(value, float) and "Norm" in type(module).__name__:
-                changed.append((module, attribute, value))
-    # torch refuses 0 in training mode; the smallest positive number is lost beside any variance
-    tiny = torch.finfo(precision(model)).tiny
-    try:
-        for module, attribute, _ in changed:
-            setattr(module, attribute, tiny)
-        with NoEps(tiny):
-            yield len(changed)
-    finally:
-        for module, attribute, value in changed:
-            setattr(module, attribute, value)
-
-
 @torch.no_grad()
 def draw_zeros(model: nn.Module, seed: int) -> int:
     """Fill parameters that are 0 throughout with small random numbers.
@@ -363,11 +309,11 @@ def measure(
     dtype = precision(model)
     tolerance = TOLERANCE.get(dtype, 1e-3)
     before, drawn = run(model, args, kwargs, seed=seed), 0
-    if not before.outputs.any() and graph.num_weights <= LARGE:
+    if not seen(before) and graph.num_weights <= LARGE:
         # a head that starts at zero hides everything behind it
         drawn = draw_zeros(model, seed)
         before = run(model, args, kwargs, seed=seed)
-    silent = not before.outputs.any()
+    silent, undefined = not seen(before), int(before.outputs.isnan().sum())
     phi = random_powers(graph, seed)
 
     def rescaled(before: Run) -> tuple[float, tuple[int, int]]:
@@ -382,15 +328,17 @@ def measure(
     exact = as_it_stands
     unbalanced: float | None = None
     no_gradient = ""
-    with without_eps(model) as layers:
-        if layers or graph.has_cuts:
+    with without_eps(model, graph.guards) as layers:
+        if layers or graph.guards or graph.has_cuts:
             exact, switches = rescaled(run(model, args, kwargs, seed=seed))
         if graph.num_weights <= LARGE:
             weights = dict(model.named_parameters(remove_duplicate=False)) | dict(model.named_buffers())
             try:
                 grads = gradients(model, args, kwargs, seed)
                 unbalanced = balance(graph, weights, grads)
-                if exact <= tolerance < unbalanced and dtype == torch.float64:
+                if math.isnan(unbalanced):
+                    unbalanced, no_gradient = None, "gradients are not finite"
+                elif exact <= tolerance < unbalanced and dtype == torch.float64:
                     wrong = misled(graph, model, (args, kwargs), grads, seed)
                     if wrong:
                         unbalanced = None
@@ -403,12 +351,13 @@ def measure(
     words = f"outputs differ by {exact:.1e} after random rescaling by up to 4096"
     words += f", gradients balance to {unbalanced:.1e} per unit" if unbalanced is not None else ""
     words += f", gradient balance not applicable ({no_gradient})" if no_gradient else ""
-    if layers or graph.has_cuts:
+    if layers or graph.guards or graph.has_cuts:
         words += f" (with eps = 0 in normalisation layers; {as_it_stands:.1e} as the model stands)"
     words += (
         f"; {drawn:,} weights of tensors that are all 0 were drawn at random, as the outputs are 0" if drawn else ""
     )
-    words += "; all outputs are 0, so that nothing could have been seen to change" if silent else ""
+    words += f"; {undefined:,} of {len(before.outputs):,} outputs are NaN, and stay so" if undefined else ""
+    words += "; no output is a number other than 0, so that nothing could have been seen to change" if silent else ""
     evidence = {
         "holds": worst <= tolerance,
         "evidence": f"{words}; tolerance {tolerance:.0e} in {str(dtype).removeprefix('torch.')}",

@@ -88,6 +88,8 @@ class ReductionGraph:
         has_cuts: whether a normalisation cuts paths: then basis paths are closed walks of the graph, not all of them
             paths of the network.
         approximate: ids of the units whose scale is exact only for ``eps = 0`` (they are normalised somewhere).
+        guards: source lines and the small constants there that were taken for the ``eps`` of a normalisation written
+            out by hand.
         forms: integer matrix ``(derived, H)``: id ``H + 1 + i`` stands for the log-scale ``forms[i] @ phi`` (products
             of
             activations, matrices reused in depth); empty for most models.
@@ -110,6 +112,7 @@ class ReductionGraph:
     unused: tuple[str, ...]
     has_cuts: bool
     approximate: np.ndarray = field(repr=False)
+    guards: tuple[tuple[str, float], ...] = field(repr=False)
     statistics: tuple[Statistic, ...]
     forms: csr_array = field(repr=False)
     norm_eps: str

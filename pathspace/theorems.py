@@ -12,9 +12,10 @@ from scipy.sparse import csr_array
 from torch import Tensor, nn
 
 from pathspace.basis import BasisPaths
+from pathspace.eps import precision, without_eps
 from pathspace.errors import UnsupportedError
 from pathspace.exact import modular_rank
-from pathspace.invariance import LARGE, difference, precision, run, switched, without_eps
+from pathspace.invariance import LARGE, difference, run, switched
 from pathspace.reduction import ReductionGraph
 from pathspace.skeleton import Skeleton, Tree
 from pathspace.symbolic import MOST_WEIGHTS, symbolic
@@ -168,7 +169,7 @@ def theorem2(
     rebuilt = _rebuilt(basis)
     named = dict((*model.named_parameters(), *model.named_buffers()))
     weights_of = {name: rebuilt[name].to(tensor) for name, tensor in named.items() if name in rebuilt}
-    with without_eps(model):
+    with without_eps(model, graph.guards):
         before = run(model, *inputs, seed=seed)
         after = run(model, *inputs, weights_of, seed)
     gap = difference(before, after)

@@ -218,9 +218,8 @@ def test_kappa_is_that_of_all_paths(name: str) -> None:
             # kappa = dG/dtheta + 2 theta d2G/dtheta2 of theta^count
             weight = case.model.get_parameter(key).detach()[index]
             total[key][index] += square * (count + 2 * count * (count - 1)) / weight**2
-    reused = ["w_h.0.weight"] if name == "rnn_first_input_nobias" else None
     model, example = case.model, tuple(a[:1] for a in case.args)
-    optimizer = PathSGD(model.named_parameters(), model=model, example=example, reused=reused)
+    optimizer = PathSGD(model.named_parameters(), model=model, example=example)
     for key, kappa in optimizer.path_norm.kappa().items():
         torch.testing.assert_close(kappa, total[key], rtol=1e-10, atol=0)
     plain = optimizer.path_norm.kappa(second=False)

@@ -8,8 +8,7 @@ of that gradient is refused. Where
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from functools import wraps
 from typing import Any, Literal, TypeVar
 
@@ -19,12 +18,12 @@ from torch.autograd.function import once_differentiable
 
 from diagnostics.chain import ChainNode, MarkovChain
 from diagnostics.sites import Addition, Sites
+from diagnostics.suspended import PENAL
 from diagnostics.traced import Traced
 from pathspace.errors import InputError, UnsupportedError
 
 Model = TypeVar("Model", bound=nn.Module)
 Tau = float | Mapping[str, float | Callable[[int], float]] | Callable[[int], float]
-_ATTRIBUTE = "penal_connection"
 
 
 def _first_derivative(backward: Callable[..., Any]) -> Callable[..., Any]:
@@ -341,7 +340,7 @@ def penalize(
             inside, *inputs, tau=tau, kwargs=kwargs, per=per, scale=scale, optimizer=optimizer, batch_dim=batch_dim
         )
         return model
-    if hasattr(model, _ATTRIBUTE):
+    if hasattr(model, PENAL):
         raise InputError(
             f"{type(model).__name__} is penalised already; change model.penal_connection.tau, or call its remove()."
         )
@@ -353,7 +352,7 @@ def penalize(
     handles.append(model.register_forward_pre_hook(connection._begin, with_kwargs=True))
     handles.append(model.register_forward_hook(connection._end))
     connection.sites.attach(model, outermost=True)
-    object.__setattr__(model, _ATTRIBUTE, connection)
+    object.__setattr__(model, PENAL, connection)
     if optimizer is not None:
         handles.append(optimizer.register_step_post_hook(lambda *_: connection.advance()))
     handles.append(_Attribute(model))
@@ -367,34 +366,7 @@ class _Attribute:
         self.model = model
 
     def remove(self) -> None:
-        self.model.__dict__.pop(_ATTRIBUTE, None)
-
-
-@contextmanager
-def suspended(model: nn.Module, when: bool = True) -> Iterator[None]:
-    """Switch the penal connection of a model off for a while; a model without one is left alone.
-
-    Args:
-        model: perhaps penalised, itself or a part of it.
-        when: ``False`` does nothing.
-
-    Example:
-        >>> layer = penalize(nn.TransformerEncoderLayer(8, 2, 16, batch_first=True), torch.randn(2, 5, 8), tau=1.0)
-        >>> with suspended(layer):
-        ...     layer.penal_connection.tau
-        0.0
-        >>> layer.penal_connection.tau
-        1.0
-    """
-    connections = [vars(module)[_ATTRIBUTE] for module in model.modules() if _ATTRIBUTE in vars(module)] if when else []
-    before = [connection.tau for connection in connections]
-    try:
-        for connection in connections:
-            connection.tau = 0.0
-        yield
-    finally:
-        for connection, tau in zip(connections, before, strict=True):
-            connection.tau = tau
+        self.model.__dict__.pop(PENAL, None)
 
 
 def _overwritten(chain: MarkovChain) -> frozenset[Any]:
@@ -415,4 +387,4 @@ def _overwritten(chain: MarkovChain) -> frozenset[Any]:
     return frozenset(site for site, value, version in held if value._version != version)
 
 
-__all__ = ["PenalConnection", "penal", "penal_add", "penalize", "suspended"]
+__all__ = ["PenalConnection", "penal", "penal_add", "penalize"]

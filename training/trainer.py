@@ -16,13 +16,13 @@ from lightning_fabric.strategies import DDPStrategy, SingleDeviceStrategy
 from torch import nn
 from torch.utils.data import DataLoader
 
+from diagnostics.suspended import suspended
 from pathspace.errors import InputError, UnsupportedError
 from training import ranks
 from training.batches import Batches
 from training.checkpoint import noise_state, restore_noise
 from training.folder import RunFolder
 from training.history import EpochRecord, History, Partial, Score, Tick
-from training.penal import suspended
 from training.stopping import BestWeights, best_record, exhausted
 from training.tasks import Split, Task
 

@@ -79,6 +79,7 @@ def _graph(
         unused=tuple(name for name in captured.parameters if name not in known),
         has_cuts=bool(scales.cuts) or scales.observes,
         approximate=_units_of([*scales.cuts, *scales.approximate], classes, solution),
+        guards=tuple(sorted(set(scales.guards))),
         statistics=tuple(Statistic(mean, var, lookup(classes, ids)) for mean, var, ids in scales.statistics),
         forms=solution.forms,
         norm_eps=norm_eps,

@@ -73,6 +73,8 @@ class Semantics(ABC):
         self.sources: Mapping[str, tuple[str, str]] = {}
         # nodes whose small constant was taken for the eps of a normalisation written out by hand; what it is added to
         self.negligible: list[str] = []
+        # the same as source lines and constants
+        self.guards: list[tuple[str, float]] = []
         self.approximate: list[Tensor] = []
 
     # -- what the two interpretations define -------------------------------------------------------------------

@@ -13,17 +13,19 @@ second does not, and near identity it dominates the diagonal of the recurrent ma
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call, grad, jvp, vmap
+from torch.func import grad, jvp, vmap
 from torch.optim import Optimizer
 from torch.utils import _pytree as pytree
 
 from pathspace import InputError, UnsupportedError
 from pathspace import trace as trace_graph
+from pathspace.substitute import evaluate
 from training.optim.settings import number
 from training.optim.sharding import refuse_shards
 
@@ -46,7 +48,8 @@ class PathNorm:
     Args:
         model: a network of linear and convolutional layers, ReLU-like activations, sums and averages.
         args: example inputs; use a single sample, since all samples of ones are alike.
-        reused: names of parameters that paths pass several times; ``None`` finds those of ``nn.RNN`` layers.
+        reused: names of parameters that paths pass several times; ``None`` finds those of ``nn.RNN`` layers and those
+            that the forward pass uses more than once.
 
     Raises:
         UnsupportedError: the model has layers whose outputs are not sums over paths.
@@ -77,6 +80,13 @@ class PathNorm:
                 for key, p in module.named_parameters(recurse=False)
                 if key.startswith("weight_hh")
             ]
+            # and whatever the forward pass uses more than once
+            captured, uses = graph.captured, Counter[str]()
+            for node in captured.graph.graph.nodes:
+                kind, name = captured.sources.get(node.name, ("", ""))
+                if node.op == "placeholder" and kind == "parameter":
+                    uses[captured.canonical[name]] += len(node.users)
+            reused += [name for name in names.values() if uses[name] > 1 and name not in reused]
         self.reused = tuple(reused)
         unknown = [name for name in self.reused if name not in set(names.values())]
         if unknown:
@@ -84,7 +94,7 @@ class PathNorm:
 
     def value(self, theta: Mapping[str, Tensor]) -> Tensor:
         """``gamma^2`` at squared weights ``theta``."""
-        out = functional_call(self.model, dict(theta), self.args)
+        out = evaluate(self.model, theta, self.args)
         return torch.stack([leaf.sum() for leaf in pytree.tree_leaves(out) if isinstance(leaf, Tensor)]).sum()
 
     def squares(self) -> dict[str, Tensor]:
@@ -128,7 +138,8 @@ class PathSGD(Optimizer):
         example: example inputs, one sample.
         second: include the second term for weights that paths pass several times (see the module's text).
         every: recompute ``kappa`` only every so many steps.
-        reused: names of parameters that paths pass several times; ``None`` finds those of ``nn.RNN`` layers.
+        reused: names of parameters that paths pass several times; ``None`` finds those of ``nn.RNN`` layers and those
+            that the forward pass uses more than once.
         min_kappa: ``kappa`` of a weight on no path (or of paths of value 0) is lifted to this.
         maximize: ascend instead.
 

@@ -78,6 +78,7 @@ def negligible(semantics: Semantics, value: Any, operand: Any) -> bool:
     if not (small and free) or semantics.exact_norms or node is None or not guards_a_division(node, semantics.sources):
         return False
     semantics.negligible.append(node.name)
+    semantics.guards.append((semantics.place.source, float(value)))
     semantics.approximate.append(semantics.activation(operand))
     return True
 

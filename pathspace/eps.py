@@ -1,0 +1,106 @@
+"""Normalisations without their ``eps``: layers, the functional ones, and those written out by hand.
+
+A scale that a normalisation takes away is exact only for ``eps = 0``, so that is how a model is measured. Torch refuses
+0 itself in training mode; the smallest positive number is lost beside any variance.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+
+# where the functional normalisations take their eps
+EPS_POSITION = {"layer_norm": 4, "group_norm": 4, "rms_norm": 3, "batch_norm": 7, "instance_norm": 7}
+FROZEN = ("input", "running_mean", "running_var", "weight", "bias")
+
+
+def precision(model: nn.Module) -> torch.dtype:
+    """The floating point type of a model's parameters."""
+    return next((p.dtype for p in model.parameters() if p.is_floating_point()), torch.float64)
+
+
+def _frozen_batch_norm(
+    input: Tensor, running_mean: Tensor, running_var: Tensor, weight: Tensor | None = None, bias: Tensor | None = None
+) -> Tensor:
+    """Batch norm in evaluation mode, which torch cannot differentiate by the statistics."""
+    scale = (1 if weight is None else weight) / running_var.sqrt()
+    shift = -running_mean * scale if bias is None else bias - running_mean * scale
+    shape = [-1, *[1] * (input.dim() - 2)]
+    # in one operation, which keeps no more for its backward pass than the layer does
+    return torch.addcmul(shift.reshape(shape), input, scale.reshape(shape))
+
+
+class NoEps(TorchFunctionMode):
+    """Run normalisations with (next to) no ``eps``.
+
+    Args:
+        eps: what to put in its place.
+        guards: source lines and the constants there that were taken for an ``eps``.
+    """
+
+    def __init__(self, eps: float, guards: Collection[tuple[str, float]] = ()) -> None:
+        super().__init__()
+        self.eps = eps
+        self.guards = frozenset(guards)
+        self.constants = frozenset(value for _, value in guards)
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = dict(kwargs or {})
+        if func is nn.functional.batch_norm and not (args[5] if len(args) > 5 else kwargs.get("training", False)):
+            return _frozen_batch_norm(*args[:5], **{key: kwargs[key] for key in FROZEN if key in kwargs})
+        position = EPS_POSITION.get(getattr(func, "__name__", ""))
+        if position is not None:
+            if len(args) > position:
+                args = (*args[:position], self.eps, *args[position + 1 :])
+            else:
+                kwargs["eps"] = self.eps
+        elif self.constants:
+            args = tuple(self._without(value) for value in args)
+            kwargs = {key: self._without(value) for key, value in kwargs.items()}
+        return func(*args, **kwargs)
+
+    def _without(self, value: Any) -> Any:
+        """A constant, or ``eps`` where the analysis took the constant on this line for one."""
+        if not isinstance(value, float) or value not in self.constants:
+            return value
+        frame = sys._getframe(2)
+        while frame is not None:
+            if (f"{frame.f_code.co_filename}:{frame.f_lineno}", value) in self.guards:
+                return self.eps if value > 0 else -self.eps
+            frame = frame.f_back  # type: ignore[assignment]
+        return value
+
+
+@contextmanager
+def without_eps(model: nn.Module, guards: Collection[tuple[str, float]] = ()) -> Iterator[int]:
+    """Set the ``eps`` of every normalisation to (next to) 0 for a while.
+
+    Args:
+        model: layers that are norms by name lose their ``eps`` attribute's value, and get it back.
+        guards: source lines and the constants there that were taken for an ``eps``
+            (:attr:`pathspace.ReductionGraph.guards`).
+
+    Yields:
+        How many layers there are.
+    """
+    changed: list[tuple[nn.Module, str, float]] = []
+    for module in model.modules():
+        for attribute in ("eps", "variance_epsilon"):
+            value = getattr(module, attribute, None)
+            if isinstance(value, float) and "Norm" in type(module).__name__:
+                changed.append((module, attribute, value))
+    tiny = torch.finfo(precision(model)).tiny
+    try:
+        for module, attribute, _ in changed:
+            setattr(module, attribute, tiny)
+        with NoEps(tiny, guards):
+            yield len(changed)
+    finally:
+        for module, attribute, value in changed:
+            setattr(module, attribute, value)
