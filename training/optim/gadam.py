@@ -20,9 +20,10 @@ from torch import Tensor
 from pathspace import InputError, Skeleton
 from training.optim.kernels import groups
 from training.optim.layout import PLAIN
-from training.optim.pathwise import EXTRA, PathOptimizer
+from training.optim.pathwise import PathOptimizer
 from training.optim.settings import modes, number
 from training.optim.sharding import local
+from training.optim.state import EXTRA
 
 
 class GAdam(PathOptimizer):

@@ -23,9 +23,10 @@ from torch import Tensor
 from pathspace import InputError, Skeleton
 from training.optim.kernels import descend
 from training.optim.layout import PLAIN, Part
-from training.optim.pathwise import EXTRA, PathOptimizer
+from training.optim.pathwise import PathOptimizer
 from training.optim.settings import modes, number
 from training.optim.sharding import local
+from training.optim.state import EXTRA
 
 
 class GSGD(PathOptimizer):

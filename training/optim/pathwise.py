@@ -14,23 +14,19 @@ and the derivative by the logarithm of ``p_k`` is, with ``lambda_e = w_e dL/dw_e
 
 from __future__ import annotations
 
-import dataclasses
-import hashlib
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
-from torch.optim import Optimizer
 
 from pathspace import InputError, Skeleton, UnsupportedError
 from training.optim.kernels import group_size, leaving, rows_of_group
 from training.optim.layout import DYNAMIC, PLAIN, STATIC, Layout, make_layout
+from training.optim.matching import match
 from training.optim.settings import number
 from training.optim.sharding import Whole, find_shards, local, version
-
-EXTRA = ("factor", "value", "tree", "counts")
+from training.optim.state import Remembered
 
 
 def power(table: Tensor, ids: Tensor) -> Tensor:
@@ -39,7 +35,7 @@ def power(table: Tensor, ids: Tensor) -> Tensor:
     return torch.where(ids < 0, value.reciprocal(), value)
 
 
-class PathOptimizer(Optimizer):
+class PathOptimizer(Remembered):
     """Base of the optimizers on path values: knows the trees, and passes from path values to weights.
 
     Args:
@@ -67,44 +63,14 @@ class PathOptimizer(Optimizer):
         self.skeleton = skeleton
         self.min_ratio = min_ratio
         super().__init__(params, defaults)
-        self._blocks = self._match()
+        self._blocks = match(type(self).__name__, self.param_groups, self.skeleton.graph)
         self._connect()
-
-    # --- which parameter is which
-
-    def _match(self) -> list[int | None]:
-        """The block of every parameter, in the order of the groups."""
-        graph, owner = self.skeleton.graph, type(self).__name__
-        by_identity = {id(graph.parameters[block.name]): i for i, block in enumerate(graph.blocks)}
-        result: list[int | None] = []
-        for group in self.param_groups:
-            names = group.get("param_names") or [None] * len(group["params"])
-            for name, parameter in zip(names, group["params"], strict=True):
-                block = graph.index.get(name) if name is not None else by_identity.get(id(parameter))
-                result.append(block)
-                if parameter.is_complex():
-                    raise UnsupportedError(
-                        f"{owner} found parameter {name!r} with complex numbers, expected real ones: paths have real "
-                        "values."
-                    )
-                if block is not None and tuple(parameter.shape) != graph.blocks[block].shape:
-                    raise InputError(
-                        f"{owner} found parameter {name!r} of shape {tuple(parameter.shape)}, expected "
-                        f"{graph.blocks[block].shape} as traced; trace the model that is being trained."
-                    )
-        missing = [block.name for i, block in enumerate(graph.blocks) if i not in set(result)]
-        if missing:
-            raise InputError(
-                f"{owner} found no parameter for {len(missing)} blocks of the skeleton (first: {missing[0]!r}); pass "
-                "model.named_parameters() of the traced model or of a copy with the same names."
-            )
-        return result
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add a group; its parameters must lie outside path space, since those inside are all there already."""
         super().add_param_group(param_group)
         if hasattr(self, "_layout"):
-            self._blocks = self._match()
+            self._blocks = match(type(self).__name__, self.param_groups, self.skeleton.graph)
             self._connect()
 
     def _connect(self) -> None:
@@ -472,80 +438,3 @@ class PathOptimizer(Optimizer):
                 grad = local(parameter.grad)
                 grad.mul_(scale.to(grad))
         return norm
-
-    # --- state
-
-    def fingerprint(self) -> str:
-        """A hash of the two trees, kept with the state so that a state of another skeleton is refused."""
-        digest = hashlib.sha256()
-        for tree in (self.skeleton.tree_in, self.skeleton.tree_out):
-            for array in (tree.block, tree.index, tree.forward, tree.parent):
-                digest.update(np.ascontiguousarray(array).tobytes())
-        return digest.hexdigest()
-
-    def state_dict(self) -> dict[str, Any]:
-        """State of the optimizer, with what is kept by unit and the skeleton's fingerprint."""
-        state = super().state_dict()
-        state["path_space"] = {"fingerprint": self.fingerprint(), "optimizer": type(self).__name__}
-        state["path_space"]["shard"] = [self._shards.rank, self._shards.world]
-        state["path_space"] |= {name: getattr(self, f"_{name}").clone() for name in self._extra}
-        return state
-
-    _extra: tuple[str, ...] = EXTRA
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Load a state made with the same skeleton; weights may be loaded before or after.
-
-        Raises:
-            InputError: the state belongs to another optimizer, another skeleton or other shards.
-        """
-        extra = state_dict.get("path_space")
-        here = [self._shards.rank, self._shards.world]
-        if extra is not None and extra.get("shard", here) != here:
-            raise InputError(
-                f"{type(self).__name__} found a state saved by device {extra['shard'][0]} of {extra['shard'][1]}, "
-                f"expected that of device {here[0]} of {here[1]}; each device keeps and loads the state of its own "
-                "shards."
-            )
-        if (
-            extra is None
-            or extra["fingerprint"] != self.fingerprint()
-            or extra["optimizer"] != type(self).__name__
-            or any(extra[name].shape != getattr(self, f"_{name}").shape for name in self._extra)
-        ):
-            raise InputError(
-                f"{type(self).__name__} found a state dict of another optimizer or skeleton, expected one saved with "
-                "these two trees; rebuild the skeleton with the rule and seed it was trained with."
-            )
-        super().load_state_dict({key: value for key, value in state_dict.items() if key != "path_space"})
-        for name in self._extra:
-            getattr(self, f"_{name}").copy_(extra[name])
-        # the next step compares the weights with the state, whichever of them was loaded last
-        self._seen = [(pointer, -1, strides) for pointer, _, strides in self._seen]
-
-    def __getstate__(self) -> dict[str, Any]:
-        """For copies and pickles: everything but the traced model."""
-        graph = dataclasses.replace(self.skeleton.graph, captured=None, parameters={})  # type: ignore[arg-type]
-        kept = {name: getattr(self, f"_{name}") for name in self._extra}
-        return {
-            **super().__getstate__(),
-            "skeleton": dataclasses.replace(self.skeleton, graph=graph),
-            "min_ratio": self.min_ratio,
-            "_blocks": self._blocks,
-            "_kept": kept,
-            **self._settings(),
-        }
-
-    def _settings(self) -> dict[str, Any]:
-        return {}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        """Come back from a copy or a pickle."""
-        kept = state.pop("_kept", None)
-        super().__setstate__(state)
-        if kept is None:
-            return
-        self._patch_step_function()
-        self._connect()
-        for name, value in kept.items():
-            getattr(self, f"_{name}").copy_(value)
