@@ -19,11 +19,13 @@ from rich.table import Table
 from benchmarks.measure import analysis, training
 from benchmarks.penalty import MODELS as PENALISED
 from benchmarks.penalty import penalty
+from benchmarks.steps import steps
 
 ANALYSED = ("small_rnn", "residual_cnn", "stacked_rnn", "recurrent_cnn_160", "vgg16")
 PARTS = {
     "analysis": "Analysis (memory in units of the model's weights)",
     "training": "Training: medians, whole training steps over those of torch's optimizers",
+    "steps": "The optimizers' steps alone: operations in one, and medians as they are and compiled",
     "penalty": "Markov chains: whole training steps over plain ones, and what is kept for the backward pass",
 }
 TRAINED = ("small_rnn", "residual_cnn", "stacked_rnn", "recurrent_cnn_96", "recurrent_cnn_128", "recurrent_cnn_160")
@@ -70,11 +72,12 @@ def main(
         (analysis, (name, threads)) for name in ANALYSED if name in (only or ANALYSED)
     ]
     jobs += [(training, (name, device, rounds, threads)) for name in TRAINED if name in (only or TRAINED)]
+    jobs += [(steps, (name, device, rounds, threads)) for name in TRAINED if name in (only or TRAINED)]
     jobs += [(penalty, (name, device, 2 * rounds, threads)) for name in PENALISED if name in (only or PENALISED)]
     # a fresh process for each model, so that peak memory is its own
     with multiprocessing.get_context("spawn").Pool(1, maxtasksperchild=1) as pool:
         results = [(job, pool.apply(job, given)) for job, given in track(jobs, "benchmarks", console=console)]
-    groups = {job.__name__: [row for f, row in results if f is job] for job in (analysis, training, penalty)}
+    groups = {job.__name__: [row for f, row in results if f is job] for job in (analysis, training, steps, penalty)}
     for part, title in PARTS.items():
         # a model chosen alone may be in one of the lists only
         if groups[part]:

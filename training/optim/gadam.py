@@ -146,9 +146,9 @@ class GAdam(PathOptimizer):
         self._find_ratios(self._log_gradient(weights, directions), corrections)
         self._pass()
         rates: dict[tuple[int, torch.dtype], tuple[Tensor, Tensor]] = {}
-        described = zip(self._layout.parts, self._owned, self._groups(), strict=True)
-        for i, (part, (parameter, g), rows) in enumerate(described):
-            group, weight, span, columns = self.param_groups[g], weights[i], self._layout.spans[i], self._columns[i]
+        described = zip(self._layout.parts, self._owned, self._groups(), self._vectors.columns, strict=True)
+        for i, (part, (parameter, g), rows, columns) in enumerate(described):
+            group, weight, span = self.param_groups[g], weights[i], self._layout.spans[i]
             state = self.state[parameter]
             if not state:
                 state["exp_avg"] = torch.zeros_like(parameter)
@@ -218,5 +218,6 @@ class GAdam(PathOptimizer):
         mean = self._mean / corrections[last][0]
         bottom = self._square.sqrt().div_(corrections[last][1]).add_(eps)
         # with eps = 0 the root's is 0 / 0
-        self._ratio.copy_(1 - lr * decay - lr * mean / bottom / self._value)
-        self._ratio[0] = 1
+        ratio = self._vectors.ratio
+        ratio.copy_(1 - lr * decay - lr * mean / bottom / self._value)
+        ratio[0] = 1

@@ -160,9 +160,9 @@ class GSGD(PathOptimizer):
         self._find_ratios(gradient)
         self._pass()
         alike: dict[float, tuple[list[Tensor], list[Tensor]]] = {}
-        described = zip(self._layout.parts, self._owned, self._groups(), strict=True)
-        for i, (part, (_, g), rows) in enumerate(described):
-            group, weight, grad, columns = self.param_groups[g], weights[i], directions[i], self._columns[i]
+        described = zip(self._layout.parts, self._owned, self._groups(), self._vectors.columns, strict=True)
+        for i, (part, (_, g), rows, columns) in enumerate(described):
+            group, weight, grad = self.param_groups[g], weights[i], directions[i]
             lr, decay = group["lr"], group["weight_decay"]
             rate = lr
             if isinstance(lr, Tensor):
@@ -241,7 +241,7 @@ class GSGD(PathOptimizer):
         if isinstance(decay, Tensor) or decay:
             ones = torch.ones_like(square) - lr * decay
             ones[0] = 1
-        torch.addcdiv(ones, gradient, square, value=-rate, out=self._ratio)
+        torch.addcdiv(ones, gradient, square, value=-rate, out=self._vectors.ratio)
 
     def _momentum(self, grads: list[Tensor]) -> list[Tensor]:
         """Gradients, or their moving averages where momentum is asked for."""
@@ -273,7 +273,7 @@ class GSGD(PathOptimizer):
 
     def _transport(self) -> None:
         """Carry the buffers along with the gauge: they hold ``M_e pre_tail s_head``, and ``pre`` has changed."""
-        described = zip(self._layout.parts, self._owned, self._columns, strict=True)
+        described = zip(self._layout.parts, self._owned, self._vectors.columns, strict=True)
         for i, (part, (parameter, g), columns) in enumerate(described):
             if columns is not None and self.param_groups[g]["momentum"]:
                 buffer = local(self.state[parameter]["momentum_buffer"])

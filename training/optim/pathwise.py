@@ -27,6 +27,7 @@ from training.optim.matching import match
 from training.optim.settings import number
 from training.optim.sharding import Whole, find_shards, local, version
 from training.optim.state import Remembered
+from training.optim.vectors import Parts, cut
 
 
 def power(table: Tensor, ids: Tensor) -> Tensor:
@@ -107,7 +108,7 @@ class PathOptimizer(Remembered):
         self.resync()
 
     def _allocate(self) -> None:
-        """Vectors that are kept from step to step, and views of them for every tensor."""
+        """Vectors that are kept from step to step, and parts of them for every tensor."""
         layout, device = self._layout, self._layout.first.device
         tails, trees = layout.tails, sum(layout.trees)
 
@@ -116,43 +117,37 @@ class PathOptimizer(Remembered):
 
         # by tail, 1 / pre to the power that a step takes
         self._factor, self._value, self._one = vector(tails), vector(layout.count), vector(1)
-        # what chains are multiplied by, and what they are divided by (their gradient's place before that)
-        self._factors = vector(2 * layout.count)
-        self._both = self._factors.view(2, -1)
-        self._ratio, self._inverse = self._both
         # -1 for each tail, then the weight on the trees: with these, entries are multiplied where chains sum them
-        self._coefficient = vector(tails + trees).neg_()
-        self._tree = self._coefficient[tails:]
-        # what tensors need of a step, in their types: by tail the step and 1 / R, and the weights on the trees
-        sizes = [tails, tails, trees]
+        self._factors, self._coefficient = vector(2 * layout.count), vector(tails + trees).neg_()
         dtypes = {p.dtype for p, block in zip(self._parameters, self._blocks, strict=True) if block is not None}
-        self._rounded = {dtype: vector(sum(sizes), dtype).split(sizes) for dtype in dtypes}
+        self._whole = {dtype: vector(2 * tails + trees, dtype) for dtype in dtypes}
         size = group_size(sum(p.numel() for p in self._parameters), device)
         self._rows = [rows_of_group(part, size) for part in layout.parts]
-        self._columns: list[tuple[Tensor, Tensor] | None] = []
-        self._on_tree: list[Tensor | None] = []
+        self._kept = self._cut()
         self._weights = [part.shaped(p.detach()) for part, p in zip(layout.parts, self._parameters, strict=True)]
         self._scattered = [
             i
             for i, (w, p) in enumerate(zip(self._weights, self._parameters, strict=True))
             if w.data_ptr() != p.data_ptr()
         ]
-        position = 0
-        described = zip(layout.parts, self._parameters, layout.spans, layout.trees, strict=True)
-        for part, parameter, span, count in described:
-            rounded = self._rounded.get(parameter.dtype)
-            self._on_tree.append(rounded[2][position : position + count] if rounded is not None and count else None)
-            position += count
-            if span is None or rounded is None:
-                self._columns.append(None)
-            else:
-                step, keep = (v[span[0] : span[1]].view(part.tail.shape) for v in rounded[:2])
-                self._columns.append((keep, step))
         self._written = [
             (w.view(-1), part.tree, values)
-            for i, (part, w, values) in enumerate(zip(layout.parts, self._weights, self._on_tree, strict=True))
+            for i, (part, w, values) in enumerate(zip(layout.parts, self._weights, self._kept.on_tree, strict=True))
             if values is not None and i not in self._scattered
         ]
+
+    def _cut(self) -> Parts:
+        return cut(self._layout, [p.dtype for p in self._parameters], self._factors, self._coefficient, self._whole)
+
+    @property
+    def _vectors(self) -> Parts:
+        """Parts of the vectors; a compiler wants to see where they come from, and cannot start from a view."""
+        return self._cut() if torch.compiler.is_compiling() else self._kept
+
+    @property
+    def _tree(self) -> Tensor:
+        """The weights on the trees, in float64."""
+        return self._kept.tree
 
     # --- what follows from the weights
 
@@ -280,7 +275,7 @@ class PathOptimizer(Remembered):
                 chained.append(leaving(part, weight, grad, rows))
             if count:
                 trees.append(grad.take(part.tree))
-        total = self._inverse.zero_()
+        total = self._vectors.inverse.zero_()
         if chained or trees:
             everything = torch.cat([*chained, *trees]) * self._coefficient
             if layout.signs is not None:
@@ -295,13 +290,14 @@ class PathOptimizer(Remembered):
 
     def _pass(self) -> None:
         """Carry out the ratios on everything that is kept by unit, and prepare what the tensors need."""
-        ratio, size = self._ratio, torch.abs(self._ratio, out=self._inverse)
+        kept = self._vectors
+        ratio, tree, size = kept.ratio, kept.tree, torch.abs(kept.ratio, out=kept.inverse)
         # counted where they happen, and added up only when someone asks
-        self._counts.add_(self._both <= self._limits)
+        self._counts.add_(kept.both <= self._limits)
         torch.copysign(size.clamp_(min=self.min_ratio), ratio, out=ratio)
         self._value.mul_(ratio)
-        torch.reciprocal(ratio, out=self._inverse)
-        tails, trees = self._factor.numel(), self._tree.numel()
+        torch.reciprocal(ratio, out=kept.inverse)
+        tails, trees = self._factor.numel(), tree.numel()
         taken = self._factors.index_select(0, self._layout.source)
         keep, at_head, at_other = torch.split_with_sizes(taken, [tails, trees, taken.numel() - tails - trees])
         # 1 / (pre^n R): the step that comes together with the change of the tail; then 1 / (pre R)^n
@@ -311,11 +307,11 @@ class PathOptimizer(Remembered):
         else:
             torch.mul(step, keep, out=self._factor)
         self._bound_steps(step, keep)
-        self._tree.mul_(at_head)
+        tree.mul_(at_head)
         if at_other.numel():
-            self._tree.mul_(at_other)
-        for rounded in self._rounded.values():
-            for exact, view in zip((step, keep, self._tree), rounded, strict=True):
+            tree.mul_(at_other)
+        for rounded in kept.rounded.values():
+            for exact, view in zip((step, keep, tree), rounded, strict=True):
                 view.copy_(exact)
 
     def _bound_steps(self, step: Tensor, keep: Tensor) -> None:
@@ -328,12 +324,12 @@ class PathOptimizer(Remembered):
 
     def _write_trees(self, weights: Sequence[Tensor]) -> None:
         """Put the tree weights, which are kept in float64, into the tensors; write back where there was no view."""
-        compiling = torch.compiler.is_compiling()
+        compiling, on_tree = torch.compiler.is_compiling(), self._vectors.on_tree
         for flat, place, kept in () if compiling else self._written:
             flat.index_copy_(0, place, kept)
         for i in range(len(weights)) if compiling else self._scattered:
             part, parameter, weight = self._layout.parts[i], self._parameters[i], weights[i]
-            values = self._on_tree[i]
+            values = on_tree[i]
             if values is not None:
                 weight.view(-1).index_copy_(0, part.tree, values)
             if i in self._scattered:

@@ -1,0 +1,71 @@
+"""The optimizers' steps alone: operations in one, and the time of it as it is and compiled."""
+
+from __future__ import annotations
+
+import copy
+import statistics
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import pathspace as ps
+from benchmarks import models
+from training import GSGD, GAdam, init_skeleton
+
+
+class Operations(TorchDispatchMode):
+    """Counts the operations that compute or write something: on a GPU, each is a kernel to launch (at least one)."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.count = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        own = func.namespace == "aten" and not func.is_view and not func.name().endswith("_unsafe_view")
+        self.count += bool(own)
+        return func(*args, **(kwargs or {}))
+
+
+def steps(name: str, device: str, rounds: int, threads: int) -> dict[str, Any]:
+    """One model's steps; runs in a process of its own."""
+    torch.manual_seed(0)
+    torch.set_num_threads(threads)
+    model, inputs = getattr(models, name)()
+    skeleton = ps.trace(model, *inputs).skeleton()
+    init_skeleton(model, skeleton)
+    model, inputs = model.to(device), tuple(x.to(device) for x in inputs)
+    makers: dict[str, Callable[[torch.nn.Module], torch.optim.Optimizer]] = {
+        "sgd": lambda m: torch.optim.SGD(m.parameters(), lr=0.0, foreach=True),
+        "gsgd": lambda m: GSGD(m.named_parameters(), lr=0.0, skeleton=skeleton),
+        "adam": lambda m: torch.optim.Adam(m.parameters(), lr=0.0, foreach=True),
+        "gadam": lambda m: GAdam(m.named_parameters(), lr=0.0, skeleton=skeleton),
+    }
+    wait = torch.cuda.synchronize if device == "cuda" else lambda: None
+    figures: dict[str, Any] = {"model": name}
+    moves: dict[str, Callable[[], Any]] = {}
+    for key, make in makers.items():
+        for kind in ("", "_compiled"):
+            twin = copy.deepcopy(model)
+            optimizer = make(twin)
+            twin(*inputs).square().mean().backward()
+            optimizer.step()
+            if not kind:
+                with Operations() as seen:
+                    optimizer.step()
+                figures[f"{key}_ops"] = seen.count
+            moves[key + kind] = torch.compile(optimizer.step) if kind else optimizer.step
+            # compiled once more where the first step has made the state
+            for _ in range(3):
+                moves[key + kind]()
+    times: dict[str, list[float]] = {key: [] for key in moves}
+    for _ in range(10 * rounds):
+        for key, move in moves.items():
+            wait()
+            start = time.perf_counter()
+            move()
+            wait()
+            times[key].append(time.perf_counter() - start)
+    return figures | {f"{key}_ms": 1000 * statistics.median(values) for key, values in times.items()}
