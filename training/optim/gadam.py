@@ -19,10 +19,8 @@ from torch import Tensor
 
 from pathspace import InputError, Skeleton
 from training.optim.kernels import groups
-from training.optim.layout import PLAIN
 from training.optim.pathwise import PathOptimizer
-from training.optim.settings import modes, number
-from training.optim.sharding import local
+from training.optim.settings import modes, number, pair
 from training.optim.state import EXTRA
 
 
@@ -79,9 +77,10 @@ class GAdam(PathOptimizer):
     """
 
     _linear = True
-    _extra = (*EXTRA, "mean", "square", "steps")
+    _extra = (*EXTRA, "mean", "square", "ages", "steps")
     _mean: Tensor
     _square: Tensor
+    _ages: Tensor
     _steps: Tensor
 
     def __init__(
@@ -103,8 +102,7 @@ class GAdam(PathOptimizer):
     ) -> None:
         for name, value in (("lr", lr), ("eps", eps), ("weight_decay", weight_decay)):
             number("GAdam", name, value)
-        for beta in betas:
-            number("GAdam", "betas", beta, high=1.0)
+        pair("GAdam", "betas", betas)
         if amsgrad:
             raise InputError(
                 "GAdam found amsgrad=True, expected False: the maximum of moments is not kept; leave it out."
@@ -128,8 +126,27 @@ class GAdam(PathOptimizer):
         super()._allocate()
         if not hasattr(self, "_mean") or self._mean.shape != self._value.shape:
             self._mean, self._square = torch.zeros_like(self._value), torch.zeros_like(self._value)
-            # one element rather than none: a compiled step would take a float64 scalar for a constant
-            self._steps = torch.zeros(1, dtype=torch.float64, device=self._value.device)
+            self._ages = torch.zeros_like(self._value)
+        # steps that each tensor has taken; those that joined later have taken none
+        old = getattr(self, "_steps", self._value[:0])
+        self._steps = torch.zeros(len(self._owned), dtype=torch.float64, device=self._value.device)
+        self._steps[: len(old)] = old[: len(self._steps)]
+        self._moving: list[bool] = []
+
+    def _count_steps(self) -> None:
+        """One step more for all tensors and chains that take part in this one."""
+        moving = [
+            not (still or (block is None and parameter.grad is None))
+            for still, block, (parameter, _) in zip(self._still, self._blocks, self._owned, strict=True)
+        ]
+        if all(moving):
+            self._steps.add_(1)
+        else:
+            if moving != self._moving:
+                self._moving = moving
+                self._counted = torch.tensor(moving, dtype=torch.float64, device=self._steps.device)
+            self._steps.add_(self._counted)
+        self._ages.add_(1 if self._held is None else (~self._held).double())
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]
@@ -139,33 +156,29 @@ class GAdam(PathOptimizer):
         if grads is None:
             return loss
         self._check_versions()
-        weights, directions = self._current(), self._views(grads)
-        self._steps.add_(1)
+        weights = self._current()
+        self._count_steps()
         before = self._factor.clone()
-        corrections = self._corrections()
-        self._find_ratios(self._log_gradient(weights, directions), corrections)
+        self._find_ratios(self._log_gradient(weights, self._views(grads)))
+        directions = self._views(self._downhill(grads))
         self._pass()
-        rates: dict[tuple[int, torch.dtype], tuple[Tensor, Tensor]] = {}
+        rates = self._rates()
         described = zip(self._layout.parts, self._owned, self._groups(), self._vectors.columns, strict=True)
         for i, (part, (parameter, g), rows, columns) in enumerate(described):
+            if self._still[i] or (self._blocks[i] is None and parameter.grad is None):
+                continue
             group, weight, span = self.param_groups[g], weights[i], self._layout.spans[i]
             state = self.state[parameter]
             if not state:
                 state["exp_avg"] = torch.zeros_like(parameter)
                 state["exp_avg_sq"] = torch.zeros_like(parameter)
-            if part.kind == PLAIN and parameter.grad is None:
-                continue
-            mean, square = (part.shaped(local(state[key])) for key in ("exp_avg", "exp_avg_sq"))
+            mean, square = self._moments(i, "exp_avg"), self._moments(i, "exp_avg_sq")
             keep, step = (None, self._tail[i]) if columns is None else columns
             first = step if span is None else before[span[0] : span[1]].view(part.tail.shape).to(weight.dtype)
             if group["weight_decay"]:
-                weight.mul_(1 - group["lr"] * group["weight_decay"])
-            if (g, weight.dtype) not in rates:
-                # small numbers, kept on the device: nothing waits for them
-                one, root = corrections[g]
-                rate, small = group["lr"] * root / one, group["eps"] * root
-                rates[g, weight.dtype] = rate.to(weight).reshape(()), small.to(weight).reshape(())
-            rate, small = rates[g, weight.dtype]
+                shrink = 1 - group["lr"] * group["weight_decay"]
+                weight.mul_(shrink.reshape(()) if isinstance(shrink, Tensor) else shrink)
+            rate, small = (values[i] for values in rates[g, weight.dtype])
             for w, d, m, v, f, k, s, h in groups(
                 rows,
                 *(weight, directions[i], mean, square),
@@ -175,11 +188,19 @@ class GAdam(PathOptimizer):
         self._write_trees(weights)
         return loss
 
-    def _corrections(self) -> list[tuple[Tensor, Tensor]]:
-        """``1 - b1^t`` and ``sqrt(1 - b2^t)`` of every group."""
-        betas = [group["betas"] for group in self.param_groups]
-        found = {pair: (1 - pair[0] ** self._steps, (1 - pair[1] ** self._steps).sqrt_()) for pair in set(betas)}
-        return [found[pair] for pair in betas]
+    def _rates(self) -> dict[tuple[int, torch.dtype], tuple[Tensor, Tensor]]:
+        """For every group and type, ``lr sqrt(1 - b2^t) / (1 - b1^t)`` and ``eps sqrt(1 - b2^t)`` of all tensors."""
+        result: dict[tuple[int, torch.dtype], tuple[Tensor, Tensor]] = {}
+        for parameter, g in self._owned:
+            if (g, parameter.dtype) not in result:
+                group = self.param_groups[g]
+                # a tensor that has taken no step yet is not moved: its 0 / 0 is not looked at
+                one, two = (1 - beta**self._steps for beta in group["betas"])
+                root = two.sqrt_()
+                # small numbers, kept on the device: nothing waits for them
+                rate, small = group["lr"] * root / one, group["eps"] * root
+                result[g, parameter.dtype] = rate.to(parameter.dtype), small.to(parameter.dtype)
+        return result
 
     def _move(
         self,
@@ -208,15 +229,20 @@ class GAdam(PathOptimizer):
             weight.mul_(keep)
         weight.addcmul_(moved, rate if step is None else step * rate, value=-1)
 
-    def _find_ratios(self, gradient: Tensor, corrections: list[tuple[Tensor, Tensor]]) -> None:
+    def _find_ratios(self, gradient: Tensor) -> None:
         lr, decay, eps = (self._setting(name) for name in ("lr", "weight_decay", "eps"))
-        last = max(self._chain_group)
-        one, two = self.param_groups[last]["betas"]
+        one, two = (self._setting("betas", place) for place in (0, 1))
         by_value = gradient / self._value
-        self._mean.lerp_(by_value, 1 - one)
-        self._square.mul_(two).addcmul_(by_value, by_value, value=1 - two)
-        mean = self._mean / corrections[last][0]
-        bottom = self._square.sqrt().div_(corrections[last][1]).add_(eps)
+        mean = self._mean.lerp(by_value, 1 - one)
+        square = self._square * two + by_value * by_value * (1 - two)
+        if self._held is not None:
+            mean, square = (
+                torch.where(self._held, old, new) for old, new in ((self._mean, mean), (self._square, square))
+            )
+        self._mean.copy_(mean)
+        self._square.copy_(square)
+        mean = mean / (1 - one**self._ages)
+        bottom = square.sqrt_().div_((1 - two**self._ages).sqrt_()).add_(eps)
         # with eps = 0 the root's is 0 / 0
         ratio = self._vectors.ratio
         ratio.copy_(1 - lr * decay - lr * mean / bottom / self._value)

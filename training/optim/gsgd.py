@@ -24,7 +24,7 @@ from pathspace import InputError, Skeleton
 from training.optim.kernels import descend
 from training.optim.layout import PLAIN, Part
 from training.optim.pathwise import PathOptimizer
-from training.optim.settings import modes, number
+from training.optim.settings import SMALLEST, modes, number
 from training.optim.sharding import local
 from training.optim.state import EXTRA
 
@@ -109,8 +109,8 @@ class GSGD(PathOptimizer):
         for name, value in (("lr", lr), ("momentum", momentum), ("weight_decay", weight_decay)):
             number("GSGD", name, value)
         number("GSGD", "dampening", dampening, low=-float("inf"))
-        if max_multiplier is not None and not max_multiplier > 0:
-            raise InputError(f"GSGD found max_multiplier={max_multiplier!r}, expected a number above 0, or None.")
+        if max_multiplier is not None:
+            number("GSGD", "max_multiplier", max_multiplier, low=SMALLEST)
         if nesterov and (momentum <= 0 or dampening != 0):
             raise InputError("GSGD found nesterov=True, which needs momentum above 0 and dampening 0.")
         modes("GSGD", fused, differentiable)
@@ -150,28 +150,29 @@ class GSGD(PathOptimizer):
         if grads is None:
             return loss
         self._check_versions()
-        weights, directions = self._current(), self._views(grads)
-        heads = self._heads()
-        gradient = self._log_gradient(weights, directions)
-        remembers = any(group["momentum"] for group in self.param_groups)
-        if remembers:
+        weights, heads = self._current(), self._heads()
+        gradient, grads = self._log_gradient(weights, self._views(grads)), self._downhill(grads)
+        if any(group["momentum"] for group in self.param_groups):
             gradient = self._chain_momentum(gradient)
-            directions = self._views(self._momentum(grads))
+            grads = self._momentum(grads)
+        directions = self._views(grads)
         self._find_ratios(gradient)
         self._pass()
         alike: dict[float, tuple[list[Tensor], list[Tensor]]] = {}
         described = zip(self._layout.parts, self._owned, self._groups(), self._vectors.columns, strict=True)
-        for i, (part, (_, g), rows, columns) in enumerate(described):
+        for i, (part, (parameter, g), rows, columns) in enumerate(described):
+            if self._still[i] or (self._blocks[i] is None and parameter.grad is None):
+                continue
             group, weight, grad = self.param_groups[g], weights[i], directions[i]
             lr, decay = group["lr"], group["weight_decay"]
             rate = lr
             if isinstance(lr, Tensor):
-                grad, rate = grad * lr.to(grad), 1.0
+                grad, rate = grad * lr.to(grad).reshape(()), 1.0
             if columns is None and self.max_multiplier is not None:
                 # the root's share of the multiplier is 1
                 rate = rate * min(1.0, self.max_multiplier ** (1.0 if part.kind == PLAIN else 0.5))
             if decay:
-                weight.mul_(1 - lr * decay)
+                weight.mul_((1 - lr * decay).reshape(()) if isinstance(lr, Tensor) else 1 - lr * decay)
             if part.kind == PLAIN and not isinstance(lr, Tensor) and group["foreach"] is not False:
                 few = alike.setdefault(rate, ([], []))
                 few[0].append(weight)
@@ -181,7 +182,8 @@ class GSGD(PathOptimizer):
             descend(weight, grad, part.spread(keep), part.spread(step), heads[i], rate, rows)
         for rate, (some, by) in alike.items():
             torch._foreach_add_(some, by, alpha=-rate)
-        if remembers:
+        # whatever the momentum is now
+        if any("momentum_buffer" in state for state in self.state.values()):
             self._transport()
         self._write_trees(weights)
         return loss
@@ -218,14 +220,34 @@ class GSGD(PathOptimizer):
         """Factors by head; with a bound on the multiplier they follow the path values."""
         if self.max_multiplier is None:
             return self._head
-        result: list[Tensor | None] = []
-        for part, weight, factor in zip(self._layout.parts, self._weights, self._head, strict=True):
-            if part.kind == PLAIN:
-                result.append(factor)
-                continue
-            bound = self._bounded(*self._chains(part, "head")).view(part.head.shape).to(weight.dtype)
-            result.append(bound if factor is None else bound.mul_(factor))
-        return result
+        return [self._bounded_head(i) for i in range(len(self._head))]
+
+    def _bounded_head(self, number: int) -> Tensor | None:
+        """The factor by head of one tensor, bounded before it is rounded to the tensor's type."""
+        part, factor = self._layout.parts[number], self._head[number]
+        if part.kind == PLAIN:
+            return factor
+        bound = self._bounded(*self._chains(part, "head")).view(part.head.shape)
+        return (bound if factor is None else bound.mul_(factor)).to(self._parameters[number].dtype)
+
+    def _multipliers(self, number: int) -> list[Tensor]:
+        span, part = self._layout.spans[number], self._layout.parts[number]
+        if self.max_multiplier is None or part.kind == PLAIN:
+            return super()._multipliers(number)
+        head = self._bounded_head(number)
+        tail = self._tail[number]
+        if span is not None:
+            tail = self._factor[slice(*span)] * self._bounded(*self._chains(part, "tail"))
+        return [factor for factor in (head, tail) if factor is not None]
+
+    @property
+    def _capped(self) -> bool:  # type: ignore[override]
+        """Whether multipliers are bounded."""
+        return self.max_multiplier is not None
+
+    @property
+    def _way_out(self) -> str:  # type: ignore[override]
+        return "" if self._capped else ", pass max_multiplier=1.0"
 
     def _find_ratios(self, gradient: Tensor) -> None:
         lr, decay = self._setting("lr"), self._setting("weight_decay")
@@ -248,13 +270,15 @@ class GSGD(PathOptimizer):
         result = list(grads)
         for i, (parameter, g) in enumerate(self._owned):
             group = self.param_groups[g]
-            if group["momentum"] == 0 or (self._layout.parts[i].kind == PLAIN and parameter.grad is None):
+            idle = self._still[i] or (self._layout.parts[i].kind == PLAIN and parameter.grad is None)
+            if group["momentum"] == 0 or idle:
                 continue
             state = self.state[parameter]
             if "momentum_buffer" not in state:
                 state["momentum_buffer"] = torch.zeros_like(parameter)
                 buffer = local(state["momentum_buffer"]).copy_(grads[i])
             else:
+                self._moments(i, "momentum_buffer")
                 buffer = local(state["momentum_buffer"])
                 buffer.mul_(group["momentum"]).add_(grads[i], alpha=1 - group["dampening"])
             result[i] = grads[i].add(buffer, alpha=group["momentum"]) if group["nesterov"] else buffer
@@ -262,24 +286,24 @@ class GSGD(PathOptimizer):
 
     def _chain_momentum(self, gradient: Tensor) -> Tensor:
         """The same for chains, whose buffer holds ``dL/dp_k``; called before that of the tensors."""
-        seen = any("momentum_buffer" in state for state in self.state.values())
+        inside = (p for (p, _), block in zip(self._owned, self._blocks, strict=True) if block is not None)
+        seen = any("momentum_buffer" in self.state[p] for p in inside)
         momentum, dampening, nesterov = (self._setting(name) for name in ("momentum", "dampening", "nesterov"))
         by_value = gradient / self._value
         # as torch does, the first gradient enters whole, and dampening without momentum means nothing
         share = 1 - dampening * (momentum != 0) if seen else 1.0
-        self._momentum_value.mul_(momentum).add_(by_value * share)
-        moved = torch.lerp(self._momentum_value, by_value + momentum * self._momentum_value, by_value * 0 + nesterov)
+        average = self._momentum_value * momentum + by_value * share
+        moved = torch.lerp(average, by_value + momentum * average, by_value * 0 + nesterov)
+        kept = self._held
+        if isinstance(momentum, Tensor):
+            # where there is no momentum now, the average waits
+            kept = momentum == 0 if kept is None else kept | (momentum == 0)
+        self._momentum_value.copy_(average if kept is None else torch.where(kept, self._momentum_value, average))
         return torch.where(self._value.isinf(), 0.0, moved * self._value)
 
     def _transport(self) -> None:
         """Carry the buffers along with the gauge: they hold ``M_e pre_tail s_head``, and ``pre`` has changed."""
         described = zip(self._layout.parts, self._owned, self._vectors.columns, strict=True)
-        for i, (part, (parameter, g), columns) in enumerate(described):
-            if columns is not None and self.param_groups[g]["momentum"]:
-                buffer = local(self.state[parameter]["momentum_buffer"])
-                moved = part.shaped(buffer)
-                moved.div_(part.spread(columns[0]))
-                # a buffer that was loaded may lie otherwise than its weights
-                if i in self._scattered or buffer.stride() != self._parameters[i].stride():
-                    order = part.order or tuple(range(buffer.ndim))
-                    buffer.permute(order).copy_(moved.view([buffer.shape[d] for d in order]))
+        for i, (part, (parameter, _), columns) in enumerate(described):
+            if columns is not None and "momentum_buffer" in self.state[parameter]:
+                self._moments(i, "momentum_buffer").div_(part.spread(columns[0]))

@@ -35,6 +35,10 @@ def init_skeleton(model: nn.Module, skeleton: Skeleton) -> None:
         >>> model[2].weight.abs().tolist()
         [[1.0, 1.0]]
     """
+    if not isinstance(skeleton, Skeleton):
+        raise InputError(
+            f"init_skeleton found skeleton of type {type(skeleton).__name__}, expected the result of graph.skeleton()."
+        )
     parameters = dict(model.named_parameters(remove_duplicate=False))
     refuse_shards("init_skeleton", list(parameters.values()), "set the skeleton weights before calling fully_shard.")
     for name, mask in skeleton.masks.items():

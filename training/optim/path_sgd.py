@@ -13,8 +13,10 @@ second does not, and near identity it dominates the diagonal of the recurrent ma
 
 from __future__ import annotations
 
+import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -25,14 +27,17 @@ from torch.utils import _pytree as pytree
 
 from pathspace import InputError, UnsupportedError
 from pathspace import trace as trace_graph
+from pathspace.eps import precision
+from pathspace.inference.registry import operation_name
 from pathspace.substitute import evaluate
-from training.optim.settings import number
+from training.optim.settings import check_group, number
 from training.optim.sharding import refuse_shards
 
 CHUNK = 256
-LINEAR = ("Linear", "Conv1d", "Conv2d", "Conv3d", "RNN")
-CROOKED = (nn.modules.batchnorm._NormBase, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)
-MAXIMA = (nn.modules.pooling._MaxPoolNd, nn.modules.pooling._AdaptiveMaxPoolNd)
+# choices among paths, and recurrent layers with gates: no sums over paths
+CROOKED = re.compile(
+    r"aten\.(_?adaptive_|fractional_)?max_pool|aten\.(a|f)?(max|min)(imum)?$|aten\.(topk|sort|_?lstm|_?gru|rnn_tanh)"
+)
 
 
 def ones_like_inputs(example: Any) -> Any:
@@ -40,6 +45,18 @@ def ones_like_inputs(example: Any) -> Any:
     return pytree.tree_map(
         lambda x: torch.ones_like(x) if isinstance(x, Tensor) and x.is_floating_point() else x, example
     )
+
+
+@contextmanager
+def evaluating(model: nn.Module) -> Iterator[None]:
+    """A model in evaluation mode for a while: dropout would remove paths at random."""
+    modes = [(module, module.training) for module in model.modules()]
+    try:
+        model.eval()
+        yield
+    finally:
+        for module, training in modes:
+            module.training = training
 
 
 class PathNorm:
@@ -56,20 +73,22 @@ class PathNorm:
     """
 
     def __init__(self, model: nn.Module, args: tuple[Any, ...], reused: Iterable[str] | None = None) -> None:
-        for name, module in model.named_modules():
-            if isinstance(module, CROOKED + MAXIMA):
-                raise UnsupportedError(
-                    f"PathSGD found {type(module).__name__} at {name!r}, expected layers that sum over paths; remove "
-                    "normalisation, and use average pooling."
-                )
-        graph = trace_graph(model, *args)
-        # operations at which path products end inside of the network: exponentials, products, unknown ones
-        inner = [pin for pin in graph.pinned if pin.parameters]
-        if inner:
-            raise UnsupportedError(
-                f"PathSGD found parameters ({', '.join(inner[0].parameters)}) outside path space because of "
-                f"{inner[0].op}, expected a network of weighted sums and ReLU-like activations."
-            )
+        if not isinstance(model, nn.Module):
+            raise InputError(f"PathSGD found a model of type {type(model).__name__}, expected a torch.nn.Module.")
+        args = (args,) if isinstance(args, Tensor) else tuple(args)
+        with evaluating(model):
+            graph = trace_graph(model, *args)
+        expected = "expected weighted sums, averages and ReLU-like activations from the inputs to the outputs"
+        for node in graph.captured.graph.graph.nodes:
+            name = operation_name(node.target) if node.op == "call_function" else ""
+            if CROOKED.match(name):
+                raise UnsupportedError(f"PathSGD found {name} in the model, {expected}; pool by averages, for one.")
+        if graph.has_cuts:
+            raise UnsupportedError(f"PathSGD found a normalisation in the model, {expected}; remove it.")
+        if graph.pinned:
+            pin = graph.pinned[0]
+            where = " at ".join(part for part in (pin.op, pin.source) if part)
+            raise UnsupportedError(f"PathSGD found {where} ({pin.reason}), {expected}; leave it out of the model.")
         self.model, self.args = model, ones_like_inputs(args)
         names = {id(p): name for name, p in model.named_parameters()}
         if reused is None:
@@ -91,15 +110,37 @@ class PathNorm:
         unknown = [name for name in self.reused if name not in set(names.values())]
         if unknown:
             raise InputError(f"PathSGD found reused={unknown[0]!r}, expected names of parameters of the model.")
+        self._check([block.name for block in graph.blocks])
+
+    def _check(self, names: Iterable[str]) -> None:
+        """Refuse a network that is no sum over paths: at positive weights, no ``kappa`` is negative or 0 throughout.
+
+        Raises:
+            UnsupportedError: naming the first parameter.
+        """
+        # such that no sum grows with the width
+        even = {name: torch.full_like(p, len(p) / p.numel() if p.ndim else 1.0) for name, p in self._squares()}
+        with evaluating(self.model):
+            kappa = grad(self.value)(even)
+        for name in names:
+            bad = "negative" if bool((kappa[name] < 0).any()) else "0" if not kappa[name].any() else ""
+            if bad:
+                raise UnsupportedError(
+                    f"PathSGD found kappa {bad} for {name!r}, expected a positive one: its paths are subtracted, "
+                    "negated or cut off by an activation somewhere; exclude the parameter, or write the model as sums."
+                )
 
     def value(self, theta: Mapping[str, Tensor]) -> Tensor:
         """``gamma^2`` at squared weights ``theta``."""
-        out = evaluate(self.model, theta, self.args)
+        dtype = precision(self.model)
+        args = pytree.tree_map(
+            lambda x: x.to(dtype) if isinstance(x, Tensor) and x.is_floating_point() else x, self.args
+        )
+        out = evaluate(self.model, theta, args)
         return torch.stack([leaf.sum() for leaf in pytree.tree_leaves(out) if isinstance(leaf, Tensor)]).sum()
 
-    def squares(self) -> dict[str, Tensor]:
-        """The squared weights."""
-        return {name: p.detach().square() for name, p in self.model.named_parameters()}
+    def _squares(self) -> list[tuple[str, Tensor]]:
+        return [(name, p.detach().square()) for name, p in self.model.named_parameters()]
 
     def kappa(self, second: bool = True) -> dict[str, Tensor]:
         """``kappa`` of every weight.
@@ -107,10 +148,11 @@ class PathNorm:
         Args:
             second: whether the term of weights that paths pass several times is included.
         """
-        theta = self.squares()
-        result = grad(self.value)(theta)
-        for name in self.reused if second else ():
-            result[name] = result[name] + 2 * theta[name] * self._second(theta, name)
+        theta = dict(self._squares())
+        with evaluating(self.model):
+            result = grad(self.value)(theta)
+            for name in self.reused if second else ():
+                result[name] = result[name] + 2 * theta[name] * self._second(theta, name)
         return {name: value.detach() for name, value in result.items()}
 
     def _second(self, theta: dict[str, Tensor], name: str) -> Tensor:
@@ -140,7 +182,7 @@ class PathSGD(Optimizer):
         every: recompute ``kappa`` only every so many steps.
         reused: names of parameters that paths pass several times; ``None`` finds those of ``nn.RNN`` layers and those
             that the forward pass uses more than once.
-        min_kappa: ``kappa`` of a weight on no path (or of paths of value 0) is lifted to this.
+        min_kappa: a weight whose ``kappa`` is not above this (on no path, or on paths of value 0 alone) does not move.
         maximize: ascend instead.
 
     Raises:
@@ -183,14 +225,45 @@ class PathSGD(Optimizer):
         )
         self.path_norm = PathNorm(model, example, reused)
         self.second, self.every, self.min_kappa = second, every, min_kappa
-        self._name = {id(p): name for name, p in model.named_parameters()}
+        self._count = 0
+        self._find_names()
+
+    def _find_names(self) -> None:
+        """Names of the parameters in the model.
+
+        Raises:
+            InputError: one of them is not the model's.
+        """
+        self._name = {id(p): name for name, p in self.path_norm.model.named_parameters()}
         strange = [p for group in self.param_groups for p in group["params"] if id(p) not in self._name]
         if strange:
             raise InputError(
                 f"PathSGD found a parameter of shape {tuple(strange[0].shape)} that is not the model's, expected "
                 "parameters of the model given."
             )
-        self._count = 0
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Add a group of parameters of the model."""
+        super().add_param_group(param_group)
+        try:
+            check_group("PathSGD", self.param_groups[-1])
+            if hasattr(self, "path_norm"):
+                self._find_names()
+        except InputError:
+            self.param_groups.pop()
+            raise
+
+    def __getstate__(self) -> dict[str, Any]:
+        """For copies and pickles: the model comes along."""
+        kept = ("path_norm", "second", "every", "min_kappa", "_count")
+        return {**super().__getstate__(), **{name: getattr(self, name) for name in kept}}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Come back from a copy or a pickle."""
+        super().__setstate__(state)
+        if "path_norm" in state:
+            self._patch_step_function()
+            self._find_names()
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]
@@ -205,10 +278,12 @@ class PathSGD(Optimizer):
         if any("kappa" not in self.state[p] for p, _ in parameters) or self._count % self.every == 0:
             kappa = self.path_norm.kappa(self.second)
             for p, _ in parameters:
-                self.state[p]["kappa"] = kappa[self._name[id(p)]].clamp_(min=self.min_kappa)
+                self.state[p]["kappa"] = kappa[self._name[id(p)]]
         self._count += 1
         for p, group in parameters:
-            move = p.grad / self.state[p]["kappa"] * group["lr"]
+            kappa_of, lr = self.state[p]["kappa"].to(p), group["lr"]
+            move = torch.where(kappa_of > self.min_kappa, p.grad / kappa_of, 0.0)
+            move = move * (lr.to(p).reshape(()) if isinstance(lr, Tensor) else lr)
             p.sub_(-move if group["maximize"] else move)
         return loss
 

@@ -14,6 +14,7 @@ and the derivative by the logarithm of ``p_k`` is, with ``lambda_e = w_e dL/dw_e
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -21,10 +22,11 @@ import torch
 from torch import Tensor
 
 from pathspace import InputError, Skeleton, UnsupportedError
+from training.optim.frozen import held_chains
 from training.optim.kernels import group_size, leaving, rows_of_group
 from training.optim.layout import DYNAMIC, PLAIN, STATIC, Layout, make_layout
-from training.optim.matching import match
-from training.optim.settings import number
+from training.optim.matching import match, named, refuse_complex
+from training.optim.settings import SMALLEST, check_group, number
 from training.optim.sharding import Whole, find_shards, local, version
 from training.optim.state import Remembered
 from training.optim.vectors import Parts, cut
@@ -60,27 +62,34 @@ class PathOptimizer(Remembered):
                 f"{type(self).__name__} found skeleton of type {type(skeleton).__name__}, expected the result of "
                 "graph.skeleton()."
             )
-        number(type(self).__name__, "min_ratio", min_ratio, high=1.0)
+        number(type(self).__name__, "min_ratio", min_ratio, low=SMALLEST, high=1.0)
         self.skeleton = skeleton
         self.min_ratio = min_ratio
         super().__init__(params, defaults)
-        self._blocks = match(type(self).__name__, self.param_groups, self.skeleton.graph)
+        self._blocks = match(type(self).__name__, named(self.param_groups), self.skeleton.graph)
         self._connect()
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add a group; its parameters must lie outside path space, since those inside are all there already."""
         super().add_param_group(param_group)
-        if hasattr(self, "_layout"):
-            self._blocks = match(type(self).__name__, self.param_groups, self.skeleton.graph)
-            self._connect()
+        group, blocks = self.param_groups[-1], getattr(self, "_blocks", None)
+        try:
+            check_group(type(self).__name__, group)
+            if blocks is not None:
+                refuse_complex(type(self).__name__, named([group]))
+                self._blocks = [*blocks, *[None] * len(group["params"])]
+                self._connect()
+        except Exception:
+            self.param_groups.pop()
+            if blocks is not None:
+                self._blocks = blocks
+                self._connect()
+            raise
 
     def _connect(self) -> None:
         """Lay out index vectors and recompute everything that follows from the weights."""
         self._owned = [(p, g) for g, group in enumerate(self.param_groups) for p in group["params"]]
-        names = [
-            name for group in self.param_groups for name in group.get("param_names") or [None] * len(group["params"])
-        ]
-        self._shards = find_shards(type(self).__name__, list(zip(names, [p for p, _ in self._owned], strict=True)))
+        self._shards = find_shards(type(self).__name__, named(self.param_groups))
         # what this device holds of them
         self._parameters = weights = [local(p) for p, _ in self._owned]
         devices = {p.device for p, block in zip(weights, self._blocks, strict=True) if block is not None}
@@ -103,8 +112,11 @@ class PathOptimizer(Remembered):
         if not hasattr(self, "_counts") or self._counts.shape[1] != layout.count:
             # how often path values changed their sign, and how often they were stopped before 0
             self._counts = torch.zeros(2, layout.count, dtype=torch.int32, device=layout.first.device)
-        self._limits = torch.tensor([[0.0], [self.min_ratio]], dtype=torch.float64, device=layout.first.device)
+        self._still: list[bool] = []
+        self._held: Tensor | None = None
+        self._stale = False
         self._allocate()
+        self._look_for_frozen([None] * len(self._owned))
         self.resync()
 
     def _allocate(self) -> None:
@@ -117,6 +129,8 @@ class PathOptimizer(Remembered):
 
         # by tail, 1 / pre to the power that a step takes
         self._factor, self._value, self._one = vector(tails), vector(layout.count), vector(1)
+        # what no path value may come closer to 0 than; 0, and this as a ratio
+        self._floor, self._limits = vector(layout.count), vector(2 * layout.count).view(2, -1).zero_()
         # -1 for each tail, then the weight on the trees: with these, entries are multiplied where chains sum them
         self._factors, self._coefficient = vector(2 * layout.count), vector(tails + trees).neg_()
         dtypes = {p.dtype for p, block in zip(self._parameters, self._blocks, strict=True) if block is not None}
@@ -128,7 +142,7 @@ class PathOptimizer(Remembered):
         self._scattered = [
             i
             for i, (w, p) in enumerate(zip(self._weights, self._parameters, strict=True))
-            if w.data_ptr() != p.data_ptr()
+            if w.data_ptr() != p.data_ptr() or not w.is_contiguous()
         ]
         self._written = [
             (w.view(-1), part.tree, values)
@@ -170,6 +184,19 @@ class PathOptimizer(Remembered):
         Raises:
             UnsupportedError: a skeleton weight is 0.
         """
+        prefix, suffix = self._products()
+        self._factor.copy_(self._factors_by_tail(prefix))
+        self._value.copy_((prefix * suffix)[self._layout.first.cpu()])
+        self._floor.copy_(self._value).abs_().mul_(self.min_ratio)
+        # the root has no path value: dividing by infinity leaves its ratio at 1
+        self._value[0], self._floor[0] = torch.inf, 0
+        self._tree.copy_(self._tree_weights())
+        self._constants(prefix, suffix)
+        self._check_range()
+        self._note_versions()
+
+    def _products(self) -> tuple[Tensor, Tensor]:
+        """Prefixes and suffixes of all units, from the weights."""
         skeleton, layout, tables = self.skeleton, self._layout, []
         place = {block: i for i, block in enumerate(self._blocks) if block is not None}
         for tree in (skeleton.tree_in, skeleton.tree_out):
@@ -185,22 +212,51 @@ class PathOptimizer(Remembered):
             bad = (values == 0) | ~values.isfinite()
             if bool(bad.any()):
                 unit = int(bad.nonzero()[0])
-                name = skeleton.graph.blocks[tree.block[unit]].name
+                name, found = skeleton.graph.blocks[tree.block[unit]].name, float(values[unit])
                 raise UnsupportedError(
-                    f"{type(self).__name__} found a skeleton weight of {float(values[unit]):g} in {name!r}, expected "
-                    "non-zero ones; use rule='magnitude', or init_skeleton(model, skeleton) first."
+                    f"{type(self).__name__} found a skeleton weight of {found:g} in {name!r}, expected "
+                    + (
+                        "non-zero ones; use rule='magnitude', or init_skeleton(model, skeleton) first."
+                        if found == 0
+                        else "finite ones; load weights from before they diverged."
+                    )
                 )
             tables.append(values)
-        prefix, suffix = skeleton.prefixes(tables[0]), skeleton.suffixes(tables[1])
-        tails = [part.tail.reshape(-1) for part in layout.parts if part.kind == DYNAMIC]
+        return skeleton.prefixes(tables[0]), skeleton.suffixes(tables[1])
+
+    def _factors_by_tail(self, prefix: Tensor) -> Tensor:
+        """``1 / pre`` of all tails that move, to the power that a step takes."""
+        tails = [part.tail.reshape(-1) for part in self._layout.parts if part.kind == DYNAMIC]
         ids = torch.cat(tails) if tails else torch.zeros(0, dtype=torch.int64)
-        self._factor.copy_(self._power(power(prefix, ids).reciprocal()))
-        self._value.copy_((prefix * suffix)[layout.first.cpu()])
-        # the root has no path value: dividing by infinity leaves its ratio at 1
-        self._value[0] = torch.inf
-        self._tree.copy_(self._tree_weights())
-        self._constants(prefix, suffix)
-        self._note_versions()
+        return self._power(power(prefix, ids).reciprocal()).to(self._factor)
+
+    def _check_range(self) -> None:
+        """Refuse path values so small that what a step divides by them is no number.
+
+        Raises:
+            UnsupportedError: naming the first tensor.
+        """
+        bad = [not self._capped and not bool(self._value.square().reciprocal().isfinite().all())]
+        for i, parameter in enumerate(self._parameters):
+            sizes = [float(factor.abs().amax()) for factor in self._multipliers(i) if factor.numel()]
+            # of moments, the squares are kept
+            sizes = [math.prod(sizes * 2)] if self._linear else sizes
+            bad.append(not all(size <= torch.finfo(parameter.dtype).max for size in sizes))
+        everywhere = self._shards.sum(torch.tensor(bad, device=self._value.device).to(torch.int64)).tolist()
+        if any(everywhere):
+            names = [f" at {name!r}" if name else "" for name, _ in named(self.param_groups)]
+            where = next((name for name, wrong in zip(names, everywhere[1:], strict=True) if wrong), "")
+            raise UnsupportedError(
+                f"{type(self).__name__} found path values p so small that 1/p^2 is beyond the range of numbers{where}, "
+                f"expected ones to divide by; start with init_skeleton(model, skeleton){self._way_out}, or compute "
+                "in float64."
+            )
+
+    def _multipliers(self, number: int) -> list[Tensor]:
+        """By head and by tail, what a step multiplies the gradient of a tensor by."""
+        span = self._layout.spans[number]
+        tail = self._tail[number] if span is None else self._factor[slice(*span)]
+        return [factor for factor in (self._head[number], tail) if factor is not None]
 
     def _constants(self, prefix: Tensor, suffix: Tensor) -> None:
         """Factors that a step never changes: ``1 / s_head``, and ``1 / pre_tail`` where no chain is involved."""
@@ -214,9 +270,13 @@ class PathOptimizer(Remembered):
                 (tail, self._tail, part.kind == STATIC),
             ):
                 factor = self._power(values)
-                kept.append(factor.to(parameter) if wanted and not bool((factor == 1).all()) else None)
+                # with a bound, the bounded product is rounded, not its factors
+                exact = factor.to(parameter.device) if self._capped and kept is self._head else factor.to(parameter)
+                kept.append(exact if wanted and not bool((factor == 1).all()) else None)
 
     _linear = False
+    _capped = False
+    _way_out = ""
     _shards: Whole
     _counts: Tensor
 
@@ -239,17 +299,45 @@ class PathOptimizer(Remembered):
         if torch.compiler.is_compiling():
             return
         now = self._look()
-        if now == self._seen:
-            return
-        if any(new[::2] != old[::2] for new, old in zip(now, self._seen, strict=True)):
-            self._connect()
-        else:
-            # weights off the trees may change freely; with shards, all devices decide together
-            changed = self._tree_weights() != self._as_written()
-            if not bool(self._shards.sum(changed.any().to(torch.int64))):
-                self._note_versions()
+        if now != self._seen:
+            if any(new[::2] != old[::2] for new, old in zip(now, self._seen, strict=True)):
+                self._connect()
             else:
-                self.resync()
+                # weights off the trees may change freely; with shards, all devices decide together
+                changed = self._tree_weights() != self._as_written()
+                if bool(self._shards.sum(changed.any().to(torch.int64))):
+                    self.resync()
+                elif any(count < 0 for _, count, _ in self._seen):
+                    self._recall()
+            self._note_versions()
+        self._look_for_frozen([parameter.grad for parameter, _ in self._owned])
+
+    def _recall(self) -> None:
+        """Recompute what a state does not hold, from the weights that belong to it."""
+        prefix, suffix = self._products()
+        if self._stale:
+            self._factor.copy_(self._factors_by_tail(prefix))
+            self._stale = False
+        self._constants(prefix, suffix)
+
+    def _look_for_frozen(self, grads: Sequence[Tensor | None]) -> None:
+        """Note which tensors of path space are not to move, and which path values stay with them.
+
+        Those that ask for no gradient; all of them where no gradient has reached any (before the first step, where
+        none is known, those that ask for one do).
+        """
+        inside = [block is not None for block in self._blocks]
+        asked = [parameter.requires_grad for parameter, _ in self._owned]
+        reached = any(i and a and g is not None for i, a, g in zip(inside, asked, grads, strict=True))
+        unknown = all(grad is None for grad in grads)
+        still = [i and not (a and (reached or unknown)) for i, a in zip(inside, asked, strict=True)]
+        if still == self._still:
+            return
+        self._still, self._held = still, None
+        frozen = [block for block, s in zip(self._blocks, still, strict=True) if s and block is not None]
+        held = held_chains(self.skeleton, frozen, self._layout.count)
+        if held.any():
+            self._held = torch.from_numpy(held).to(self._value.device)
 
     def _as_written(self) -> Tensor:
         """The tree weights as the tensors hold them: rounded to their types."""
@@ -281,7 +369,11 @@ class PathOptimizer(Remembered):
             if layout.signs is not None:
                 everything.mul_(layout.signs)
             total.index_add_(0, layout.target, everything)
-        return self._shards.sum(total)
+        total = self._shards.sum(total)
+        if any(group["maximize"] for group in self.param_groups):
+            up = self._setting("maximize")
+            total = total * (1 - 2 * up)
+        return total if self._held is None else total.masked_fill_(self._held, 0.0)
 
     def _groups(self) -> list[int]:
         """Rows of every tensor that are worked on at once (0: all)."""
@@ -293,8 +385,12 @@ class PathOptimizer(Remembered):
         kept = self._vectors
         ratio, tree, size = kept.ratio, kept.tree, torch.abs(kept.ratio, out=kept.inverse)
         # counted where they happen, and added up only when someone asks
+        if self._held is not None:
+            ratio.masked_fill_(self._held, 1.0)
+            size.masked_fill_(self._held, 1.0)
+        torch.div(self._floor, self._value, out=self._limits[1]).abs_()
         self._counts.add_(kept.both <= self._limits)
-        torch.copysign(size.clamp_(min=self.min_ratio), ratio, out=ratio)
+        torch.copysign(torch.maximum(size, self._limits[1], out=size), ratio, out=ratio)
         self._value.mul_(ratio)
         torch.reciprocal(ratio, out=kept.inverse)
         tails, trees = self._factor.numel(), tree.numel()
@@ -338,19 +434,20 @@ class PathOptimizer(Remembered):
         if not compiling:
             self._note_versions()
 
-    def _setting(self, name: str) -> Any:
-        """A setting of path space: a number or one-element tensor, or a vector over chains."""
+    def _setting(self, name: str, place: int | None = None) -> Any:
+        """A setting of path space, or one of a pair: a number or one-element tensor, or a vector over chains."""
+        found = [group[name] if place is None else group[name][place] for group in self.param_groups]
         if self._one_group is not None:
-            return self.param_groups[self._one_group][name]
+            return found[self._one_group]
         assert self._group_index is not None
-        values = [torch.as_tensor(g[name], dtype=torch.float64, device=self._value.device) for g in self.param_groups]
+        values = [torch.as_tensor(value, dtype=torch.float64, device=self._value.device) for value in found]
         return torch.stack([v.reshape(()) for v in values])[self._group_index]
 
     def _gradients(self) -> list[Tensor] | None:
         """Gradients of all parameters (zeros where there are none), or ``None`` where there is none at all."""
         grads: list[Tensor] = []
         found = False
-        for parameter, group in self._owned:
+        for parameter, _ in self._owned:
             grad = parameter.grad
             if grad is None:
                 grads.append(torch.zeros_like(local(parameter)))
@@ -362,8 +459,14 @@ class PathOptimizer(Remembered):
                     "embeddings."
                 )
             found = True
-            grads.append(-grad if self.param_groups[group]["maximize"] else grad)
+            grads.append(grad)
         return grads if found else None
+
+    def _downhill(self, grads: list[Tensor]) -> list[Tensor]:
+        """Gradients with the sign in which each tensor moves against them."""
+        if not any(group["maximize"] for group in self.param_groups):
+            return grads
+        return [-g if self.param_groups[i]["maximize"] else g for g, (_, i) in zip(grads, self._owned, strict=True)]
 
     def _views(self, tensors: Iterable[Tensor]) -> list[Tensor]:
         return [
@@ -375,10 +478,26 @@ class PathOptimizer(Remembered):
         """The weights in the shapes they are worked on."""
         if torch.compiler.is_compiling():
             # a compiler wants to see where these views come from
-            return self._views([parameter.detach() for parameter in self._parameters])
+            views = self._views([parameter.detach() for parameter in self._parameters])
+            return [view.contiguous() if i in self._scattered else view for i, view in enumerate(views)]
         for i in self._scattered:
-            self._weights[i] = self._layout.parts[i].shaped(self._parameters[i].detach())
+            self._weights[i] = self._layout.parts[i].shaped(self._parameters[i].detach()).contiguous()
         return self._weights
+
+    def _moments(self, number: int, key: str) -> Tensor:
+        """A tensor of the state that belongs to a parameter, in the view in which the parameter is worked on.
+
+        A state that was loaded, or a parameter that was moved since, may lie otherwise in memory or be of another type.
+        """
+        parameter, part = self._owned[number][0], self._layout.parts[number]
+        held = local(self.state[parameter][key])
+        shaped = part.shaped(held)
+        if not torch.compiler.is_compiling() and (
+            shaped.data_ptr() != held.data_ptr() or held.dtype != self._parameters[number].dtype
+        ):
+            self.state[parameter][key] = torch.empty_like(parameter).copy_(self.state[parameter][key])
+            shaped = part.shaped(local(self.state[parameter][key]))
+        return shaped
 
     def _closure(self, closure: Callable[[], Any] | None) -> Any:
         if closure is None:

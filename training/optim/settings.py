@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import sys
+from numbers import Real
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from pathspace import InputError, UnsupportedError
+
+# the lower end of settings that must not be 0
+SMALLEST = sys.float_info.min
 
 
 def number(owner: str, name: str, value: Any, low: float = 0.0, high: float = float("inf")) -> None:
@@ -15,20 +21,49 @@ def number(owner: str, name: str, value: Any, low: float = 0.0, high: float = fl
     Args:
         owner: the class that is asking.
         name: the setting.
-        value: what was found; tensors are not looked at.
+        value: what was found.
         low: smallest value allowed.
         high: values below this are allowed.
 
     Raises:
         InputError: it is no number, or out of range.
     """
+    found = value
     if isinstance(value, Tensor):
         if value.numel() != 1:
             raise InputError(f"{owner} found {name} as a tensor of {value.numel()} elements, expected one element.")
-        return
-    if not isinstance(value, int | float) or not low <= value < high:
-        bound = f"at least {low:g}" if high == float("inf") else f"at least {low:g} and below {high:g}"
-        raise InputError(f"{owner} found {name}={value!r}, expected a number of {bound}.")
+        if torch.compiler.is_compiling() or value.is_meta:
+            return
+        found = value.item()
+    if not isinstance(found, Real) or isinstance(found, bool) or not low <= float(found) < high:
+        above = f"of at least {low:g}" if low != SMALLEST else "above 0"
+        bound = above if high == float("inf") else f"{above} and below {high:g}"
+        raise InputError(f"{owner} found {name}={value!r}, expected a number {bound}.")
+
+
+def pair(owner: str, name: str, value: Any) -> None:
+    """Refuse what is no pair of numbers of at least 0 and below 1.
+
+    Raises:
+        InputError: it is none.
+    """
+    if not isinstance(value, tuple | list) or len(value) != 2:
+        raise InputError(f"{owner} found {name}={value!r}, expected two numbers.")
+    for one in value:
+        number(owner, name, one, high=1.0)
+
+
+def check_group(owner: str, group: dict[str, Any]) -> None:
+    """Refuse settings of a group that are out of range.
+
+    Raises:
+        InputError: naming the first of them.
+    """
+    for name in ("lr", "momentum", "weight_decay", "eps"):
+        if name in group:
+            number(owner, name, group[name])
+    if "betas" in group:
+        pair(owner, "betas", group["betas"])
 
 
 def modes(owner: str, fused: bool | None, differentiable: bool) -> None:

@@ -16,7 +16,8 @@ import torch
 from torch import Tensor
 from torch.optim import SGD, Optimizer
 
-from training.optim.settings import number
+from pathspace import UnsupportedError
+from training.optim.settings import modes, number
 
 
 class EMASGD(SGD):
@@ -31,10 +32,13 @@ class EMASGD(SGD):
         gamma: decay of the average, at least 0 and below 1 (1 would never move).
         maximize: ascend instead.
         foreach: as for ``torch.optim.SGD``.
+        capturable: accepted; nothing waits for the device either way.
         fused: as for ``torch.optim.SGD``.
+        differentiable: refused when true.
 
     Raises:
         InputError: a setting is out of range.
+        UnsupportedError: a mode that is refused.
 
     Example:
         >>> import torch
@@ -58,8 +62,12 @@ class EMASGD(SGD):
         *,
         maximize: bool = False,
         foreach: bool | None = None,
+        capturable: bool = False,
         fused: bool | None = None,
+        differentiable: bool = False,
     ) -> None:
+        # its buffers start outside of what would be differentiated
+        modes("EMASGD", None, differentiable)
         number("EMASGD", "lr", lr)
         number("EMASGD", "gamma", gamma, high=1.0)
         super().__init__(
@@ -84,12 +92,25 @@ class EMASGD(SGD):
 
 
 class _PerTensor(Optimizer, ABC):
-    """Optimizers that average gradients from zero and then change the direction tensor by tensor."""
+    """Optimizers that average gradients from zero and then change the direction tensor by tensor.
 
-    def __init__(self, params: Iterable[Any], lr: float | Tensor, gamma: float, maximize: bool, **more: Any) -> None:
+    ``foreach`` and ``capturable`` are accepted as by torch (a step works on one tensor after the other, and never waits
+    for the device), ``fused`` and ``differentiable`` refused.
+    """
+
+    def __init__(
+        self,
+        params: Iterable[Any],
+        lr: float | Tensor,
+        gamma: float,
+        maximize: bool,
+        modes_of_torch: dict[str, Any],
+        **more: Any,
+    ) -> None:
         number(type(self).__name__, "lr", lr)
         number(type(self).__name__, "gamma", gamma, high=1.0)
-        super().__init__(params, {"lr": lr, "gamma": gamma, "maximize": maximize, **more})
+        modes(type(self).__name__, modes_of_torch["fused"], modes_of_torch["differentiable"])
+        super().__init__(params, {"lr": lr, "gamma": gamma, "maximize": maximize, **modes_of_torch, **more})
 
     @abstractmethod
     def _direction(self, average: Tensor, group: dict[str, Any]) -> Tensor:
@@ -104,15 +125,22 @@ class _PerTensor(Optimizer, ABC):
                 loss = closure()
         for group in self.param_groups:
             for parameter in group["params"]:
-                if parameter.grad is None:
+                if parameter.grad is None or not parameter.numel():
                     continue
+                if parameter.grad.is_sparse or parameter.grad.is_complex():
+                    raise UnsupportedError(
+                        f"{type(self).__name__} found a sparse or complex gradient, expected a dense real one; use "
+                        "dense embeddings."
+                    )
                 grad = -parameter.grad if group["maximize"] else parameter.grad
                 if group["gamma"]:
                     state = self.state[parameter]
                     if "average" not in state:
                         state["average"] = torch.zeros_like(parameter)
                     grad = state["average"].lerp_(grad, 1 - group["gamma"])
-                parameter.sub_(self._direction(grad, group) * group["lr"])
+                lr = group["lr"]
+                rate = lr.to(parameter).reshape(()) if isinstance(lr, Tensor) else lr
+                parameter.sub_(self._direction(grad, group) * rate)
         return loss
 
 
@@ -129,9 +157,14 @@ class RescaleSGD(_PerTensor):
         gamma: decay of the average.
         eps: added to the root mean square; relative to nothing, so keep it far below any gradient.
         maximize: ascend instead.
+        foreach: accepted as by torch.
+        capturable: accepted as by torch.
+        fused: refused when true.
+        differentiable: refused when true.
 
     Raises:
         InputError: a setting is out of range.
+        UnsupportedError: a mode that is refused; sparse or complex gradients.
 
     Example:
         >>> import torch
@@ -154,15 +187,22 @@ class RescaleSGD(_PerTensor):
         *,
         eps: float = 1e-30,
         maximize: bool = False,
+        foreach: bool | None = None,
+        capturable: bool = False,
+        fused: bool | None = None,
+        differentiable: bool = False,
     ) -> None:
         number("RescaleSGD", "eps", eps)
-        super().__init__(params, lr, gamma, maximize, eps=eps)
+        more = {"foreach": foreach, "capturable": capturable, "fused": fused, "differentiable": differentiable}
+        super().__init__(params, lr, gamma, maximize, more, eps=eps)
 
     def _direction(self, average: Tensor, group: dict[str, Any]) -> Tensor:
         # divided by the largest entry first: squares of small gradients would vanish
         top = average.abs().amax().clamp(min=torch.finfo(average.dtype).tiny)
         shape = average / top
-        return shape / (shape.square().mean().sqrt() + group["eps"])
+        bottom = shape.square().mean().sqrt() + group["eps"]
+        # a gradient of zero has no direction, whatever is left of eps in its type
+        return torch.where(bottom == 0, shape, shape / bottom)
 
 
 class SignProp(_PerTensor):
@@ -176,9 +216,14 @@ class SignProp(_PerTensor):
         lr: learning rate.
         gamma: decay of the average.
         maximize: ascend instead.
+        foreach: accepted as by torch.
+        capturable: accepted as by torch.
+        fused: refused when true.
+        differentiable: refused when true.
 
     Raises:
         InputError: a setting is out of range.
+        UnsupportedError: a mode that is refused; sparse or complex gradients.
 
     Example:
         >>> import torch
@@ -194,9 +239,20 @@ class SignProp(_PerTensor):
     """
 
     def __init__(
-        self, params: Iterable[Any], lr: float | Tensor = 1e-3, gamma: float = 0.0, *, maximize: bool = False
+        self,
+        params: Iterable[Any],
+        lr: float | Tensor = 1e-3,
+        gamma: float = 0.0,
+        *,
+        maximize: bool = False,
+        foreach: bool | None = None,
+        capturable: bool = False,
+        fused: bool | None = None,
+        differentiable: bool = False,
     ) -> None:
-        super().__init__(params, lr, gamma, maximize)
+        more = {"foreach": foreach, "capturable": capturable, "fused": fused, "differentiable": differentiable}
+        super().__init__(params, lr, gamma, maximize, more)
 
     def _direction(self, average: Tensor, group: dict[str, Any]) -> Tensor:
-        return average.sign()
+        # what is no number stays none: torch takes the sign of it for 0
+        return torch.where(average.isnan(), average, average.sign())

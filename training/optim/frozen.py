@@ -1,0 +1,53 @@
+"""Weights that are not to move: which path values stay with them.
+
+The derivative by the logarithm of ``p_k`` sums over the edges that a step on ``p_k`` would change: those of ``T_in``
+alone that enter ``k``, and those not on ``T_out`` that leave it. Where one of them is frozen, its part of the sum is
+unknown, and the step would change it; so ``p_k`` stays, ``R_k = 1``, and frozen weights keep their values exactly.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from pathspace import Skeleton
+
+
+def held_chains(skeleton: Skeleton, frozen: Iterable[int], count: int) -> np.ndarray:
+    """Which chains stay as they are.
+
+    Args:
+        skeleton: the skeleton.
+        frozen: positions of the frozen blocks in the graph.
+        count: number of chains, the root's included.
+
+    Returns:
+        A mask of shape ``(count,)``; the root's chain is never in it.
+    """
+    chain, edges, held = skeleton.chain, np.zeros(count, np.int64), np.zeros(count, bool)
+    for number in frozen:
+        block = skeleton.graph.blocks[number]
+        outer = np.unique(skeleton.tree_out.index[skeleton.tree_out.block == number])
+        inner = np.setdiff1d(skeleton.tree_in.index[skeleton.tree_in.block == number], outer)
+        tails = chain[block.tail.abs().reshape(-1).numpy()]
+        np.add.at(edges, tails, int(np.prod(block.shape, dtype=int)) // max(block.tail.numel(), 1))
+        np.subtract.at(edges, chain[_at(block.tail, outer, block.shape)], 1)
+        held[chain[_at(block.head, inner, block.shape)]] = True
+    held |= edges > 0
+    held[0] = False
+    return held
+
+
+def _at(ids: Tensor, flat: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
+    """Units at flat positions of a tensor, of ids that are broadcastable to its shape."""
+    if not shape:
+        return np.broadcast_to(ids.abs().reshape(1).numpy(), flat.shape)
+    index = np.unravel_index(flat, shape)
+    chosen = tuple(torch.from_numpy(np.where(n > 1, i, 0)) for i, n in zip(index, ids.shape, strict=True))
+    return ids.abs()[chosen].numpy()
+
+
+__all__ = ["held_chains"]
