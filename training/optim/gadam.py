@@ -45,7 +45,7 @@ class GAdam(PathOptimizer):
         capturable: accepted as by torch; a step never waits for the device either way.
         fused: refused when true.
         differentiable: refused when true.
-        min_ratio: smallest ``|R_k|``; see :class:`training.GSGD`.
+        min_ratio: how much smaller a path value may get than it was; see :class:`training.GSGD`.
 
     Raises:
         InputError: a parameter of the skeleton is missing, or a setting is out of range.

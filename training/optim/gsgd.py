@@ -47,19 +47,21 @@ class GSGD(PathOptimizer):
         capturable: accepted as by torch; a step never waits for the device either way.
         fused: refused when true.
         differentiable: refused when true.
-        min_ratio: smallest ``|R_k|``; a path value that would jump to (almost) zero is stopped there with its sign,
-            because the weights behind it could not be recovered.
-            Ratios below 0 (a path value that changes sign) are carried out exactly. Both are counted in :attr:`guards`.
+        min_ratio: how much smaller a path value may get than it was at the start (or when the weights were last changed
+            by others); one that would come closer to zero is stopped there with its sign, because the weights behind
+            it could not be recovered. Ratios ``R_k`` below 0 (a path value that changes sign) are carried out exactly.
+            Both are counted in :attr:`guards`.
         max_multiplier: upper bound of the multiplier of the learning rate, in the balanced gauge (the one in which
             ``|pre_v| = |s_v|``): ``1 / |p_u p_v|`` for an edge ``u -> v``, bounded at either end by its root, and
             ``1 / p_k^2`` for a chain. These are invariant under rescaling, so the bounded step is, too.
 
     Raises:
         InputError: a parameter of the skeleton is missing, or a setting is out of range.
-        UnsupportedError: a skeleton weight of 0, shards other than those of ``fully_shard``, or a mode that is refused.
+        UnsupportedError: a skeleton weight of 0, path values whose ``1 / p^2`` is beyond the range of numbers, shards
+            other than those of ``fully_shard``, or a mode that is refused.
 
-    Parameters outside path space (pinned or unused ones) move by plain gradient descent in the same step. A frozen
-    parameter keeps its share of the path values, but is rescaled along with its units.
+    Parameters outside path space (pinned or unused ones) move by plain gradient descent in the same step. A parameter
+    that asks for no gradient keeps its value, and path values that it would have to follow stay with it.
 
     Example:
         >>> import torch, pathspace as ps
