@@ -159,11 +159,12 @@ class GAdam(PathOptimizer):
         weights = self._current()
         self._count_steps()
         before = self._factor.clone()
-        self._find_ratios(self._log_gradient(weights, self._views(grads)))
+        kept = self._vectors
+        self._find_ratios(kept.ratio, self._log_gradient(kept, weights, self._views(grads)))
         directions = self._views(self._downhill(grads))
-        self._pass()
+        self._pass(kept)
         rates = self._rates()
-        described = zip(self._layout.parts, self._owned, self._groups(), self._vectors.columns, strict=True)
+        described = zip(self._layout.parts, self._owned, self._groups(), kept.columns, strict=True)
         for i, (part, (parameter, g), rows, columns) in enumerate(described):
             if self._still[i] or (self._blocks[i] is None and parameter.grad is None):
                 continue
@@ -185,7 +186,7 @@ class GAdam(PathOptimizer):
                 *(part.spread(first), part.spread(keep), part.spread(step), self._head[i]),
             ):
                 self._move(w, d, m, v, (f, k, s, h), (*group["betas"], rate, small))
-        self._write_trees(weights)
+        self._write_trees(kept, weights)
         return loss
 
     def _rates(self) -> dict[tuple[int, torch.dtype], tuple[Tensor, Tensor]]:
@@ -229,7 +230,7 @@ class GAdam(PathOptimizer):
             weight.mul_(keep)
         weight.addcmul_(moved, rate if step is None else step * rate, value=-1)
 
-    def _find_ratios(self, gradient: Tensor) -> None:
+    def _find_ratios(self, ratio: Tensor, gradient: Tensor) -> None:
         lr, decay, eps = (self._setting(name) for name in ("lr", "weight_decay", "eps"))
         one, two = (self._setting("betas", place) for place in (0, 1))
         by_value = gradient / self._value
@@ -244,6 +245,5 @@ class GAdam(PathOptimizer):
         mean = mean / (1 - one**self._ages)
         bottom = square.sqrt_().div_((1 - two**self._ages).sqrt_()).add_(eps)
         # with eps = 0 the root's is 0 / 0
-        ratio = self._vectors.ratio
         ratio.copy_(1 - lr * decay - lr * mean / bottom / self._value)
         ratio[0] = 1

@@ -27,6 +27,7 @@ from training.optim.pathwise import PathOptimizer
 from training.optim.settings import SMALLEST, modes, number
 from training.optim.sharding import local
 from training.optim.state import EXTRA
+from training.optim.vectors import Parts
 
 
 class GSGD(PathOptimizer):
@@ -153,15 +154,18 @@ class GSGD(PathOptimizer):
             return loss
         self._check_versions()
         weights, heads = self._current(), self._heads()
-        gradient, grads = self._log_gradient(weights, self._views(grads)), self._downhill(grads)
+        kept = self._vectors
+        directions = self._views(grads)
+        gradient, moves = self._log_gradient(kept, weights, directions), self._downhill(grads)
         if any(group["momentum"] for group in self.param_groups):
             gradient = self._chain_momentum(gradient)
-            grads = self._momentum(grads)
-        directions = self._views(grads)
-        self._find_ratios(gradient)
-        self._pass()
+            moves = self._momentum(moves)
+        if moves is not grads:
+            directions = self._views(moves)
+        self._find_ratios(kept.ratio, gradient)
+        self._pass(kept)
         alike: dict[float, tuple[list[Tensor], list[Tensor]]] = {}
-        described = zip(self._layout.parts, self._owned, self._groups(), self._vectors.columns, strict=True)
+        described = zip(self._layout.parts, self._owned, self._groups(), kept.columns, strict=True)
         for i, (part, (parameter, g), rows, columns) in enumerate(described):
             if self._still[i] or (self._blocks[i] is None and parameter.grad is None):
                 continue
@@ -185,9 +189,9 @@ class GSGD(PathOptimizer):
         for rate, (some, by) in alike.items():
             torch._foreach_add_(some, by, alpha=-rate)
         # whatever the momentum is now
-        if any("momentum_buffer" in state for state in self.state.values()):
-            self._transport()
-        self._write_trees(weights)
+        if self.state and any("momentum_buffer" in state for state in self.state.values()):
+            self._transport(kept)
+        self._write_trees(kept, weights)
         return loss
 
     def _bound_steps(self, step: Tensor, keep: Tensor) -> None:
@@ -251,7 +255,7 @@ class GSGD(PathOptimizer):
     def _way_out(self) -> str:  # type: ignore[override]
         return "" if self._capped else ", pass max_multiplier=1.0"
 
-    def _find_ratios(self, gradient: Tensor) -> None:
+    def _find_ratios(self, ratio: Tensor, gradient: Tensor) -> None:
         lr, decay = self._setting("lr"), self._setting("weight_decay")
         square = self._value * self._value
         if self.max_multiplier is not None:
@@ -265,7 +269,7 @@ class GSGD(PathOptimizer):
         if isinstance(decay, Tensor) or decay:
             ones = torch.ones_like(square) - lr * decay
             ones[0] = 1
-        torch.addcdiv(ones, gradient, square, value=-rate, out=self._vectors.ratio)
+        torch.addcdiv(ones, gradient, square, value=-rate, out=ratio)
 
     def _momentum(self, grads: list[Tensor]) -> list[Tensor]:
         """Gradients, or their moving averages where momentum is asked for."""
@@ -303,9 +307,9 @@ class GSGD(PathOptimizer):
         self._momentum_value.copy_(average if kept is None else torch.where(kept, self._momentum_value, average))
         return torch.where(self._value.isinf(), 0.0, moved * self._value)
 
-    def _transport(self) -> None:
+    def _transport(self, kept: Parts) -> None:
         """Carry the buffers along with the gauge: they hold ``M_e pre_tail s_head``, and ``pre`` has changed."""
-        described = zip(self._layout.parts, self._owned, self._vectors.columns, strict=True)
+        described = zip(self._layout.parts, self._owned, kept.columns, strict=True)
         for i, (part, (parameter, _), columns) in enumerate(described):
             if columns is not None and "momentum_buffer" in self.state[parameter]:
                 self._moments(i, "momentum_buffer").div_(part.spread(columns[0]))

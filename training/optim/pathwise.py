@@ -121,8 +121,8 @@ class PathOptimizer(Products):
 
         # by tail, 1 / pre to the power that a step takes
         self._factor, self._value, self._one = vector(tails), vector(layout.count), vector(1)
-        # what no path value may come closer to 0 than; 0, and this as a ratio
-        self._floor, self._limits = vector(layout.count), vector(2 * layout.count).view(2, -1).zero_()
+        # 0, and the ratio by which a path value comes as close to 0 as it may
+        self._limits = vector(2 * layout.count).view(2, -1).zero_()
         # -1 for each tail, then the weight on the trees: with these, entries are multiplied where chains sum them
         self._factors, self._coefficient = vector(2 * layout.count), vector(tails + trees).neg_()
         dtypes = {p.dtype for p, block in zip(self._parameters, self._blocks, strict=True) if block is not None}
@@ -143,7 +143,14 @@ class PathOptimizer(Products):
         ]
 
     def _cut(self) -> Parts:
-        return cut(self._layout, [p.dtype for p in self._parameters], self._factors, self._coefficient, self._whole)
+        return cut(
+            self._layout,
+            [p.dtype for p in self._parameters],
+            self._factors,
+            self._coefficient,
+            self._limits,
+            self._whole,
+        )
 
     @property
     def _vectors(self) -> Parts:
@@ -154,7 +161,7 @@ class PathOptimizer(Products):
 
     # --- the step's vectors
 
-    def _log_gradient(self, weights: Sequence[Tensor], grads: Sequence[Tensor]) -> Tensor:
+    def _log_gradient(self, kept: Parts, weights: Sequence[Tensor], grads: Sequence[Tensor]) -> Tensor:
         """``c_k`` of all chains; whatever is added to the root's does no harm."""
         layout = self._layout
         chained, trees = [], []
@@ -165,7 +172,7 @@ class PathOptimizer(Products):
                 chained.append(leaving(part, weight, grad, rows))
             if count:
                 trees.append(grad.take(part.tree))
-        total = self._vectors.inverse.zero_()
+        total = kept.inverse.zero_()
         if chained or trees:
             everything = torch.cat([*chained, *trees]) * self._coefficient
             if layout.signs is not None:
@@ -182,17 +189,16 @@ class PathOptimizer(Products):
         # a compiler finds groups of its own
         return [0] * len(self._rows) if torch.compiler.is_compiling() else self._rows
 
-    def _pass(self) -> None:
+    def _pass(self, kept: Parts) -> None:
         """Carry out the ratios on everything that is kept by unit, and prepare what the tensors need."""
-        kept = self._vectors
         ratio, tree, size = kept.ratio, kept.tree, torch.abs(kept.ratio, out=kept.inverse)
         # counted where they happen, and added up only when someone asks
         if self._held is not None:
             ratio.masked_fill_(self._held, 1.0)
             size.masked_fill_(self._held, 1.0)
-        torch.div(self._floor, self._value, out=self._limits[1]).abs_()
         self._counts.add_(kept.both <= self._limits)
-        torch.copysign(torch.maximum(size, self._limits[1], out=size), ratio, out=ratio)
+        torch.copysign(torch.maximum(size, kept.least, out=size), ratio, out=ratio)
+        kept.least.div_(size)
         self._value.mul_(ratio)
         torch.reciprocal(ratio, out=kept.inverse)
         tails, trees = self._factor.numel(), tree.numel()
@@ -220,16 +226,16 @@ class PathOptimizer(Products):
             keep: by tail, ``1 / R``.
         """
 
-    def _write_trees(self, weights: Sequence[Tensor]) -> None:
+    def _write_trees(self, kept: Parts, weights: Sequence[Tensor]) -> None:
         """Put the tree weights, which are kept in float64, into the tensors; write back where there was no view."""
-        compiling, on_tree = torch.compiler.is_compiling(), self._vectors.on_tree
-        for flat, place, kept in () if compiling else self._written:
-            flat.index_copy_(0, place, kept)
+        compiling, on_tree = torch.compiler.is_compiling(), kept.on_tree
+        for flat, place, values in () if compiling else self._written:
+            flat.index_copy_(0, place, values)
         for i in range(len(weights)) if compiling else self._scattered:
             part, parameter, weight = self._layout.parts[i], self._parameters[i], weights[i]
-            values = on_tree[i]
-            if values is not None:
-                weight.view(-1).index_copy_(0, part.tree, values)
+            held = on_tree[i]
+            if held is not None:
+                weight.view(-1).index_copy_(0, part.tree, held)
             if i in self._scattered:
                 order = part.order or tuple(range(parameter.ndim))
                 parameter.permute(order).copy_(weight.view([parameter.shape[d] for d in order]))
@@ -238,10 +244,11 @@ class PathOptimizer(Products):
 
     def _setting(self, name: str, place: int | None = None) -> Any:
         """A setting of path space, or one of a pair: a number or one-element tensor, or a vector over chains."""
-        found = [group[name] if place is None else group[name][place] for group in self.param_groups]
         if self._one_group is not None:
-            return found[self._one_group]
+            value = self.param_groups[self._one_group][name]
+            return value if place is None else value[place]
         assert self._group_index is not None
+        found = [group[name] if place is None else group[name][place] for group in self.param_groups]
         values = [torch.as_tensor(value, dtype=torch.float64, device=self._value.device) for value in found]
         return torch.stack([v.reshape(()) for v in values])[self._group_index]
 
@@ -333,7 +340,7 @@ class PathOptimizer(Products):
             return torch.zeros(())
         views = self._current()
         directions = self._views(grads)
-        chains = (self._log_gradient(views, directions) / self._value)[1:].square().sum()
+        chains = (self._log_gradient(self._vectors, views, directions) / self._value)[1:].square().sum()
         total = torch.zeros_like(chains)
         for i, (part, grad) in enumerate(zip(self._layout.parts, directions, strict=True)):
             span = self._layout.spans[i]

@@ -38,7 +38,6 @@ class Products(Remembered):
     _parameters: list[Tensor]
     _factor: Tensor
     _value: Tensor
-    _floor: Tensor
     _still: list[bool]
     _held: Tensor | None
 
@@ -48,6 +47,11 @@ class Products(Remembered):
     def _tree(self) -> Tensor:
         """The weights on the trees, in float64."""
         return self._kept.tree
+
+    @property
+    def _least(self) -> Tensor:
+        """The ratios by which path values come as close to 0 as they may."""
+        return self._kept.least
 
     def _tree_weights(self) -> Tensor:
         """Present weights of the edges on the trees, in the order of the layout, in float64."""
@@ -71,9 +75,9 @@ class Products(Remembered):
         prefix, suffix = self._products()
         self._factor.copy_(self._factors_by_tail(prefix))
         self._value.copy_((prefix * suffix)[self._layout.first.cpu()])
-        self._floor.copy_(self._value).abs_().mul_(self.min_ratio)
+        self._least.fill_(self.min_ratio)
         # the root has no path value: dividing by infinity leaves its ratio at 1
-        self._value[0], self._floor[0] = torch.inf, 0
+        self._value[0] = torch.inf
         self._tree.copy_(self._tree_weights())
         self._constants(prefix, suffix)
         self._check_range()
@@ -188,7 +192,13 @@ class Products(Remembered):
                 elif any(count < 0 for _, count, _ in self._seen):
                     self._recall()
             self._note_versions()
-        self._look_for_frozen([parameter.grad for parameter, _ in self._owned])
+        for parameter, _ in self._owned:
+            if parameter.grad is None or not parameter.requires_grad:
+                self._look_for_frozen([p.grad for p, _ in self._owned])
+                return
+        # the common case, quickly
+        if self._held is not None or any(self._still):
+            self._look_for_frozen([p.grad for p, _ in self._owned])
 
     def _recall(self) -> None:
         """Recompute what a state does not hold, from the weights that belong to it."""

@@ -13,7 +13,7 @@ from pathspace import InputError, Skeleton
 from training.optim.layout import Layout
 from training.optim.sharding import Whole
 
-EXTRA = ("factor", "value", "floor", "tree", "counts")
+EXTRA = ("factor", "value", "least", "tree", "counts")
 
 
 class Remembered(Optimizer):

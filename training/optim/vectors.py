@@ -20,6 +20,7 @@ class Parts:
         ratio: the first row: what chains are multiplied by.
         inverse: the second: what they are divided by (their gradient's place before that).
         tree: the weights on the trees.
+        least: smallest ratios allowed: by those, path values come as close to 0 as they may.
         rounded: by type: by tail the step, by tail ``1 / R``, and the weights on the trees.
         columns: of every tensor, ``1 / R`` and the step by tail, in its shape and type.
         on_tree: of every tensor, its weights on the trees, in its type.
@@ -29,6 +30,7 @@ class Parts:
     ratio: Tensor
     inverse: Tensor
     tree: Tensor
+    least: Tensor
     rounded: Mapping[torch.dtype, tuple[Tensor, ...]]
     columns: Sequence[tuple[Tensor, Tensor] | None]
     on_tree: Sequence[Tensor | None]
@@ -39,6 +41,7 @@ def cut(
     dtypes: Sequence[torch.dtype],
     factors: Tensor,
     coefficient: Tensor,
+    limits: Tensor,
     whole: Mapping[torch.dtype, Tensor],
 ) -> Parts:
     """Cut the vectors into parts.
@@ -47,6 +50,7 @@ def cut(
         layout: what a step needs from every tensor.
         dtypes: types of the tensors.
         factors: ratios of all chains, then their reciprocals.
+        limits: 0, and the smallest ratios allowed.
         coefficient: by tail -1, then the weights on the trees.
         whole: by type, what tensors need of a step: by tail the step, by tail ``1 / R``, then the weights on the trees.
     """
@@ -65,7 +69,7 @@ def cut(
         else:
             step, keep = (vector[span[0] : span[1]].view(part.tail.shape) for vector in own[:2])
             columns.append((keep, step))
-    return Parts(both, both[0], both[1], coefficient[tails:], rounded, columns, on_tree)
+    return Parts(both, both[0], both[1], coefficient[tails:], limits[1], rounded, columns, on_tree)
 
 
 __all__ = ["Parts", "cut"]
