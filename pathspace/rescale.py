@@ -28,6 +28,8 @@ POWERS: Mapping[str, int] = {
     "sum": 2,
     "kappa": 2,
 }
+# Numbers that optimizers keep for each parameter, whatever its shape.
+COUNTS = frozenset(["step", "mu_product", "mu", "eta"])
 # Buffers that have no scale: a gradient over its own size, gradients by path values.
 EXCEPTIONS: Mapping[tuple[str, str], int] = {
     ("RMSprop", "momentum_buffer"): 0,
@@ -124,7 +126,7 @@ def _transport(
     moves: list[Callable[[], None]] = []
     for parameter, (head, tail) in factors.items():
         for key, buffer in optimizer.state.get(parameter, {}).items():
-            if not isinstance(buffer, Tensor) or (buffer.dim() == 0 and parameter.dim() > 0) or key == "step":
+            if not isinstance(buffer, Tensor) or (buffer.dim() == 0 and parameter.dim() > 0) or key in COUNTS:
                 continue
             power = EXCEPTIONS.get((kind, key), POWERS.get(key))
             if power is None or buffer.shape != parameter.shape:

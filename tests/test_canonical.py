@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import gc
+import math
 import weakref
 from typing import Any
 
@@ -277,3 +278,19 @@ def test_a_traced_model_is_not_kept_alive() -> None:
     del model
     gc.collect()
     assert seen() is None
+
+
+def test_numbers_kept_for_a_scalar_parameter_have_no_scale() -> None:
+    """NAdam's product of momenta is as large as a parameter of one number."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(3, 1), nn.ReLU(), nn.Linear(1, 2)).double()
+    model[0].bias = nn.Parameter(torch.tensor(0.3, dtype=torch.float64))
+    graph = ps.trace(model, x)
+    optimizer = torch.optim.NAdam(model.parameters())
+    train(model, optimizer, 2)
+    state = optimizer.state[model[0].bias]
+    product, average = state["mu_product"].clone(), state["exp_avg"].clone()
+    factor = math.exp(0.7)
+    ps.rescale(model, graph, torch.full((graph.num_units,), 0.7), optimizer=optimizer)
+    assert torch.equal(state["mu_product"], product)
+    torch.testing.assert_close(state["exp_avg"], average / factor)

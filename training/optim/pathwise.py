@@ -40,9 +40,9 @@ class PathOptimizer(Products):
         min_ratio: how much smaller a path value may get than it was at the start.
 
     Raises:
-        InputError: a parameter of the skeleton is missing or has another shape.
-        UnsupportedError: complex or scattered parameters, shards other than those of ``fully_shard``, or a skeleton
-            weight of 0.
+        InputError: a parameter of the skeleton is missing, given twice or of another shape.
+        UnsupportedError: complex parameters, shards other than those of ``fully_shard``, a skeleton weight of 0, or
+            path values too small to be divided by.
 
     Reference:
         The two-tree basis and its closed form: ``docs/g-sgd.md``.
@@ -122,7 +122,7 @@ class PathOptimizer(Products):
         # by tail, 1 / pre to the power that a step takes
         self._factor, self._value, self._one = vector(tails), vector(layout.count), vector(1)
         # 0, and the ratio by which a path value comes as close to 0 as it may
-        self._limits = vector(2 * layout.count).view(2, -1).zero_()
+        self._limits = torch.zeros(2, layout.count, dtype=torch.float64, device=device)
         # -1 for each tail, then the weight on the trees: with these, entries are multiplied where chains sum them
         self._factors, self._coefficient = vector(2 * layout.count), vector(tails + trees).neg_()
         dtypes = {p.dtype for p, block in zip(self._parameters, self._blocks, strict=True) if block is not None}
@@ -156,8 +156,6 @@ class PathOptimizer(Products):
     def _vectors(self) -> Parts:
         """Parts of the vectors; a compiler wants to see where they come from, and cannot start from a view."""
         return self._cut() if torch.compiler.is_compiling() else self._kept
-
-    _counts: Tensor
 
     # --- the step's vectors
 

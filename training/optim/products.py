@@ -40,7 +40,7 @@ class Products(Remembered):
     _value: Tensor
     _still: list[bool]
     _held: Tensor | None
-
+    _counts: Tensor
     _kept: Parts
 
     @property
