@@ -165,6 +165,7 @@ class GSGD(PathOptimizer):
         self._find_ratios(kept.ratio, gradient)
         self._pass(kept)
         alike: dict[float, tuple[list[Tensor], list[Tensor]]] = {}
+        few: dict[float, tuple[list[Tensor], list[Tensor], list[Tensor], list[Tensor]]] = {}
         described = zip(self._layout.parts, self._owned, self._groups(), kept.columns, strict=True)
         for i, (part, (parameter, g), rows, columns) in enumerate(described):
             if self._still[i] or (self._blocks[i] is None and parameter.grad is None):
@@ -180,14 +181,24 @@ class GSGD(PathOptimizer):
             if decay:
                 weight.mul_((1 - lr * decay).reshape(()) if isinstance(lr, Tensor) else 1 - lr * decay)
             if part.kind == PLAIN and not isinstance(lr, Tensor) and group["foreach"] is not False:
-                few = alike.setdefault(rate, ([], []))
-                few[0].append(weight)
-                few[1].append(grad)
+                plain = alike.setdefault(rate, ([], []))
+                plain[0].append(weight)
+                plain[1].append(grad)
                 continue
             keep, step = (None, self._tail[i]) if columns is None else columns
+            simple = heads[i] is None and not rows and not isinstance(lr, Tensor)
+            if self._few and simple and keep is not None and step is not None:
+                together = few.setdefault(rate, ([], [], [], []))
+                for column, value in zip(together, (weight, grad, part.spread(keep), part.spread(step)), strict=True):
+                    column.append(value)
+                continue
             descend(weight, grad, part.spread(keep), part.spread(step), heads[i], rate, rows)
         for rate, (some, by) in alike.items():
             torch._foreach_add_(some, by, alpha=-rate)
+        for rate, (some, by, keeps, steps) in few.items():
+            # the same as descend, all tensors at once
+            torch._foreach_mul_(some, keeps)
+            torch._foreach_addcmul_(some, by, steps, value=-rate)
         # whatever the momentum is now
         if self.state and any("momentum_buffer" in state for state in self.state.values()):
             self._transport(kept)

@@ -123,12 +123,14 @@ class PathOptimizer(Products):
         self._factor, self._value, self._one = vector(tails), vector(layout.count), vector(1)
         # 0, and the ratio by which a path value comes as close to 0 as it may
         self._limits = torch.zeros(2, layout.count, dtype=torch.float64, device=device)
-        # -1 for each tail, then the weight on the trees: with these, entries are multiplied where chains sum them
-        self._factors, self._coefficient = vector(2 * layout.count), vector(tails + trees).neg_()
+        # ratios and reciprocals; by tail the step, 1 / R and -1, then the weights on the trees; the same in other types
+        self._factors, self._exact = vector(2 * layout.count), vector(3 * tails + trees).neg_()
         dtypes = {p.dtype for p, block in zip(self._parameters, self._blocks, strict=True) if block is not None}
-        self._whole = {dtype: vector(2 * tails + trees, dtype) for dtype in dtypes}
+        self._rounded = {dtype: vector(3 * tails + trees, dtype) for dtype in dtypes}
         size = group_size(sum(p.numel() for p in self._parameters), device)
         self._rows = [rows_of_group(part, size) for part in layout.parts]
+        # so few numbers that what costs is to start an operation, not to carry it out
+        self._few = sum(p.numel() for p in self._parameters) <= size
         self._kept = self._cut()
         self._weights = [part.shaped(p.detach()) for part, p in zip(layout.parts, self._parameters, strict=True)]
         self._scattered = [
@@ -147,9 +149,9 @@ class PathOptimizer(Products):
             self._layout,
             [p.dtype for p in self._parameters],
             self._factors,
-            self._coefficient,
             self._limits,
-            self._whole,
+            self._exact,
+            self._rounded,
         )
 
     @property
@@ -170,12 +172,14 @@ class PathOptimizer(Products):
                 chained.append(leaving(part, weight, grad, rows))
             if count:
                 trees.append(grad.take(part.tree))
-        total = kept.inverse.zero_()
+        total = kept.zero
         if chained or trees:
-            everything = torch.cat([*chained, *trees]) * self._coefficient
+            everything = torch.cat([*chained, *trees]) * kept.coefficient
             if layout.signs is not None:
                 everything.mul_(layout.signs)
-            total.index_add_(0, layout.target, everything)
+            total = total.index_add(0, layout.target, everything)
+        else:
+            total = total.clone()
         total = self._shards.sum(total)
         if any(group["maximize"] for group in self.param_groups):
             up = self._setting("maximize")
@@ -199,22 +203,20 @@ class PathOptimizer(Products):
         kept.least.div_(size)
         self._value.mul_(ratio)
         torch.reciprocal(ratio, out=kept.inverse)
-        tails, trees = self._factor.numel(), tree.numel()
-        taken = self._factors.index_select(0, self._layout.source)
-        keep, at_head, at_other = torch.split_with_sizes(taken, [tails, trees, taken.numel() - tails - trees])
+        of_tails, of_heads, of_others = kept.sources
+        torch.index_select(self._factors, 0, of_tails, out=kept.keep)
         # 1 / (pre^n R): the step that comes together with the change of the tail; then 1 / (pre R)^n
-        step = self._factor * keep
+        torch.mul(self._factor, kept.keep, out=kept.step)
         if self._linear:
-            self._factor.copy_(step)
+            self._factor.copy_(kept.step)
         else:
-            torch.mul(step, keep, out=self._factor)
-        self._bound_steps(step, keep)
-        tree.mul_(at_head)
-        if at_other.numel():
-            tree.mul_(at_other)
-        for rounded in kept.rounded.values():
-            for exact, view in zip((step, keep, tree), rounded, strict=True):
-                view.copy_(exact)
+            torch.mul(kept.step, kept.keep, out=self._factor)
+        self._bound_steps(kept.step, kept.keep)
+        tree.mul_(self._factors.index_select(0, of_heads))
+        if of_others.numel():
+            tree.mul_(self._factors.index_select(0, of_others))
+        for rounded in self._rounded.values():
+            rounded.copy_(self._exact)
 
     def _bound_steps(self, step: Tensor, keep: Tensor) -> None:
         """A place for bounds on the multipliers.

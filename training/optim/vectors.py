@@ -18,10 +18,15 @@ class Parts:
     Attributes:
         both: ratios of all chains and their reciprocals, shape ``(2, chains)``.
         ratio: the first row: what chains are multiplied by.
-        inverse: the second: what they are divided by (their gradient's place before that).
-        tree: the weights on the trees.
+        inverse: the second: what they are divided by.
+        zero: 0 for all chains.
         least: smallest ratios allowed: by those, path values come as close to 0 as they may.
-        rounded: by type: by tail the step, by tail ``1 / R``, and the weights on the trees.
+        step: by tail, what the gradient is multiplied by.
+        keep: by tail, ``1 / R``.
+        coefficient: by tail -1, then the weights on the trees: by these, entries are multiplied where chains sum them.
+        tree: the weights on the trees.
+        sources: where the factors of tails, of tree edges by their heads and of tree edges by their tails are in
+            ``both`` (empty: all of them are 1).
         columns: of every tensor, ``1 / R`` and the step by tail, in its shape and type.
         on_tree: of every tensor, its weights on the trees, in its type.
     """
@@ -29,9 +34,13 @@ class Parts:
     both: Tensor
     ratio: Tensor
     inverse: Tensor
-    tree: Tensor
+    zero: Tensor
     least: Tensor
-    rounded: Mapping[torch.dtype, tuple[Tensor, ...]]
+    step: Tensor
+    keep: Tensor
+    coefficient: Tensor
+    tree: Tensor
+    sources: tuple[Tensor, ...]
     columns: Sequence[tuple[Tensor, Tensor] | None]
     on_tree: Sequence[Tensor | None]
 
@@ -40,9 +49,9 @@ def cut(
     layout: Layout,
     dtypes: Sequence[torch.dtype],
     factors: Tensor,
-    coefficient: Tensor,
     limits: Tensor,
-    whole: Mapping[torch.dtype, Tensor],
+    exact: Tensor,
+    rounded: Mapping[torch.dtype, Tensor],
 ) -> Parts:
     """Cut the vectors into parts.
 
@@ -51,25 +60,28 @@ def cut(
         dtypes: types of the tensors.
         factors: ratios of all chains, then their reciprocals.
         limits: 0, and the smallest ratios allowed.
-        coefficient: by tail -1, then the weights on the trees.
-        whole: by type, what tensors need of a step: by tail the step, by tail ``1 / R``, then the weights on the trees.
+        exact: by tail the step, by tail ``1 / R``, by tail -1, then the weights on the trees.
+        rounded: by type of tensor, the same in this type.
     """
     tails, trees = layout.tails, sum(layout.trees)
-    both = factors.view(2, -1)
-    rounded = {dtype: tuple(vector.split([tails, tails, trees])) for dtype, vector in whole.items()}
+    sizes, both = [tails, tails, tails, trees], factors.view(2, -1)
+    step, keep, _, tree = exact.split(sizes)
+    sources = layout.source.split([tails, trees, len(layout.source) - tails - trees])
     columns: list[tuple[Tensor, Tensor] | None] = []
     on_tree: list[Tensor | None] = []
     position = 0
+    own = {dtype: vector.split(sizes) for dtype, vector in rounded.items()}
     for part, dtype, span, count in zip(layout.parts, dtypes, layout.spans, layout.trees, strict=True):
-        own = rounded.get(dtype)
-        on_tree.append(own[2][position : position + count] if own is not None and count else None)
+        mine = own.get(dtype)
+        on_tree.append(mine[3][position : position + count] if mine is not None and count else None)
         position += count
-        if span is None or own is None:
+        if span is None or mine is None:
             columns.append(None)
         else:
-            step, keep = (vector[span[0] : span[1]].view(part.tail.shape) for vector in own[:2])
-            columns.append((keep, step))
-    return Parts(both, both[0], both[1], coefficient[tails:], limits[1], rounded, columns, on_tree)
+            by_tail = [vector[span[0] : span[1]].view(part.tail.shape) for vector in mine[:2]]
+            columns.append((by_tail[1], by_tail[0]))
+    rows = (both[0], both[1], limits[0], limits[1])
+    return Parts(both, *rows, step, keep, exact[2 * tails :], tree, sources, columns, on_tree)
 
 
 __all__ = ["Parts", "cut"]
