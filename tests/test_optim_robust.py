@@ -294,6 +294,10 @@ def test_path_values_beyond_the_numbers_are_refused_or_bounded() -> None:
     for make, way in ((gsgd, "max_multiplier"), (gadam, "init_skeleton")):
         with pytest.raises(UnsupportedError, match=way):
             make(model, skeleton)
+    # what a look at gradients would find to be within the range
+    for layers in (8, 12):
+        twin = deep(layers)
+        gadam(twin, ps.trace(twin, x).skeleton())
     for ready in (copy.deepcopy(model), deep(16)):
         if ready is not model:
             optimizer = gsgd(ready, ps.trace(ready, x).skeleton(), max_multiplier=1.0)
@@ -389,12 +393,27 @@ class Difference(nn.Module):
         return self.b(torch.relu(self.a(x))) - self.c(x)
 
 
+class Gated(nn.Module):
+    def __init__(self, how: Callable[[Tensor, Tensor], Tensor]) -> None:
+        super().__init__()
+        self.a, self.b, self.c = nn.Linear(3, 4), nn.Linear(4, 4), nn.Linear(4, 2)
+        self.how = how
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = torch.relu(self.a(x))
+        return self.c(self.how(h, torch.relu(self.b(h))))
+
+
 STRANGE: dict[str, tuple[Callable[[], nn.Module], str]] = {
     "a difference": (Difference, "kappa negative for 'c"),
     "slopes": (lambda: nn.Sequential(nn.Linear(3, 4), nn.PReLU(), nn.Linear(4, 2)), "kappa 0 for '1.weight'"),
     "softmax": (lambda: nn.Sequential(nn.Linear(3, 2), nn.Softmax(-1)), "softmax"),
     "tanh": (lambda: nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2)), "tanh"),
-    "norm": (lambda: nn.Sequential(nn.Linear(3, 4), nn.LayerNorm(4), nn.Linear(4, 2)), "normalisation"),
+    "norm": (lambda: nn.Sequential(nn.Linear(3, 4), nn.LayerNorm(4), nn.Linear(4, 2)), "layer_norm"),
+    "a gate": (lambda: Gated(torch.mul), "aten.mul of values"),
+    "a square": (lambda: Gated(lambda x, y: x + y.square()), "aten.square of values"),
+    "a length": (lambda: Gated(lambda x, y: x + y.norm(dim=-1, keepdim=True)), "norm"),
+    "a median": (lambda: Gated(lambda x, y: x + y.median(-1, keepdim=True)[0]), "median"),
     "gates": (lambda: nn.GRU(3, 2), "gru"),
 }
 

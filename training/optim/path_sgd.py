@@ -34,9 +34,14 @@ from training.optim.settings import check_group, number
 from training.optim.sharding import refuse_shards
 
 CHUNK = 256
-# choices among paths, and recurrent layers with gates: no sums over paths
+# choices among paths, sizes, and recurrent layers with gates: no sums over paths
 CROOKED = re.compile(
-    r"aten\.(_?adaptive_|fractional_)?max_pool|aten\.(a|f)?(max|min)(imum)?$|aten\.(topk|sort|_?lstm|_?gru|rnn_tanh)"
+    r"aten\.(_?adaptive_|fractional_)?max_pool|aten\.(a|f|cum)?(max|min)(imum)?$|aten\.(nan)?(median|quantile)$"
+    r"|aten\.(topk|sort|kthvalue|mode|std|var|_?lstm|_?gru|rnn_tanh)|aten\.\w*(norm|dist)"
+)
+POWERS = ("aten.pow", "aten.pow_", "aten.square", "aten.square_")
+PRODUCTS = re.compile(
+    r"aten\.(mul|multiply|matmul|b?mm|baddbmm|einsum|bilinear|addcmul|dot|mv|outer|div|pow|square)(_|$)"
 )
 
 
@@ -79,10 +84,19 @@ class PathNorm:
         with evaluating(model):
             graph = trace_graph(model, *args)
         expected = "expected weighted sums, averages and ReLU-like activations from the inputs to the outputs"
+        driven: set[Any] = set()
         for node in graph.captured.graph.graph.nodes:
             name = operation_name(node.target) if node.op == "call_function" else ""
+            kind = graph.captured.sources.get(node.name, ("", ""))[0]
+            operands = [each for each in pytree.tree_leaves((node.args, node.kwargs)) if each in driven]
+            if operands or (node.op == "placeholder" and kind == "input"):
+                driven.add(node)
+            if PRODUCTS.match(name) and (len(operands) > 1 or (operands and name in POWERS)):
+                raise UnsupportedError(f"PathSGD found {name} of values that depend on the inputs, {expected}.")
             if CROOKED.match(name):
-                raise UnsupportedError(f"PathSGD found {name} in the model, {expected}; pool by averages, for one.")
+                raise UnsupportedError(
+                    f"PathSGD found {name} in the model, {expected}; leave it out, or pool by averages."
+                )
         if graph.has_cuts:
             raise UnsupportedError(f"PathSGD found a normalisation in the model, {expected}; remove it.")
         if graph.pinned:

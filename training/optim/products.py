@@ -119,7 +119,7 @@ class Products(Remembered):
         return self._power(power(prefix, ids).reciprocal()).to(self._factor)
 
     def _check_range(self) -> None:
-        """Refuse path values so small that what a step divides by them is no number.
+        """Refuse products of skeleton weights so small that what a step divides by them is no number.
 
         Raises:
             UnsupportedError: naming the first tensor.
@@ -127,17 +127,19 @@ class Products(Remembered):
         bad = [not self._capped and not bool(self._value.square().reciprocal().isfinite().all())]
         for i, parameter in enumerate(self._parameters):
             sizes = [float(factor.abs().amax()) for factor in self._multipliers(i) if factor.numel()]
-            # of moments, the squares are kept
-            sizes = [math.prod(sizes * 2)] if self._linear else sizes
-            bad.append(not all(size <= torch.finfo(parameter.dtype).max for size in sizes))
+            numbers = torch.finfo(parameter.dtype)
+            if self._linear:
+                # squares of moments are kept: those of gradients as small as one rounding should be numbers
+                sizes += [math.prod(sizes), (math.prod(sizes) * numbers.eps) * (math.prod(sizes) * numbers.eps)]
+            bad.append(not all(size <= numbers.max for size in sizes))
         everywhere = self._shards.sum(torch.tensor(bad, device=self._value.device).to(torch.int64)).tolist()
         if any(everywhere):
             names = [f" at {name!r}" if name else "" for name, _ in named(self.param_groups)]
             where = next((name for name, wrong in zip(names, everywhere[1:], strict=True) if wrong), "")
             raise UnsupportedError(
-                f"{type(self).__name__} found path values p so small that 1/p^2 is beyond the range of numbers{where}, "
-                f"expected ones to divide by; start with init_skeleton(model, skeleton){self._way_out}, or compute "
-                "in float64."
+                f"{type(self).__name__} found products of skeleton weights so small that dividing by them leads beyond "
+                f"the range of numbers{where}, expected larger ones; start with init_skeleton(model, skeleton)"
+                f"{self._way_out}, or compute in float64."
             )
 
     def _multipliers(self, number: int) -> list[Tensor]:
