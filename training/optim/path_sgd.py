@@ -20,7 +20,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
 from torch.func import grad, jvp, vmap
 from torch.optim import Optimizer
 from torch.utils import _pytree as pytree
@@ -84,11 +84,12 @@ class PathNorm:
         with evaluating(model):
             graph = trace_graph(model, *args)
         expected = "expected weighted sums, averages and ReLU-like activations from the inputs to the outputs"
-        driven: set[Any] = set()
+        driven: set[fx.Node] = set()
         for node in graph.captured.graph.graph.nodes:
             name = operation_name(node.target) if node.op == "call_function" else ""
             kind = graph.captured.sources.get(node.name, ("", ""))[0]
-            operands = [each for each in pytree.tree_leaves((node.args, node.kwargs)) if each in driven]
+            leaves = pytree.tree_leaves((node.args, node.kwargs))
+            operands = [each for each in leaves if isinstance(each, fx.Node) and each in driven]
             if operands or (node.op == "placeholder" and kind == "input"):
                 driven.add(node)
             if PRODUCTS.match(name) and (len(operands) > 1 or (operands and name in POWERS)):
