@@ -30,6 +30,8 @@ PARTS = {
 }
 TRAINED = ("small_rnn", "residual_cnn", "stacked_rnn", "recurrent_cnn_96", "recurrent_cnn_128", "recurrent_cnn_160")
 
+STEPPED = ("small_rnn", "stacked_rnn", "recurrent_cnn_96")
+
 
 def table(title: str, rows: list[dict[str, Any]]) -> Table:
     """Rows of equal keys as a table."""
@@ -72,7 +74,7 @@ def main(
         (analysis, (name, threads)) for name in ANALYSED if name in (only or ANALYSED)
     ]
     jobs += [(training, (name, device, rounds, threads)) for name in TRAINED if name in (only or TRAINED)]
-    jobs += [(steps, (name, device, rounds, threads)) for name in TRAINED if name in (only or TRAINED)]
+    jobs += [(steps, (name, device, rounds, threads)) for name in STEPPED if name in (only or STEPPED)]
     jobs += [(penalty, (name, device, 2 * rounds, threads)) for name in PENALISED if name in (only or PENALISED)]
     # a fresh process for each model, so that peak memory is its own
     with multiprocessing.get_context("spawn").Pool(1, maxtasksperchild=1) as pool:

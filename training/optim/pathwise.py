@@ -123,10 +123,10 @@ class PathOptimizer(Products):
         self._factor, self._value, self._one = vector(tails), vector(layout.count), vector(1)
         # 0, and the ratio by which a path value comes as close to 0 as it may
         self._limits = torch.zeros(2, layout.count, dtype=torch.float64, device=device)
-        # ratios and reciprocals; by tail the step, 1 / R and -1, then the weights on the trees; the same in other types
-        self._factors, self._exact = vector(2 * layout.count), vector(3 * tails + trees).neg_()
+        # ratios and reciprocals; -1 for each tail, then the weights on the trees
+        self._factors, self._coefficient = vector(2 * layout.count), vector(tails + trees).neg_()
         dtypes = {p.dtype for p, block in zip(self._parameters, self._blocks, strict=True) if block is not None}
-        self._rounded = {dtype: vector(3 * tails + trees, dtype) for dtype in dtypes}
+        self._rounded = {dtype: vector(2 * tails + trees, dtype) for dtype in dtypes}
         size = group_size(sum(p.numel() for p in self._parameters), device)
         self._rows = [rows_of_group(part, size) for part in layout.parts]
         # so few numbers that what costs is to start an operation, not to carry it out
@@ -150,7 +150,7 @@ class PathOptimizer(Products):
             [p.dtype for p in self._parameters],
             self._factors,
             self._limits,
-            self._exact,
+            self._coefficient,
             self._rounded,
         )
 
@@ -204,19 +204,22 @@ class PathOptimizer(Products):
         self._value.mul_(ratio)
         torch.reciprocal(ratio, out=kept.inverse)
         of_tails, of_heads, of_others = kept.sources
-        torch.index_select(self._factors, 0, of_tails, out=kept.keep)
+        both = self._factor.new_empty(2, self._factor.numel())
+        step, keep = both
+        torch.index_select(self._factors, 0, of_tails, out=keep)
         # 1 / (pre^n R): the step that comes together with the change of the tail; then 1 / (pre R)^n
-        torch.mul(self._factor, kept.keep, out=kept.step)
+        torch.mul(self._factor, keep, out=step)
         if self._linear:
-            self._factor.copy_(kept.step)
+            self._factor.copy_(step)
         else:
-            torch.mul(kept.step, kept.keep, out=self._factor)
-        self._bound_steps(kept.step, kept.keep)
+            torch.mul(step, keep, out=self._factor)
+        self._bound_steps(step, keep)
         tree.mul_(self._factors.index_select(0, of_heads))
         if of_others.numel():
             tree.mul_(self._factors.index_select(0, of_others))
-        for rounded in self._rounded.values():
-            rounded.copy_(self._exact)
+        for by_tail, on_trees in kept.rounded:
+            by_tail.copy_(both.view(-1))
+            on_trees.copy_(tree)
 
     def _bound_steps(self, step: Tensor, keep: Tensor) -> None:
         """A place for bounds on the multipliers.
