@@ -17,6 +17,8 @@ from pathspace.capture import capture
 from training import GSGD, GAdam, init_skeleton
 from training.optim.layout import Layout, Part
 
+Maker = Callable[[torch.nn.Module], torch.optim.Optimizer]
+
 
 def seconds(function: Callable[[], Any], runs: int) -> float:
     """Median time of a call, after one that is not counted."""
@@ -91,21 +93,28 @@ def held(optimizer: torch.optim.Optimizer, skeleton: ps.Skeleton) -> int:
     return sum(size for pointer, size in found.items() if pointer not in given)
 
 
-def training(name: str, device: str, rounds: int, threads: int) -> dict[str, Any]:
-    """Optimizer steps, and whole training steps over torch's optimizers on weights; same weights and batch."""
+def prepared(
+    name: str, device: str, threads: int
+) -> tuple[torch.nn.Module, tuple[torch.Tensor, ...], ps.Skeleton, dict[str, Maker]]:
+    """A model with a unit skeleton and its inputs on a device, the skeleton, and the optimizers that are compared."""
     torch.manual_seed(0)
     torch.set_num_threads(threads)
     model, inputs = getattr(models, name)()
     skeleton = ps.trace(model, *inputs).skeleton()
     init_skeleton(model, skeleton)
-    model, inputs = model.to(device), tuple(x.to(device) for x in inputs)
-    makers: dict[str, Callable[[torch.nn.Module], torch.optim.Optimizer]] = {
+    makers: dict[str, Maker] = {
         "sgd": lambda m: torch.optim.SGD(m.parameters(), lr=0.0, foreach=True),
         "fused": lambda m: torch.optim.SGD(m.parameters(), lr=0.0, fused=True),
         "gsgd": lambda m: GSGD(m.named_parameters(), lr=0.0, skeleton=skeleton),
         "adam": lambda m: torch.optim.Adam(m.parameters(), lr=0.0),
         "gadam": lambda m: GAdam(m.named_parameters(), lr=0.0, skeleton=skeleton),
     }
+    return model.to(device), tuple(x.to(device) for x in inputs), skeleton, makers
+
+
+def training(name: str, device: str, rounds: int, threads: int) -> dict[str, Any]:
+    """Optimizer steps, and whole training steps over torch's optimizers on weights; same weights and batch."""
+    model, inputs, skeleton, makers = prepared(name, device, threads)
     # weights of their own: G-SGD would look after weights that another optimizer has written to
     copies = {key: copy.deepcopy(model) for key in makers}
     optimizers = {key: make(copies[key]) for key, make in makers.items()}

@@ -11,9 +11,7 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-import pathspace as ps
-from benchmarks import models
-from training import GSGD, GAdam, init_skeleton
+from benchmarks.measure import prepared
 
 
 class Operations(TorchDispatchMode):
@@ -31,18 +29,10 @@ class Operations(TorchDispatchMode):
 
 def steps(name: str, device: str, rounds: int, threads: int) -> dict[str, Any]:
     """One model's steps; runs in a process of its own."""
-    torch.manual_seed(0)
-    torch.set_num_threads(threads)
-    model, inputs = getattr(models, name)()
-    skeleton = ps.trace(model, *inputs).skeleton()
-    init_skeleton(model, skeleton)
-    model, inputs = model.to(device), tuple(x.to(device) for x in inputs)
-    makers: dict[str, Callable[[torch.nn.Module], torch.optim.Optimizer]] = {
-        "sgd": lambda m: torch.optim.SGD(m.parameters(), lr=0.0, foreach=True),
-        "gsgd": lambda m: GSGD(m.named_parameters(), lr=0.0, skeleton=skeleton),
-        "adam": lambda m: torch.optim.Adam(m.parameters(), lr=0.0, foreach=True),
-        "gadam": lambda m: GAdam(m.named_parameters(), lr=0.0, skeleton=skeleton),
-    }
+    model, inputs, _, makers = prepared(name, device, threads)
+    del makers["fused"]
+    # a step alone is compared with the form that does the same on every device
+    makers["adam"] = lambda m: torch.optim.Adam(m.parameters(), lr=0.0, foreach=True)
     wait = torch.cuda.synchronize if device == "cuda" else lambda: None
     figures: dict[str, Any] = {"model": name}
     moves: dict[str, Callable[[], Any]] = {}

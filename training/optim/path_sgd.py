@@ -29,6 +29,7 @@ from pathspace import InputError, UnsupportedError
 from pathspace import trace as trace_graph
 from pathspace.eps import precision
 from pathspace.inference.registry import operation_name
+from pathspace.invariance import cast
 from pathspace.substitute import evaluate
 from training.optim.settings import check_group, number
 from training.optim.sharding import refuse_shards
@@ -147,11 +148,7 @@ class PathNorm:
 
     def value(self, theta: Mapping[str, Tensor]) -> Tensor:
         """``gamma^2`` at squared weights ``theta``."""
-        dtype = precision(self.model)
-        args = pytree.tree_map(
-            lambda x: x.to(dtype) if isinstance(x, Tensor) and x.is_floating_point() else x, self.args
-        )
-        out = evaluate(self.model, theta, args)
+        out = evaluate(self.model, theta, cast(self.args, precision(self.model)))
         return torch.stack([leaf.sum() for leaf in pytree.tree_leaves(out) if isinstance(leaf, Tensor)]).sum()
 
     def _squares(self) -> list[tuple[str, Tensor]]:

@@ -194,12 +194,8 @@ class Products(Remembered):
                 elif any(count < 0 for _, count, _ in self._seen):
                     self._recall()
             self._note_versions()
-        for parameter, _ in self._owned:
-            if parameter.grad is None or not parameter.requires_grad:
-                self._look_for_frozen([p.grad for p, _ in self._owned])
-                return
-        # the common case, quickly
-        if self._held is not None or any(self._still):
+        # quickly, where all moved and all have gradients
+        if any(self._still) or any(p.grad is None or not p.requires_grad for p, _ in self._owned):
             self._look_for_frozen([p.grad for p, _ in self._owned])
 
     def _recall(self) -> None:
