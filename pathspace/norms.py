@@ -110,6 +110,8 @@ class _Forward(fx.Interpreter):
 
     def __init__(self, graph: ReductionGraph, p: float) -> None:
         super().__init__(graph.captured.graph)
+        # messages are sentences of this library, without the graph's own names
+        self.extra_traceback = False
         self.captured, self.p = graph.captured, p
         self.node: fx.Node | None = None
 
@@ -206,6 +208,14 @@ class _Forward(fx.Interpreter):
             raise UnsupportedError("path_norm cannot pass a division by an activation; it has no paths.")
         return self.mul(a, 1 / b)
 
+    def prelu(self, x: Sum, slope: Any) -> Sum:
+        """Paths go through unchanged, or by the slope."""
+        slopes = self.sums(slope)
+        values = slopes.values
+        if values.dim() == 1 and x.values.dim() > 1:
+            values = values.reshape(-1, *(1,) * (x.values.dim() - 2))
+        return self.add(x, Sum(x.values * values, x.log + slopes.log))
+
     def join(self, parts: Sequence[Any], dim: int, function: Callable[..., Tensor]) -> Sum:
         """Concatenate at a common logarithm."""
         all_ = [self.sums(part) for part in parts]
@@ -230,14 +240,17 @@ class _Forward(fx.Interpreter):
             raise UnsupportedError("path_norm cannot pass a dilated max pooling; use an undilated one.")
         size = _spread(kernel, dims)
         pool = (F.avg_pool1d, F.avg_pool2d, F.avg_pool3d)[dims - 1]
-        pads = [n for width in reversed(_spread(padding, dims)) for n in (width, width)]
-        wide = F.pad(x.values, pads)
-        values = pool(wide, size, list(_spread(stride, dims)) if stride else size, 0, ceil_mode, True)
-        # a window that overhangs the edge is averaged over the elements it holds
-        held = pool(torch.ones_like(wide), size, list(_spread(stride, dims)) if stride else size, 0, False, True)
-        if ceil_mode and held.shape != values.shape:
-            raise UnsupportedError("path_norm cannot pass a pooling with ceil_mode=True whose windows overhang.")
-        return Sum.of(values * math.prod(size), x.log)
+        strides, widths = _spread(stride, dims) if stride else size, _spread(padding, dims)
+        more = [0] * dims
+        if ceil_mode:
+            lengths = zip(x.values.shape[-dims:], size, strides, widths, strict=True)
+            more = [_overhang(*numbers) for numbers in lengths]
+        # (what a window meets beyond the edge adds nothing)
+        pads = [
+            n for width, right in zip(reversed(widths), reversed(more), strict=True) for n in (width, width + right)
+        ]
+        values = pool(F.pad(x.values, pads), size, strides)
+        return Sum(values * math.prod(size), x.log)
 
     def avg_pool(self, dims: int, x: Sum, kernel: Any, stride: Any = (), padding: Any = 0, ceil_mode: bool = False,
                  count_include_pad: bool = True, divisor_override: int | None = None) -> Sum:  # fmt: skip
@@ -245,6 +258,12 @@ class _Forward(fx.Interpreter):
         if self.p != 1 and (not count_include_pad or divisor_override is not None):
             raise UnsupportedError("path_norm with p other than 1 cannot pass an average pooling over unequal windows.")
         summed = self.max_pool(dims, x, kernel, stride, padding, 1, ceil_mode)
+        if ceil_mode and count_include_pad and divisor_override is None:
+            plain = self.max_pool(dims, x, kernel, stride, padding)
+            if plain.values.shape != summed.values.shape:
+                raise UnsupportedError(
+                    "path_norm cannot pass an average pooling with ceil_mode=True whose windows overhang."
+                )
         if not count_include_pad or divisor_override is not None:
             ones = Sum(torch.ones_like(x.values), 0.0)
             held = self.max_pool(dims, ones, kernel, stride, padding, 1, ceil_mode)
@@ -302,6 +321,15 @@ def _spread(value: Any, dims: int) -> list[int]:
     return values * dims if len(values) == 1 else values
 
 
+def _overhang(length: int, window: int, stride: int, padding: int) -> int:
+    """By how much the last window of a pooling with ``ceil_mode=True`` reaches beyond the padded input."""
+    held = length + 2 * padding
+    count = -(-(held - window) // stride) + 1
+    # a window that would start beyond the input is left out
+    count -= (count - 1) * stride >= length + padding
+    return max(0, (count - 1) * stride + window - held)
+
+
 def _conv(dims: int) -> Callable[..., Sum]:
     function = (F.conv1d, F.conv2d, F.conv3d)[dims - 1]
 
@@ -321,6 +349,7 @@ _RULES: dict[str, Callable[..., Any]] = {
     **dict.fromkeys(("div", "div_"), _Forward.div),
     "cat": lambda run, parts, dim=0: run.join(parts, dim, torch.cat),
     "stack": lambda run, parts, dim=0: run.join(parts, dim, torch.stack),
+    "prelu": _Forward.prelu,
     "mean": _Forward.mean,
     **dict.fromkeys(("sum", "amax"), _Forward.total),
     **dict.fromkeys(("maximum", "minimum"), _Forward.add),

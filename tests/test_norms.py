@@ -101,7 +101,38 @@ def test_norms_of_convolutional_networks_are_forward_passes() -> None:
         path_norm(ps.trace(model.train(), torch.randn(2, 3, 12, 12)))
 
 
-@pytest.mark.parametrize("name", ["residual_mlp", "dense_mlp", "gated_product", "split_branches", "slices_and_flip"])
+@pytest.mark.parametrize("window", [(2, 2, 0), (3, 2, 0), (3, 2, 1), (2, 3, 1)])
+@pytest.mark.parametrize("length", [5, 6, 7])
+def test_norms_through_pooling_windows_that_overhang(window: tuple[int, int, int], length: int) -> None:
+    """A maximum over identity maps: as many paths as there are pairs of an output and an element in its window."""
+    model = nn.Sequential(nn.Conv1d(1, 1, 1, bias=False), nn.ReLU(), nn.MaxPool1d(*window, ceil_mode=True))
+    nn.init.ones_(model[0].weight)
+    x = torch.randn(1, 1, length)
+    size, stride, padding = window
+    starts = [i * stride - padding for i in range(model(x).shape[-1])]
+    pairs = sum(0 <= start + j < length for start in starts for j in range(size))
+    assert path_norm(ps.trace(model, x)) == pytest.approx(pairs, rel=1e-12)
+
+
+def test_average_pooling_with_windows_that_overhang_is_refused() -> None:
+    model = nn.Sequential(nn.Conv1d(1, 1, 1), nn.ReLU(), nn.AvgPool1d(2, ceil_mode=True))
+    with pytest.raises(ps.UnsupportedError, match="overhang"):
+        path_norm(ps.trace(model, torch.randn(1, 1, 5)))
+    assert path_norm(ps.trace(model, torch.randn(1, 1, 6))) > 0
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "mlp_prelu",
+        "mlp_prelu_channels",
+        "residual_mlp",
+        "dense_mlp",
+        "gated_product",
+        "split_branches",
+        "slices_and_flip",
+    ],
+)
 def test_norms_of_branching_networks(name: str) -> None:
     """Enumerated path by path; and a rescaled network has the same norm."""
     model, args = CASES[name]()
@@ -164,8 +195,9 @@ def test_statistics_are_those_of_the_values(name: str) -> None:
 
 def test_what_has_no_path_norm_is_refused() -> None:
     model, args = CASES["mlp_gelu"]()
-    with pytest.raises(ps.UnsupportedError, match="gelu"):
+    with pytest.raises(ps.UnsupportedError, match="gelu") as caught:
         path_norm(ps.trace(model, *args))
+    assert len(str(caught.value).splitlines()) == 1
     model, args = CASES["mlp_3x4x2"]()
     for function in (path_norm, lambda graph, p: path_statistics(graph.skeleton(), p)):
         with pytest.raises(ps.InputError, match="positive"):
