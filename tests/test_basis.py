@@ -203,6 +203,24 @@ def test_rebuilding_from_values_and_signs_gives_the_same_function(name: str, rul
         assert (rebuilt[key][mask].abs() == 1).all()
 
 
+def test_rebuilding_takes_running_statistics_along() -> None:
+    torch.manual_seed(0)
+    norm = nn.BatchNorm1d(5, eps=0.0)
+    model = nn.Sequential(nn.Linear(3, 5), norm, nn.ReLU(), nn.Linear(5, 2)).double().eval()
+    norm.running_mean.normal_()
+    norm.running_var.uniform_(0.5, 3.0)
+    for parameter in norm.parameters():
+        nn.init.normal_(parameter)
+    x = torch.randn(7, 3).double()
+    skeleton = ps.trace(model, x).skeleton()
+    basis = skeleton.basis()
+    rebuilt = basis.rebuild(basis.values(), skeleton.signs())
+    outputs = torch.func.functional_call(model, dict(model.named_parameters()) | rebuilt, (x,))
+    torch.testing.assert_close(outputs, model(x), rtol=1e-9, atol=1e-11)
+    for name in ("1.running_mean", "1.running_var"):
+        assert not torch.allclose(rebuilt[name], model.state_dict()[name])
+
+
 def test_coefficients_are_linear_in_the_path() -> None:
     basis, (model, args) = basis_of("residual_mlp", "random"), CASES["residual_mlp"]()
     paths = aligned(traced("residual_mlp"), enumerate_paths(model, *args))

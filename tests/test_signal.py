@@ -76,6 +76,28 @@ def test_gains_are_those_of_the_explicit_jacobian(name: str) -> None:
             assert row.expected_gain == pytest.approx(square / x.numel(), rel=1e-12)
 
 
+def test_the_expected_gain_of_a_layer_norm_is_that_of_its_jacobian() -> None:
+    torch.manual_seed(0)
+    x = 3 * torch.randn(5, 6).double()
+    for layer in (nn.LayerNorm(6, eps=1e-9).double(), nn.LayerNorm(6, eps=1e-9, elementwise_affine=False)):
+        if layer.weight is not None:
+            nn.init.constant_(layer.weight, 1.7)
+        matrix = explicit(layer, x)
+        (row,) = signal(nn.Sequential(layer), x, names="0")
+        assert row.expected_gain == pytest.approx(float(matrix.square().sum()) / x.numel(), rel=1e-6)
+
+
+@pytest.mark.parametrize("p", [0.2, 0.7])
+def test_the_expected_gain_of_dropout_is_that_of_its_mask(p: float) -> None:
+    torch.manual_seed(0)
+    layer, ones = nn.Dropout(p), torch.ones(200, 200).double()
+    (row,) = signal(nn.Sequential(layer), ones, names="0")
+    # the Jacobian is diagonal: the mask
+    assert row.expected_gain == pytest.approx(float(layer(ones).square().mean()), rel=0.05)
+    (row,) = signal(nn.Sequential(layer).eval(), ones, names="0")
+    assert row.expected_gain == 1
+
+
 def test_one_vector_says_nothing_and_the_expectation_is_tr_k() -> None:
     # the ratio for one v lies anywhere between M times the extreme eigenvalues of K
     torch.manual_seed(1)

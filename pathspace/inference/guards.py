@@ -1,4 +1,6 @@
-"""Is a small constant the ``eps`` of a normalisation written out by hand? A look ahead in the graph.
+"""What a rule has to know of the graph around it: does a small constant guard a division, may a value be infinite?
+
+Is a small constant the ``eps`` of a normalisation written out by hand? A look ahead in the graph.
 
 It is if all that is made of it ends as a divisor, by way of operations that keep it one (roots, powers, movements,
 sums), of something that comes from where the divisor comes from. Everywhere else it is a constant like any other.
@@ -6,9 +8,12 @@ sums), of something that comes from where the divisor comes from. Everywhere els
 
 from __future__ import annotations
 
+import math
+import operator
 from collections.abc import Mapping
 from typing import Any
 
+import torch
 from torch import fx
 
 from pathspace.inference.registry import operation_name
@@ -24,6 +29,12 @@ DIVISORS = frozenset(
 )
 PRODUCTS = frozenset(["mul", "multiply", "bmm", "mm", "matmul", "einsum"])
 QUOTIENTS = frozenset(["div", "divide", "true_divide"])
+# finite operands may give infinite results
+UNBOUNDED = QUOTIENTS | frozenset(
+    ["reciprocal", "rsqrt", "pow", "float_power", "addcdiv", "log", "log2", "log10", "log1p", "logit", "tan", "xlogy",
+     "exp", "exp2", "expm1", "cosh", "sinh", "atanh", "erfinv", "lgamma", "digamma", "polygamma", "linalg_inv",
+     "inverse", "logsumexp", "logcumsumexp", "linalg_solve", "linalg_vector_norm", "norm", "prod", "cumprod"]
+)  # fmt: skip
 # how many operations back a numerator and its divisor may have their common origin
 NEAR = 64
 
@@ -56,6 +67,31 @@ def guards_a_division(node: fx.Node, sources: Mapping[str, tuple[str, str]]) -> 
             if not (divides and origin & _before(others, sources)):
                 pending.append((user, after))
     return True
+
+
+def may_be_infinite(node: fx.Node, sources: Mapping[str, tuple[str, str]]) -> bool:
+    """Whether infinities may reach ``node`` other than by overflow: from a quotient, a logarithm, or a constant.
+
+    Args:
+        node: the operation whose operands are in question.
+        sources: placeholder name -> (kind, name): inputs and parameters count as finite, buffers do not.
+    """
+    pending, seen = list(node.all_input_nodes), set[fx.Node]()
+    while pending:
+        source = pending.pop()
+        if source in seen:
+            continue
+        seen.add(source)
+        if source.op == "placeholder":
+            if sources.get(source.name, ("", ""))[0] not in ("input", "parameter"):
+                return True
+            continue
+        number = any(isinstance(arg, float) and math.isinf(arg) for arg in (*source.args, *source.kwargs.values()))
+        known = isinstance(source.target, torch._ops.OpOverload) or source.target is operator.getitem
+        if number or not known or _kind(source) in UNBOUNDED:
+            return True
+        pending += source.all_input_nodes
+    return False
 
 
 def _followed(user: fx.Node, value: fx.Node, inverted: bool) -> tuple[bool, bool] | None:
@@ -105,4 +141,4 @@ def _kind(node: fx.Node) -> str:
     return name if name.startswith("_") else name.rstrip("_")
 
 
-__all__ = ["guards_a_division"]
+__all__ = ["guards_a_division", "may_be_infinite"]

@@ -83,4 +83,4 @@ def negligible(semantics: Semantics, value: Any, operand: Any) -> bool:
     return True
 
 
-__all__ = ["LARGEST", "edges", "is_constant", "is_plain", "negligible", "powers", "times", "varying"]
+__all__ = ["EPS", "LARGEST", "edges", "is_constant", "is_plain", "negligible", "powers", "times", "varying"]

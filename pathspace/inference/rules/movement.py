@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from pathspace.inference.guards import may_be_infinite
 from pathspace.inference.registry import rule
 from pathspace.inference.semantics import Semantics
 from pathspace.inference.values import NEUTRAL, ROOT, Value, Weight, along, compress, constant, reshaped, shape_of
@@ -33,9 +34,17 @@ def homogeneous(semantics: Semantics, x: Value, *args: Any, **kwargs: Any) -> An
 
 @rule("aten.nan_to_num", "aten.nan_to_num_")
 def nan_to_num(semantics: Semantics, x: Value, *given: Any, **named: Any) -> Value:
-    """Other numbers for those that are none; 0 and infinity have no scale, and without infinities neither has more."""
-    if any(number and math.isfinite(number) for number in (*given, *named.values())):
+    """Other numbers for those that are none; 0 and infinity have no scale, and the largest number has one.
+
+    The largest number takes the place of infinities unless told otherwise, so where infinities may come from matters.
+    """
+    numbers = dict(zip(("nan", "posinf", "neginf"), given, strict=False)) | named
+    fixed = any(number and math.isfinite(number) for number in numbers.values())
+    default = any(numbers.get(name) is None for name in ("posinf", "neginf"))
+    node = semantics.place.node
+    if fixed or (default and (node is None or may_be_infinite(node, semantics.sources))):
         semantics.pin([semantics.activation(x)], "numbers that stand for NaN or infinity are constants")
+        return constant(x.shape)
     return x
 
 

@@ -13,8 +13,7 @@ from pathspace.inference.rules.edges import edges, is_constant, is_plain, neglig
 from pathspace.inference.semantics import Semantics
 from pathspace.inference.values import NEUTRAL, Value, Weight, compress, constant, reshaped, shape_of, value_of
 
-# beyond these bounds a clamp only catches overflow
-HUGE = 3e4
+INFINITE = (float("inf"), -float("inf"))
 
 
 def _is_number(value: Any) -> bool:
@@ -159,13 +158,21 @@ def pow_(semantics: Semantics, x: Any, exponent: Any) -> Value:
 # --- one-sided functions
 
 
+def _never_met(bound: float, largest: float, upper: bool) -> bool:
+    """Whether a bound is zero or infinite, or lies where numbers of the operand's type end."""
+    return bound in (0, *INFINITE) or (bound >= largest if upper else bound <= -largest)
+
+
 def bounded(semantics: Semantics, x: Value, low: Any, high: Any, how: str) -> Tensor:
-    """``min(max(x, low), high)``: bounds at zero and at infinity feel no scale."""
+    """``min(max(x, low), high)``: bounds at zero and at infinity feel no scale, all others do, however far away."""
     ids = semantics.activation(x)
     for bound in (low, high):
         if isinstance(bound, Tensor | Weight):
             ids = semantics.join(ids, semantics.activation(bound))
-    numbers = [b for b in (low, high) if _is_number(b) and b != 0 and abs(b) < HUGE]
+    shown = semantics.place.result
+    largest = torch.finfo(shown.dtype).max if shown.dtype.is_floating_point else float("inf")
+    sides = ((low, False), (high, True))
+    numbers = [b for b, upper in sides if _is_number(b) and not _never_met(b, largest, upper)]
     # max(x, eps) guards a division: without eps it is a rectifier
     guard = numbers == [low] and low > 0 and negligible(semantics, float(low), ids)
     if numbers and not guard:
@@ -195,8 +202,12 @@ def hardtanh(semantics: Semantics, x: Value, low: float = -1.0, high: float = 1.
 
 @rule("aten.threshold", "aten.threshold_")
 def threshold(semantics: Semantics, x: Value, bound: float, value: float) -> Tensor:
-    """``x if x > bound else value``."""
-    return bounded(semantics, x, max(bound, value, key=abs), None, "a threshold is not homogeneous")
+    """``x if x > bound else value``: homogeneous at 0 with 0 or infinity in place of the rest, and without a bound."""
+    ids = semantics.activation(x)
+    if bound == -float("inf") or (bound == 0 and value in (0, *INFINITE)):
+        return ids
+    semantics.pin([ids], "a threshold is not homogeneous")
+    return constant(ids.shape)
 
 
 @rule("aten.glu")
@@ -233,7 +244,11 @@ def looked_at(semantics: Semantics, *values: Any) -> Tensor:
         for end in ("", "_")), "aten.isclose", "aten.equal", "aten.atan2", "aten.arctan2")  # fmt: skip
 def compare(semantics: Semantics, x: Value, y: Any, *args: Any, **kwargs: Any) -> Tensor:
     """Comparisons with zero, or between operands of one scale, feel no scale."""
-    if _is_number(y) and y not in (0, float("inf"), -float("inf")):
+    close = semantics.place.op == "aten.isclose" and bool(kwargs.get("atol", args[1] if len(args) > 1 else 1e-8))
+    if close:
+        semantics.pin([semantics.activation(v) for v in (x, y)], "differences are compared with a number")
+        return constant(shape_of(semantics.place.result))
+    if _is_number(y) and y not in (0, *INFINITE):
         semantics.pin([semantics.activation(x)], "a comparison with a number")
         return constant(shape_of(semantics.place.result))
     return looked_at(semantics, x, y)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from pathspace.inference.registry import rule
-from pathspace.inference.rules.edges import negligible, times
+from pathspace.inference.rules.edges import EPS, negligible, times
 from pathspace.inference.rules.pointwise import looked_at, raised
 from pathspace.inference.semantics import Semantics
 from pathspace.inference.values import Value, Weight, constant, distinct, shape_of
@@ -155,9 +155,13 @@ def pairwise_distance(
 
 @rule("aten.cosine_similarity")
 def cosine_similarity(semantics: Semantics, x: Value, y: Value, dim: int = 1, eps: float = 1e-8) -> Tensor:
-    """Angles feel the scale of neither side."""
+    """Angles feel the scale of neither side, but for ``eps``, below which no length counts as smaller."""
     for value in (x, y):
-        semantics.observe(semantics.reduce(value, [dim]))
+        ids = semantics.reduce(value, [dim])
+        if eps > EPS or semantics.exact_norms:
+            semantics.pin([ids], "lengths are kept above eps")
+        semantics.observe(ids)
+        semantics.approximate.append(ids)
     return constant(shape_of(semantics.place.result))
 
 

@@ -1,0 +1,172 @@
+"""Constants have a scale, however large or small: only zeros and infinities have none."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+import pathspace as ps
+
+INF, EVERY_SECOND = math.inf, torch.tensor([True, False] * 3)
+LAST = torch.finfo(torch.float64).max
+
+
+class Between(nn.Module):
+    """Linear 4 -> 6, an operation, Linear -> 2."""
+
+    def __init__(self, operation: Callable[[Tensor], Tensor], features: int = 6) -> None:
+        super().__init__()
+        self.first, self.operation, self.second = nn.Linear(4, 6), operation, nn.Linear(features, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.second(self.operation(self.first(x)))
+
+
+@torch.no_grad()
+def largest_change(model: nn.Module, graph: ps.ReductionGraph, x: Tensor) -> float:
+    """How far the outputs move, relative to their size, under mild and wild rescalings at many input sizes."""
+    worst = 0.0
+    for size in (0.01, 1.0, 100.0):
+        for spread in (1.0, 8.0):
+            copied = copy.deepcopy(model)
+            ps.rescale(copied, graph, spread * torch.randn(graph.num_units, dtype=torch.float64))
+            torch.manual_seed(3)
+            before = model(size * x)
+            torch.manual_seed(3)
+            after = copied(size * x)
+            change = torch.where(before == after, 0.0, (before - after).abs())
+            worst = max(worst, float(change.max() / before[before.isfinite()].abs().max()))
+    return worst
+
+
+def with_constant(h: Tensor, value: float) -> Tensor:
+    return torch.cat([h, torch.full_like(h[:, :1], value)], -1)
+
+
+def first_set_to(h: Tensor, value: float) -> Tensor:
+    out = h.clone()
+    out[:, 0] = value
+    return out
+
+
+# operation, features it leaves, free units
+CONSTANTS: dict[str, tuple[Callable[[Tensor], Tensor], int, int]] = {
+    "threshold far below": (lambda h: F.threshold(h, 0, -1e5), 6, 0),
+    "threshold at zero": (lambda h: F.threshold(h, 0, 0.0), 6, 6),
+    "threshold at one": (lambda h: F.threshold(h, 1.0, 0.0), 6, 0),
+    "threshold never met": (lambda h: F.threshold(h, -INF, 3.0), 6, 6),
+    "threshold always met": (lambda h: F.threshold(h, INF, 3.0), 6, 0),
+    "threshold to infinity": (lambda h: 1 / F.threshold(h, 0.0, INF), 6, 6),
+    "wide hardtanh": (lambda h: F.hardtanh(h, 0, 4e4), 6, 0),
+    "wide clamp": (lambda h: h.clamp(0, 31_000), 6, 0),
+    "clamp far below": (lambda h: h.clamp(min=-1e30), 6, 0),
+    "clamp_max far above": (lambda h: torch.clamp_max(h, 1e20), 6, 0),
+    "clamp in place": (lambda h: h.clone().clamp_(0, 5e4), 6, 0),
+    "clamp at the last number": (lambda h: h.clamp(-LAST, LAST), 6, 6),
+    "clamp above the last number": (lambda h: h.clamp(min=LAST), 6, 0),
+    "clamp at infinity": (lambda h: h.clamp(0, INF), 6, 6),
+    "clamp at a tensor": (lambda h: torch.clamp(h, h.new_zeros(()), h.new_full((), 3.0)), 6, 0),
+    "clamp at an infinite tensor": (lambda h: torch.clamp(h, h.new_zeros(()), h.new_full((), INF)), 6, 6),
+    "maximum with a constant": (lambda h: torch.maximum(h, h.new_full(h.shape, 0.1)), 6, 0),
+    "maximum with minus infinity": (lambda h: torch.maximum(h, h.new_full(h.shape, -INF)), 6, 6),
+    "tiny addition": (lambda h: h + 1e-30, 6, 0),
+    "zero addition": (lambda h: h + 0.0, 6, 6),
+    "quotient of a constant": (lambda h: 2.5 / h, 6, 6),
+    "quotient of a constant tensor": (lambda h: torch.tensor(2.5).to(h) / h, 6, 6),
+    "quotient of a constant tensor, added": (lambda h: torch.tensor(2.5).to(h) / h + h, 6, 0),
+    "quotient of a constant, added": (lambda h: 1 / h + h, 6, 0),
+    "quotient of a constant, summed": (lambda h: (1 / h).sum(-1, keepdim=True) + h.sum(-1, keepdim=True), 1, 0),
+    "larger than a half": (lambda h: h * (h > 0.5), 6, 0),
+    "larger than a half, as a tensor": (lambda h: h * (h > h.new_full((), 0.5)), 6, 0),
+    "larger than far below": (lambda h: h * (h > -1e5), 6, 0),
+    "larger than zero": (lambda h: h * (h > 0), 6, 6),
+    "close to another": (lambda h: h * h.isclose(h.flip(-1), atol=1.0), 6, 0),
+    "close in proportion": (lambda h: h * h.isclose(h.flip(-1), rtol=0.5, atol=0.0), 6, 3),
+    "alpha dropout": (lambda h: F.alpha_dropout(h, 0.5, True), 6, 0),
+    "alpha dropout of whole features": (lambda h: F.feature_alpha_dropout(h, 0.5, True), 6, 0),
+    "alpha dropout that does not drop": (lambda h: F.alpha_dropout(h, 0.5, False), 6, 6),
+    "dropout": (lambda h: F.dropout(h, 0.5, True), 6, 6),
+    "constant padding under a maximum": (
+        lambda h: F.max_pool1d(F.pad(F.relu(h), (1, 1), value=1.0).unsqueeze(1), 2).squeeze(1), 4, 2),
+    "far padding under a maximum": (
+        lambda h: F.max_pool1d(F.pad(h, (1, 1), value=-1e9).unsqueeze(1), 2).squeeze(1), 4, 2),
+    "constant padding under a mean": (
+        lambda h: F.avg_pool1d(F.pad(h, (1, 1), value=3.0).unsqueeze(1), 2).squeeze(1), 4, 2),
+    "infinite padding under a maximum": (
+        lambda h: F.max_pool1d(F.pad(h, (1, 1), value=-INF).unsqueeze(1), 2).squeeze(1), 4, 4),
+    "zero padding under a maximum": (
+        lambda h: F.max_pool1d(F.pad(h, (1, 1)).unsqueeze(1), 2).squeeze(1), 4, 4),
+    "mask of -1e9 under a maximum": (lambda h: h.masked_fill(EVERY_SECOND, -1e9).amax(-1, keepdim=True), 1, 0),
+    "mask of the last number under a maximum": (
+        lambda h: h.masked_fill(EVERY_SECOND, -LAST).amax(-1, keepdim=True), 1, 0),
+    "infinite mask under a maximum": (lambda h: h.masked_fill(EVERY_SECOND, -INF).amax(-1, keepdim=True), 1, 1),
+    "mask of -1e4 under a softmax": (lambda h: h.masked_fill(EVERY_SECOND, -1e4).softmax(-1) * h, 6, 3),
+    "choice of a constant": (lambda h: torch.where(h > 0, h, -1e9), 6, 0),
+    "choice of a place": (lambda h: torch.where(EVERY_SECOND, h, 1.0), 6, 3),
+    "choice of infinity": (lambda h: 1 / torch.where(h > 0, h, INF), 6, 6),
+    "a column of ones": (lambda h: with_constant(h, 1.0), 7, 6),
+    "a column of ones, measured": (lambda h: with_constant(h, 1.0).norm(dim=-1, keepdim=True), 1, 0),
+    "a column of ones, summed up": (lambda h: with_constant(h, 1.0).cumsum(-1), 7, 0),
+    "the best of three and a constant": (lambda h: with_constant(h, 0.3).topk(3, -1).values, 3, 0),
+    "written over": (lambda h: first_set_to(h, 1.0), 6, 5),
+    "scattered constants": (lambda h: h.scatter(1, h.argmax(-1, keepdim=True), 1.0), 6, 0),
+    "filled slices": (lambda h: h.index_fill(1, torch.tensor([0, 2]), 1.0), 6, 0),
+    "no infinities to replace": (lambda h: F.relu(h).nan_to_num(), 6, 6),
+    "infinities replaced": (lambda h: (1 / F.relu(h)).nan_to_num() * 1e-307, 6, 0),
+    "a mask replaced": (lambda h: h.masked_fill(EVERY_SECOND, INF).nan_to_num().amin(-1, keepdim=True), 1, 0),
+    "logaddexp": (lambda h: torch.logaddexp(h, torch.zeros_like(h)), 6, 0),
+    "huber": (lambda h: F.huber_loss(h, torch.zeros_like(h), reduction="none"), 6, 0),
+    "angles to axes": (lambda h: F.cosine_similarity(h.unsqueeze(1), torch.eye(6).to(h), dim=-1), 6, 1),
+    "angles with a large eps": (lambda h: F.cosine_similarity(h.unsqueeze(1), torch.eye(6).to(h), -1, 1.0), 6, 0),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", CONSTANTS)
+def test_a_constant_costs_the_units_it_meets(name: str) -> None:
+    operation, features, units = CONSTANTS[name]
+    torch.manual_seed(0)
+    model, x = Between(operation, features).double(), torch.randn(48, 4).double()
+    graph = ps.trace(model, x)
+    assert graph.num_units == units
+    if units:
+        assert largest_change(model, graph, x) < 1e-8
+
+
+def test_two_wide_clips_are_two_clips() -> None:
+    model = nn.Sequential(nn.Linear(4, 6), nn.Hardtanh(0, 4e4), nn.Linear(6, 6), nn.Hardtanh(0, 4e4), nn.Linear(6, 2))
+    assert ps.trace(model, torch.randn(3, 4)).num_units == 0
+
+
+class Attention(nn.Module):
+    """Masked attention written out: scores where the mask is false become ``fill``."""
+
+    def __init__(self, fill: float, added: bool) -> None:
+        super().__init__()
+        self.query, self.key, self.value, self.out = (nn.Linear(4, 4) for _ in range(4))
+        self.fill, self.added = fill, added
+
+    def forward(self, x: Tensor) -> Tensor:
+        scores = self.query(x) @ self.key(x).transpose(-1, -2)
+        hidden = torch.ones(x.shape[-2], x.shape[-2], dtype=torch.bool).triu(1)
+        if self.added:
+            scores = scores + torch.zeros(hidden.shape, dtype=x.dtype).masked_fill(hidden, self.fill)
+        else:
+            scores = scores.masked_fill(hidden, self.fill)
+        return self.out(scores.softmax(-1) @ self.value(x))
+
+
+@pytest.mark.parametrize("added", [False, True])
+@pytest.mark.parametrize("fill", [-INF, -LAST, -1e9, -1e4, -100.0])
+def test_masks_under_a_softmax_cost_nothing(fill: float, added: bool) -> None:
+    torch.manual_seed(0)
+    model, x = Attention(fill, added).double(), torch.randn(2, 5, 4).double()
+    graph = ps.trace(model, x)
+    # four features of queries against those of keys, four of values
+    assert graph.num_units == 8
+    assert largest_change(model, graph, x) < 1e-8
