@@ -18,6 +18,7 @@ from scipy.sparse import coo_array, csr_array, hstack, vstack
 from torch import Tensor
 
 from pathspace.errors import InputError, UnsupportedError
+from pathspace.exact import WORD, whole_product
 from pathspace.reduction import ReductionGraph
 from pathspace.skeleton import Skeleton, Tree
 
@@ -34,7 +35,8 @@ class Path:
     Attributes:
         graph: the reduction graph.
         numbers: edge numbers, increasing, each once.
-        counts: how often each is passed (negative: against its direction).
+        counts: how often each is passed (negative: against its direction); ``int64``, or Python's own integers
+            where 64 bits are not enough.
     """
 
     graph: ReductionGraph = field(repr=False)
@@ -60,8 +62,8 @@ class Path:
 
     @property
     def counting_vector(self) -> np.ndarray:
-        """``c_p``: how often the path passes each edge, ``int64`` of length ``m``."""
-        vector = np.zeros(self.graph.num_weights, np.int64)
+        """``c_p``: how often the path passes each edge, of length ``m`` and the type of ``counts``."""
+        vector = np.zeros(self.graph.num_weights, self.counts.dtype)
         vector[self.numbers] = self.counts
         return vector
 
@@ -157,8 +159,9 @@ class BasisPaths:
         for edge, count in walk:
             total[edge] = total.get(edge, 0) + count
         kept = sorted((edge, count) for edge, count in total.items() if count)
-        numbers, counts = (np.array([entry[i] for entry in kept], np.int64) for i in (0, 1))
-        return Path(self.graph, numbers, counts)
+        large = any(abs(count) >= WORD for _, count in kept)
+        numbers = np.array([edge for edge, _ in kept], np.int64)
+        return Path(self.graph, numbers, np.array([count for _, count in kept], object if large else np.int64))
 
     def _ends(self, block: int, flat: int) -> tuple[int, int]:
         entry = self.graph.blocks[block]
@@ -201,20 +204,20 @@ class BasisPaths:
             parents = coo_array((both, (units, tree.parent[units])), shape=(count, expand.shape[0])).tocsr() @ expand
             keep = coo_array((np.ones(len(units), np.int64), (units, units)), shape=(count, count)).tocsr()
             carry = parents + keep @ tree.rest
-            result = result + step.tocsr() + carry @ result
+            result = result + step.tocsr() + whole_product(carry, result)
             if result.nnz > MAX_ENTRIES:
                 raise UnsupportedError(
                     f"The counting matrix needs more than {MAX_ENTRIES:,} entries; use basis[i] for single paths "
                     "or the certificate "
                     "for the whole."
                 )
-        return csr_array(self.graph.expand @ result)
+        return csr_array(whole_product(self.graph.expand, result))
 
     def counting_matrix(self) -> csr_array:
-        """Counting vectors of all basis paths, sparse ``int8`` of shape ``(m - H, m)``.
+        """Counting vectors of all basis paths, sparse ``int64`` of shape ``(m - H, m)``.
 
         Raises:
-            UnsupportedError: the matrix would have more than 200 million entries.
+            UnsupportedError: the matrix would have more than 200 million entries, or an entry beyond 64 bits.
         """
         graph, skeleton = self.graph, self.skeleton
         m = graph.num_weights
@@ -243,12 +246,12 @@ class BasisPaths:
         def pick(ids: np.ndarray) -> csr_array:
             return coo_array((np.sign(ids), (rows, np.abs(ids))), shape=(len(edges), graph.expand.shape[0])).tocsr()
 
-        single = coo_array((np.ones(len(edges), np.int32), (rows, edges)), shape=(len(edges), m)).tocsr()
+        single = coo_array((np.ones(len(edges), np.int64), (rows, edges)), shape=(len(edges), m)).tocsr()
         outside = pick(tails[edges]) @ prefix + single + pick(heads[edges]) @ suffix
         chains = prefix[first] + suffix[first]
         matrix = csr_array(vstack([chains, outside]))
         matrix.eliminate_zeros()
-        return matrix.astype(np.int8)
+        return matrix
 
     def coefficients(self, counting_vector: np.ndarray) -> np.ndarray:
         """Integer coefficients of a path (any circulation) in the basis.
@@ -264,6 +267,7 @@ class BasisPaths:
 
         Raises:
             InputError: wrong length, or not a circulation (what enters a unit does not leave it).
+            UnsupportedError: a coefficient might not fit into 64 bits.
         """
         z = np.asarray(counting_vector)
         m = self.graph.num_weights
@@ -275,7 +279,7 @@ class BasisPaths:
             )
         rows = np.atleast_2d(z).astype(np.int64)
         incidence, linear = self._linear
-        net = rows @ incidence
+        net = np.asarray(whole_product(rows, incidence))
         if net[:, 1:].any():
             row, unit = np.argwhere(net[:, 1:])[0]
             raise InputError(
@@ -283,7 +287,7 @@ class BasisPaths:
                 "often than it leaves it; "
                 "expected the counting vector of a path, which leaves every unit as often as it enters."
             )
-        result: np.ndarray = rows @ linear
+        result = np.asarray(whole_product(rows, linear))
         return result.reshape((*z.shape[:-1], len(self)))
 
     @cached_property
@@ -323,7 +327,7 @@ class BasisPaths:
         units = np.flatnonzero(skeleton.chain)
         ends = (units, skeleton.chain[units] - 1)
         to_chain = coo_array((skeleton.chain_sign[units], ends), shape=(count, skeleton.num_chains)).tocsr()
-        return csr_array(by_unit @ to_chain)
+        return csr_array(whole_product(by_unit, to_chain))
 
     def values(self) -> Tensor:
         """Values of the basis paths at the model's weights, float64 of length ``m - H``."""

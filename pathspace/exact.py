@@ -1,4 +1,4 @@
-"""Exact ranks of integer matrices: proven lower bounds by one large prime."""
+"""Exact arithmetic of integer matrices: products that do not overflow, ranks as lower bounds by one large prime."""
 
 from __future__ import annotations
 
@@ -8,6 +8,41 @@ from scipy.sparse import sparray
 from pathspace.errors import UnsupportedError
 
 PRIME = (1 << 61) - 1
+WORD = 2**63
+
+
+def whole_product(left: np.ndarray | sparray, right: np.ndarray | sparray) -> np.ndarray | sparray:
+    """``left @ right`` of whole numbers of 64 bits, each entry exact.
+
+    Args:
+        left: integers, shape ``(a, b)``, dense or sparse.
+        right: integers, shape ``(b, c)``.
+
+    Returns:
+        The product, shape ``(a, c)``, ``int64``.
+
+    Raises:
+        UnsupportedError: an entry might not fit into 64 bits, where numpy and scipy would go on with a wrong number.
+
+    Example:
+        >>> import numpy as np
+        >>> whole_product(np.array([[2**31]]), np.array([[2**31]]))
+        array([[4611686018427387904]])
+        >>> whole_product(np.array([[2**32]]), np.array([[2**32]]))
+        Traceback (most recent call last):
+        pathspace.errors.UnsupportedError: Paths pass a weight more than 2^63 times, too often for a matrix of whole ...
+    """
+    if left.size and right.size:
+        sizes = abs(left.astype(np.float64)), abs(right.astype(np.float64))
+        # the first bound takes no product
+        if float(sizes[0].sum(1).max()) * float(sizes[1].max()) >= WORD / 2:
+            largest = (sizes[0] @ sizes[1]).max()
+            if float(largest) >= WORD * (1 - 1e-9):
+                raise UnsupportedError(
+                    "Paths pass a weight more than 2^63 times, too often for a matrix of whole numbers; use basis[i], "
+                    "whose counts are Python's own integers."
+                )
+    return left @ right
 
 
 def modular_rank(matrix: np.ndarray | sparray) -> int:

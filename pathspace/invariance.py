@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
@@ -28,6 +29,8 @@ from pathspace.substitute import evaluate
 
 # above this many weights a float64 copy with gradients would cost more memory than the model itself
 LARGE = 30_000_000
+# scales drawn for a measurement stay within 2^-64 and 2^64, powers of them included
+MOST_POWER = 64
 TOLERANCE = {torch.float64: 1e-8, torch.float32: 1e-3, torch.bfloat16: 3e-1, torch.float16: 1e-1}
 GATES = (
     "aten.relu",
@@ -170,9 +173,25 @@ def rescaled_in_place(model: nn.Module, graph: ReductionGraph, phi: Tensor) -> I
 
 
 def random_powers(graph: ReductionGraph, seed: int, largest: int = 12) -> Tensor:
-    """Log-scales of random powers of two between ``2^-largest`` and ``2^largest``, shape ``(num_units,)``."""
+    """Log-scales of random powers of two between ``2^-largest`` and ``2^largest``, shape ``(num_units,)``.
+
+    Scales of which weights meet high powers are drawn so much closer to 1 that these powers stay below ``2^64``: by
+    fractional powers of two, which are rounded, where nothing else is left.
+    """
     generator = torch.Generator().manual_seed(seed)
-    return torch.randint(-largest, largest + 1, (graph.num_units,), generator=generator).double() * math.log(2)
+    exponents = torch.randint(-largest, largest + 1, (graph.num_units,), generator=generator).double()
+    if graph.forms.shape[0]:
+        sizes = abs(graph.forms.astype(np.float64))
+        total = sizes.sum(1)
+        # what the most demanding of the products that a unit takes part in allows it
+        most = np.ones(graph.num_units)
+        np.maximum.at(most, sizes.indices, np.repeat(total, np.diff(sizes.indptr)))
+        room = torch.from_numpy(MOST_POWER / most)
+        narrow = room < largest
+        fraction = 2 * torch.rand(graph.num_units, generator=generator, dtype=torch.float64) - 1
+        closer = torch.where(room < 1, fraction * room, (fraction * (room.floor() + 0.5)).round())
+        exponents = torch.where(narrow, closer, exponents)
+    return exponents * math.log(2)
 
 
 def balance(graph: ReductionGraph, weights: Mapping[str, Tensor], grads: Mapping[str, Tensor]) -> float:
@@ -307,7 +326,9 @@ def measure(
         Evidence for the certificate, and how many rectifiers switched of how many seen under the rescaling.
     """
     dtype = precision(model)
-    tolerance = TOLERANCE.get(dtype, 1e-3)
+    # a rounding error is multiplied by the power that is taken
+    power = abs(graph.forms).sum(1).max() if graph.forms.shape[0] else 1
+    tolerance = max(TOLERANCE.get(dtype, 1e-3), 16 * float(power) * torch.finfo(dtype).eps)
     before, drawn = run(model, args, kwargs, seed=seed), 0
     if not seen(before) and graph.num_weights <= LARGE:
         # a head that starts at zero hides everything behind it

@@ -17,6 +17,7 @@ from pathspace.reduction import ReductionGraph, Statistic, WeightBlock
 
 Ends = tuple[Tensor, Tensor]
 POWERS_ONLY = "weights meet different powers of this scale, and never the scale itself"
+TOO_HIGH = "this scale is a power above 2^31 of another"
 
 
 def build(captured: Captured, scales: Scales, norm_eps: str = "ignore") -> ReductionGraph:
@@ -36,6 +37,8 @@ def build(captured: Captured, scales: Scales, norm_eps: str = "ignore") -> Reduc
             # a weight in one place and something unknown in another: its own factor has to be 1
             scales.equations.unify(*raw.pop(name))
     solution = effective(scales.equations, list(raw.values()))
+    if scales.equations.too_high:
+        scales.pins.append(Pin("power", "", "", TOO_HIGH, scales.equations.too_high))
     solution = _named(solution, [ids for ends in raw.values() for ids in ends], scales)
     solution = _divided(solution, [ids for ends in raw.values() for ids in ends], scales)
     while True:

@@ -21,7 +21,7 @@ from sympy import ZZ
 from sympy.polys.matrices import DomainMatrix
 from torch import Tensor
 
-from pathspace.inference.substitution import Rounds, combined, compress, equations, implied, join, peel
+from pathspace.inference.substitution import LARGEST_POWER, Rounds, combined, compress, equations, implied, join, peel
 from pathspace.inference.units import UnionFind
 from pathspace.inference.values import NEUTRAL
 
@@ -83,6 +83,8 @@ class Relations(UnionFind):
     def __init__(self) -> None:
         super().__init__()
         self._relations: list[tuple[np.ndarray, np.ndarray]] = []
+        # how many scales were fixed because they are too high a power of others
+        self.too_high = 0
 
     def relate(self, *terms: tuple[int, Tensor]) -> None:
         """Record ``sum of coefficient * phi(ids) = 0`` elementwise, after broadcasting; exact zeros impose nothing.
@@ -198,19 +200,30 @@ class Relations(UnionFind):
                 ]
                 defined, unsolved = _eliminate(rows)
                 if not unsolved:
-                    return _solution(classes, _expressed(solved, defined, total))
-                stuck = np.unique([v for row in unsolved for v in row])
-                if len(stuck) <= MAX_RATIONAL:
-                    self._parametrise(unsolved, stuck, first)
-                    continue
+                    known, high = _expressed(solved, defined, total)
+                    if not len(high):
+                        return _solution(classes, known)
+                    self.too_high += len(high)
+                    stuck = high
+                else:
+                    stuck = np.unique([v for row in unsolved for v in row])
+                    if len(stuck) <= MAX_RATIONAL and self._parametrise(unsolved, stuck, first):
+                        continue
             fixed = torch.from_numpy(first[stuck[stuck > 0]])
             self.unify(fixed, torch.zeros_like(fixed))
 
-    def _parametrise(self, rows: list[dict[int, int]], variables: np.ndarray, first: np.ndarray) -> None:
-        """Give variables that are no integer multiples of each other (``3 a = 4 b``) units they are multiples of."""
+    def _parametrise(self, rows: list[dict[int, int]], variables: np.ndarray, first: np.ndarray) -> bool:
+        """Give variables that are no integer multiples of each other (``3 a = 4 b``) units they are multiples of.
+
+        Returns:
+            Whether it was done: not where the multiples are too large.
+        """
         shape = len(rows), len(variables)
         matrix = DomainMatrix([[ZZ(row.get(int(v), 0)) for v in variables] for row in rows], shape, ZZ)
         kernel = matrix.to_field().nullspace().clear_denoms_rowwise(convert=True)[1].to_list()
+        if max((abs(int(c)) for row in kernel for c in row), default=0) > LARGEST_POWER:
+            self.too_high += len(variables)
+            return False
         new = self.fresh((len(kernel),)).tolist()
         for i, variable in enumerate(variables):
             # partial sums, of which each has at most two terms more
@@ -221,6 +234,7 @@ class Relations(UnionFind):
                 head, terms = terms[: WIDTH - 1], [(1, part), *terms[WIDTH - 1 :]]
                 self._sum(part, head)
             self._sum(whole, terms)
+        return True
 
     def _sum(self, whole: int, terms: list[tuple[int, int]]) -> None:
         """One relation: an id is a combination of others."""
@@ -286,8 +300,16 @@ def _eliminate(rows: Sequence[dict[int, int]]) -> tuple[dict[int, dict[int, int]
     return defined, [pending[i] for i in queue if pending[i]]
 
 
-def _expressed(peeled: Rounds, defined: dict[int, dict[int, int]], total: int) -> csr_array:
-    """Every variable in terms of those that nothing defines: integer matrix ``(total + 1, total + 1)``."""
+def _expressed(peeled: Rounds, defined: dict[int, dict[int, int]], total: int) -> tuple[csr_array, np.ndarray]:
+    """Every variable in terms of those that nothing defines.
+
+    Returns:
+        Integer matrix ``(total + 1, total + 1)``; and the variables that are too high a power of others, which have to
+        be fixed: then the matrix says nothing.
+    """
+    high = [v for v, form in defined.items() if any(abs(c) > LARGEST_POWER for c in form.values())]
+    if high:
+        return csr_array((total + 1, total + 1), dtype=np.int64), np.array(high, np.int64)
     own = np.ones(total + 1, np.int64)
     own[0] = 0
     own[list(defined)] = 0
@@ -299,10 +321,14 @@ def _expressed(peeled: Rounds, defined: dict[int, dict[int, int]], total: int) -
     known = csr_array(coo_array((own, (np.arange(total + 1), np.arange(total + 1))), shape=shape))
     known = csr_array(known + csr_array(coo_array((values, (rows, columns)), shape=shape)))
     for pivots, form in reversed(peeled):
+        # both factors stay below the limit, so that in float64 no power beyond it can be taken for a lower one
+        sizes = abs(form).astype(np.float64) @ abs(known).astype(np.float64)
+        if sizes.nnz and sizes.max() > LARGEST_POWER:
+            return known, pivots[np.unique(coo_array(sizes > LARGEST_POWER).row)]
         new = coo_array(form @ known)
         known = csr_array(known + csr_array(coo_array((new.data, (pivots[new.row], new.col)), shape=shape)))
     known.eliminate_zeros()
-    return known
+    return known, np.zeros(0, np.int64)
 
 
 def _solution(classes: np.ndarray, known: csr_array) -> Solution:

@@ -12,6 +12,8 @@ import numpy as np
 from scipy.sparse import coo_array, csr_array
 from scipy.sparse.csgraph import connected_components
 
+# powers of a scale beyond this are fixed: products of two of them still fit into 64 bits
+LARGEST_POWER = 2**31
 Rounds = list[tuple[np.ndarray, csr_array]]
 Pairs = tuple[np.ndarray, np.ndarray]
 
@@ -154,7 +156,8 @@ def join(coefficients: np.ndarray, variables: np.ndarray, total: int) -> tuple[R
     rounds = []
     while len(variables):
         used = coefficients != 0
-        short = used.sum(1) <= 3
+        # (what is left of large coefficients could grow from round to round)
+        short = (used.sum(1) <= 3) & (np.abs(coefficients).max(1) < LARGEST_POWER // 2)
         fits = used & (np.abs(coefficients) == 1) & short[:, None]
         uses, fitting = (np.bincount(variables[mask], minlength=total + 1) for mask in (used, fits))
         fits &= ((uses == 2) & (fitting == 2))[variables]
@@ -209,7 +212,7 @@ def compress(coefficients: np.ndarray, variables: np.ndarray, total: int) -> Pai
     size = len(counts)
     other = np.where(sign < 0, right, right + size)
     edges = np.concatenate([left, left + size]), np.concatenate([other, (other + size) % (2 * size)])
-    graph = coo_array((np.ones(len(edges[0]), np.int8), edges), shape=(2 * size, 2 * size))
+    graph = coo_array((np.ones(len(edges[0]), bool), edges), shape=(2 * size, 2 * size))
     label = connected_components(graph, directed=False)[1]
     pair_c, pair_v = some.reshape(-1, 2)[index], names.reshape(-1, 2)[index]
     used = np.unique(np.concatenate([left, right]))

@@ -192,6 +192,8 @@ def _alike(columns: Tensor) -> tuple[Tensor, Tensor]:
     some = columns[:, kept]
     number = some[0]
     for row in some[1:] if len(some) > 1 else some:
+        if len(row) and int(row.abs().max()) >= 2**31:
+            row = torch.unique(row, return_inverse=True)[1]
         # (two ids fit into one number)
         number = torch.unique(number * 2**32 + row, return_inverse=True)[1]
     count = int(number.max()) + 1 if len(number) else 0

@@ -139,6 +139,11 @@ class Unrolled(Semantics):
                 self.fix(entry)
             return constant(ids[0].shape)
         powers = [power for power, _ in factors]
+        if sum(powers) > MAX_EDGES:
+            raise UnsupportedError(
+                f"The unrolled network passes an activation {sum(powers):,} times at once, too often to enumerate "
+                "paths; rely on the certificate."
+            )
 
         def together(row: list[int]) -> int:
             if NEUTRAL in row:
@@ -176,6 +181,18 @@ class Unrolled(Semantics):
                 else:
                     ways[node] += 1 if edge == START else ways[before]
         return sum(ways[node] for node in self.sinks)
+
+    def longest(self) -> int:
+        """How many weights the longest path passes, each counted as often as it is passed."""
+        length = [0] * len(self.arrivals)
+        for node in range(1, len(self.arrivals)):
+            for edge, before in self.arrivals[node]:
+                if edge == PRODUCT:
+                    passed = sum(length[factor] for factor in self.pairs[before])
+                else:
+                    passed = 0 if edge == START else 1 + length[before]
+                length[node] = max(length[node], passed)
+        return max((length[node] for node in self.sinks), default=0)
 
     def walks(self) -> Iterator[tuple[int, ...]]:
         """Every distinct sequence of scalar weights from the root to a fixed scale."""
