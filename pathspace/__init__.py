@@ -4,7 +4,7 @@ The reduction graph of a model: :func:`trace`, :class:`ReductionGraph`, :class:`
 Basis paths: :class:`Skeleton`, :class:`BasisPaths`, :class:`Path`.
 Theorems: :func:`verify`, :class:`Certificate`; :func:`explain`, :class:`Explanation`.
 Masks as files: :func:`save_masks`, :func:`load_masks`, :class:`Masks`.
-The gauge: :func:`rescale`, :func:`canonicalise`, :func:`balance`.
+The gauge: :func:`rescale`, :func:`canonicalise`, :func:`balance`, :func:`balancing`, :class:`Balancing`.
 Proofs as documents: :func:`proof`, judged by :func:`check`. Claims on trial: :func:`claim`, :class:`Claim`.
 Path norms: :func:`path_norm`, :func:`path_statistics`. Symbols: :func:`symbolic`, :class:`SymbolicSpace`. Pictures:
 :func:`draw`.
@@ -12,8 +12,9 @@ Rules for operations of your own: :func:`rule`.
 Errors: :class:`PathspaceError` and its kinds.
 """
 
+from pathspace.balanced import Balancing, balance, balancing
 from pathspace.basis import BasisPaths, Path
-from pathspace.canonical import balance, canonicalise
+from pathspace.canonical import canonicalise
 from pathspace.certificate import Certificate
 from pathspace.checker import check
 from pathspace.claims import Claim, claim
@@ -34,6 +35,7 @@ from pathspace.verify import verify
 __version__ = "0.1.0"
 
 __all__ = [
+    "Balancing",
     "BasisPaths",
     "CaptureError",
     "Certificate",
@@ -51,6 +53,7 @@ __all__ = [
     "UnsupportedError",
     "WeightBlock",
     "balance",
+    "balancing",
     "canonicalise",
     "check",
     "claim",

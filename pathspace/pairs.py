@@ -1,0 +1,224 @@
+"""Sizes of weights, laid out so that sums over the edges of every unit are products of matrices and vectors."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from scipy.sparse import csr_array
+from torch import Tensor
+
+from pathspace.reduction import ReductionGraph, WeightBlock
+
+# exponents beyond this are multiplied into the sizes
+FAR = 200.0
+
+
+@dataclass(eq=False)
+class Table:
+    """Edges whose ends follow from the place in a matrix: rows are heads, columns are tails.
+
+    Attributes:
+        sizes: sums of ``|w|^p`` over the weights at a place, float64, ``(heads, tails)``.
+        head: ids of the rows, with their signs.
+        tail: ids of the columns.
+    """
+
+    sizes: Tensor
+    head: Tensor
+    tail: Tensor
+
+
+def edge_values(block: WeightBlock, parameters: Mapping[str, Tensor]) -> Tensor:
+    """Values of a tensor's edges, float64, 0 for scalars that no path passes."""
+    value = parameters[block.name].detach().double().cpu()
+    return value if block.unused is None else value.masked_fill(block.unused.expand(block.shape), 0)
+
+
+class Pairs:
+    """``|w_e|^p`` for all edges of a graph, summed where edges have the same ends.
+
+    A gauge transformation multiplies each by ``exp(p (A phi)_e)``. No pair of ends is ever listed where the ends follow
+    from rows and columns; a sum over all edges reads every weight once.
+
+    Args:
+        graph: the reduction graph.
+        p: the exponent.
+        parameters: parameters by name, of the traced model or a copy; the graph's own by default.
+    """
+
+    def __init__(self, graph: ReductionGraph, p: float, parameters: Mapping[str, Tensor] | None = None) -> None:
+        self.graph, self.p = graph, p
+        own = graph.parameters if parameters is None else parameters
+        self.tables: list[Table] = []
+        lists: list[tuple[Tensor, Tensor, Tensor]] = []
+        self.constant = 0.0
+        for block in graph.blocks:
+            value = edge_values(block, own).abs().pow(p)
+            dims = range(value.dim())
+            alike = [d for d in dims if block.tail.shape[d] == block.head.shape[d] == 1 < value.shape[d]]
+            value = value.sum(alike, keepdim=True) if alike else value
+            rows = [d for d in dims if block.head.shape[d] > 1]
+            columns = [d for d in dims if block.tail.shape[d] > 1]
+            if rows and columns and not set(rows) & set(columns):
+                rest = [d for d in dims if d not in rows and d not in columns]
+                head, tail = block.head.reshape(-1), block.tail.reshape(-1)
+                sizes = value.permute([*rows, *columns, *rest]).reshape(len(head), len(tail)).contiguous()
+                self.constant += self._drop_loops(sizes, head[:, None], tail[None, :])
+                self.tables.append(Table(sizes, head, tail))
+            else:
+                flat = value.reshape(-1).clone()
+                head, tail = (ids.expand(value.shape).reshape(-1) for ids in (block.head, block.tail))
+                self.constant += self._drop_loops(flat, head, tail)
+                lists.append((flat, head, tail))
+        self.listed = tuple(torch.cat(parts) for parts in zip(*lists, strict=True)) if lists else ()
+        self.origin = np.zeros(graph.num_units)
+        unit = csr_array(graph.expand[:, 1:].astype(np.float64))
+        self._turn = None
+        if graph.forms.shape[0]:
+            positive = csr_array(unit.multiply(unit > 0))
+            self._turn = (positive.T.tocsr(), csr_array(positive - unit).T.tocsr())
+        # units that one edge may hang on: the exponent of the bound that separates them
+        widths = np.asarray(abs(unit).sum(1)).reshape(-1)
+        self.width = 2.0 * max(1.0, float(widths.max(initial=1.0)))
+
+    def _drop_loops(self, sizes: Tensor, head: Tensor, tail: Tensor) -> float:
+        """Weights whose ends share a scale never change; their sum."""
+        if not bool(torch.isin(head.reshape(-1), tail.reshape(-1)).any()):
+            return 0.0
+        loops = (head == tail).expand(sizes.shape)
+        total = float(sizes[loops].sum())
+        sizes.masked_fill_(loops, 0)
+        return total
+
+    def _logs(self, phi: np.ndarray) -> Tensor:
+        table = np.concatenate([np.zeros(1), phi])
+        return torch.from_numpy(self.graph.expand @ table if self.graph.forms.shape[0] else table)
+
+    def sides(self, phi: np.ndarray) -> tuple[np.ndarray, np.ndarray, float]:
+        """Sums over the edges that enter each unit and over those that leave it, and the sum over all, at ``phi``."""
+        shift = phi - self.origin
+        if self.p * float(np.abs(shift).max(initial=0.0)) * self.width > FAR:
+            self._rebase(phi)
+            shift = np.zeros_like(phi)
+        factors = self._logs(shift).mul_(self.p)
+        entering, leaving = (torch.zeros(len(factors), dtype=torch.float64) for _ in range(2))
+        total = self.constant
+
+        def add(ids: Tensor, values: Tensor, into: Tensor, against: Tensor) -> None:
+            into.index_add_(0, ids.abs(), values * (ids > 0))
+            against.index_add_(0, ids.abs(), values * (ids < 0))
+
+        for table in self.tables:
+            up, down = _exp(factors, table.head), _exp(-factors, table.tail)
+            by_row, by_column = up * (table.sizes @ down), down * (up @ table.sizes)
+            add(table.head, by_row, entering, leaving)
+            add(table.tail, by_column, leaving, entering)
+            total += float(by_row.sum())
+        if self.listed:
+            sizes, head, tail = self.listed
+            values = sizes * _exp(factors, head) * _exp(-factors, tail)
+            add(head, values, entering, leaving)
+            add(tail, values, leaving, entering)
+            total += float(values.sum())
+        return (*self._to_units(entering.numpy(), leaving.numpy()), total)
+
+    def curvature(self, phi: np.ndarray) -> Curvature:
+        """The second derivative at ``phi``, as something to multiply by."""
+        return Curvature(self, self._logs(phi - self.origin).mul_(self.p))
+
+    def _to_units(self, entering: np.ndarray, leaving: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        if self._turn is None:
+            return entering[1:], leaving[1:]
+        plus, minus = self._turn
+        return plus @ entering + minus @ leaving, plus @ leaving + minus @ entering
+
+    def _rebase(self, phi: np.ndarray) -> None:
+        """Multiply what has been reached into the sizes, so that exponents stay small."""
+        factors = self._logs(phi - self.origin).mul_(self.p)
+        for table in self.tables:
+            _scale(table.sizes, _log(factors, table.head)[:, None] - _log(factors, table.tail)[None, :])
+        if self.listed:
+            sizes, head, tail = self.listed
+            _scale(sizes, _log(factors, head) - _log(factors, tail))
+        self.origin = phi.copy()
+
+    def ends(self) -> tuple[np.ndarray, np.ndarray]:
+        """Distinct pairs of ids ``(tails, heads)`` with a weight other than 0 between them."""
+        tails, heads = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
+        for table in self.tables:
+            row, column = (table.sizes > 0).nonzero(as_tuple=True)
+            tails.append(table.tail[column].numpy())
+            heads.append(table.head[row].numpy())
+        if self.listed:
+            sizes, head, tail = self.listed
+            tails.append(tail[sizes > 0].numpy())
+            heads.append(head[sizes > 0].numpy())
+        both = np.unique(np.stack([np.concatenate(tails), np.concatenate(heads)]), axis=1)
+        return both[0], both[1]
+
+    def counts(self) -> tuple[np.ndarray, np.ndarray]:
+        """How many sizes other than 0 enter each unit, and how many leave it."""
+        ones = Pairs.__new__(Pairs)
+        ones.__dict__.update(self.__dict__)
+        ones.tables = [Table((t.sizes > 0).double(), t.head, t.tail) for t in self.tables]
+        ones.listed = ((self.listed[0] > 0).double(), *self.listed[1:]) if self.listed else ()
+        ones.origin = np.zeros_like(self.origin)
+        entering, leaving, _ = ones.sides(ones.origin)
+        return entering, leaving
+
+
+class Curvature:
+    """``A^T diag(value) A`` at one point.
+
+    Args:
+        pairs: the sizes.
+        factors: ``p`` times the log-scales of all ids.
+    """
+
+    def __init__(self, pairs: Pairs, factors: Tensor) -> None:
+        self.pairs = pairs
+        self._parts = []
+        for table in pairs.tables:
+            up, down = _exp(factors, table.head), _exp(-factors, table.tail)
+            sums = up * (table.sizes @ down), down * (up @ table.sizes)
+            self._parts.append((table, up, down, *sums))
+        self._values = None
+        if pairs.listed:
+            sizes, head, tail = pairs.listed
+            self._values = sizes * _exp(factors, head) * _exp(-factors, tail)
+
+    def __matmul__(self, direction: np.ndarray) -> np.ndarray:
+        """Multiply a vector over units."""
+        logs = self.pairs._logs(direction)
+        result = torch.zeros(len(logs), dtype=torch.float64)
+        for table, up, down, by_row, by_column in self._parts:
+            head, tail = _log(logs, table.head), _log(logs, table.tail)
+            result.index_add_(
+                0, table.head.abs(), (by_row * head - up * (table.sizes @ (down * tail))) * table.head.sign()
+            )
+            result.index_add_(
+                0, table.tail.abs(), (by_column * tail - down * ((up * head) @ table.sizes)) * table.tail.sign()
+            )
+        if self._values is not None:
+            _, head, tail = self.pairs.listed
+            moved = self._values * (_log(logs, head) - _log(logs, tail))
+            result.index_add_(0, head.abs(), moved * head.sign())
+            result.index_add_(0, tail.abs(), -moved * tail.sign())
+        entering, leaving = self.pairs._to_units(result.numpy(), np.zeros(len(logs)))
+        return entering - leaving
+
+
+def _log(table: Tensor, ids: Tensor) -> Tensor:
+    return table[ids.abs()] * ids.sign()
+
+
+def _exp(table: Tensor, ids: Tensor) -> Tensor:
+    return _log(table, ids).exp()
+
+
+def _scale(sizes: Tensor, logs: Tensor) -> None:
+    """Multiply by exponentials that may be no floats themselves."""
+    sizes.mul_((logs / 2).exp()).mul_((logs / 2).exp())
