@@ -19,6 +19,7 @@ from torch import Tensor
 
 from pathspace.errors import InputError, UnsupportedError
 from pathspace.exact import WORD, whole_product
+from pathspace.moves import moved
 from pathspace.reduction import ReductionGraph
 from pathspace.skeleton import Skeleton, Tree
 
@@ -412,9 +413,9 @@ class BasisPaths:
         for statistic in graph.statistics:
             for name, exponent in ((statistic.mean, 1), (statistic.var, 2)):
                 if name is not None:
-                    result[name] = (
-                        buffers[name].detach().double().cpu() * power(scale, statistic.units).abs() ** exponent
-                    )
+                    own = power(scale, statistic.units).abs() ** exponent
+                    buffer = buffers[name].detach().double().cpu()
+                    result[name] = moved(buffer, own, torch.ones_like(own), graph.shifts.get(name, 0.0))
         return result
 
 

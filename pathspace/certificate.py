@@ -19,7 +19,7 @@ class Certificate:
     Attributes:
         model: class of the model.
         weights: ``m``, scalar weights in path space.
-        units: ``H``, units with a free scale.
+        units: ``H``, units with a free scale, at ``eps = 0``.
         dimension: ``m - H``.
         basis_paths: how many basis paths the two trees give.
         rank: exact rank of the path matrix, ``None`` where no matrix was formed.
@@ -29,7 +29,11 @@ class Certificate:
         theorem3: number and independence of basis paths.
         invariance: largest relative violations of the rescaling symmetry, and their tolerance.
         parameters: scalars in path space, pinned, and unused; they add up to the model's.
-        approximate_units: units whose scale is exact only for ``eps = 0``.
+        units_exact: dimension of the gauge group that is exact as the model stands, every ``eps`` included.
+        dimension_exact: ``m`` less ``units_exact``.
+        approximate_units: ``units`` less ``units_exact``: free for ``eps = 0`` only.
+        levels: both levels with the change of the outputs that was measured at stated rescalings, see
+            :func:`pathspace.levels.measure_levels`.
         pinned: operations that fixed a scale, with place and reason.
         unused: parameters that do not influence the outputs.
         skeleton: rule and seed.
@@ -48,7 +52,10 @@ class Certificate:
     theorem3: dict[str, Any]
     invariance: dict[str, Any]
     parameters: dict[str, int]
+    units_exact: int = 0
+    dimension_exact: int = 0
     approximate_units: int = 0
+    levels: dict[str, Any] = field(default_factory=dict)
     pinned: list[dict[str, Any]] = field(default_factory=list)
     unused: list[str] = field(default_factory=list)
     skeleton: dict[str, Any] = field(default_factory=dict)
@@ -65,9 +72,14 @@ class Certificate:
         ]
         return all(verdict is not False for verdict in verdicts)
 
+    @property
+    def level(self) -> str:
+        """At which level the verdicts on all units hold: exactly, as the model stands, or at ``eps = 0`` only."""
+        return "at eps = 0" if self.units_exact < self.units else "exactly"
+
     def to_dict(self) -> dict[str, Any]:
         """Everything as plain Python values."""
-        return {"holds": self.holds, **asdict(self)}
+        return {"holds": self.holds, "level": self.level, **asdict(self)}
 
     def to_json(self, indent: int | None = 2) -> str:
         """Everything as JSON."""
@@ -90,10 +102,10 @@ class Certificate:
         figures.add_column(justify="right")
         figures.add_column(style="dim", overflow="fold")
         figures.add_row("weights m", f"{self.weights:,}", "scalar weights on paths")
-        figures.add_row("units H", f"{self.units:,}", "free scales: dimension of the gauge group")
-        if self.approximate_units:
-            figures.add_row("of them approximate", f"{self.approximate_units:,}", "normalised: exact for eps = 0")
+        figures.add_row("units H", f"{self.units:,}", f"free scales ({self.level}): dimension of the gauge group")
         figures.add_row("dimension m - H", f"{self.dimension:,}", "independent path values")
+        figures.add_row("exact units", f"{self.units_exact:,}", "free as the model stands, every eps included")
+        figures.add_row("exact dimension", f"{self.dimension_exact:,}", "weights less exact units")
         figures.add_row("basis paths", f"{self.basis_paths:,}", f"two trees, rule {self.skeleton.get('rule', '')}")
         if self.rank is not None:
             figures.add_row("exact rank", f"{self.rank:,}", self.theorem3.get("matrix", ""))
@@ -115,7 +127,8 @@ class Certificate:
         }
         for key, title in names.items():
             entry = getattr(self, key)
-            verdicts.add_row(title, MARKS[entry["holds"]], escape(entry["evidence"]))
+            mark = MARKS[entry["holds"]]
+            verdicts.add_row(title, mark + (f" {self.level}" if entry["holds"] else ""), escape(entry["evidence"]))
         parts: list[Any] = [figures, verdicts]
         if self.pinned:
             pins = Table(box=box.SIMPLE, title="Operations that fixed a scale", title_justify="left")

@@ -1,7 +1,8 @@
 """Normalisations without their ``eps``: layers, the functional ones, and those written out by hand.
 
-A scale that a normalisation takes away is exact only for ``eps = 0``, so that is how a model is measured. Torch refuses
-0 itself in training mode; the smallest positive number is lost beside any variance.
+A scale that a normalisation takes away is exact only for ``eps = 0``, so that is how a model is measured at that level.
+Torch refuses 0 itself in training mode; the smallest positive number is lost beside any variance. Normalisations by
+running statistics keep their ``eps``: the variance moves so that its sum with ``eps`` scales.
 """
 
 from __future__ import annotations
@@ -26,10 +27,16 @@ def precision(model: nn.Module) -> torch.dtype:
 
 
 def _frozen_batch_norm(
-    input: Tensor, running_mean: Tensor, running_var: Tensor, weight: Tensor | None = None, bias: Tensor | None = None
+    input: Tensor,
+    running_mean: Tensor,
+    running_var: Tensor,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    *,
+    eps: float = 1e-5,
 ) -> Tensor:
     """Batch norm in evaluation mode, which torch cannot differentiate by the statistics."""
-    scale = (1 if weight is None else weight) / running_var.sqrt()
+    scale = (1 if weight is None else weight) * (running_var + eps).rsqrt()
     shift = -running_mean * scale if bias is None else bias - running_mean * scale
     shape = [-1, *[1] * (input.dim() - 2)]
     # in one operation, which keeps no more for its backward pass than the layer does
@@ -37,7 +44,7 @@ def _frozen_batch_norm(
 
 
 class NoEps(TorchFunctionMode):
-    """Run normalisations with (next to) no ``eps``.
+    """Run normalisations with (next to) no ``eps``, those by running statistics as they are.
 
     Args:
         eps: what to put in its place.
@@ -53,7 +60,12 @@ class NoEps(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = dict(kwargs or {})
         if func is nn.functional.batch_norm and not (args[5] if len(args) > 5 else kwargs.get("training", False)):
-            return _frozen_batch_norm(*args[:5], **{key: kwargs[key] for key in FROZEN if key in kwargs})
+            own = args[7] if len(args) > 7 else kwargs.get("eps", 1e-5)
+            return _frozen_batch_norm(*args[:5], **{key: kwargs[key] for key in FROZEN if key in kwargs}, eps=own)
+        if func is nn.functional.instance_norm and not (
+            args[5] if len(args) > 5 else kwargs.get("use_input_stats", True)
+        ):
+            return func(*args, **kwargs)
         position = EPS_POSITION.get(getattr(func, "__name__", ""))
         if position is not None:
             if len(args) > position:
@@ -79,10 +91,11 @@ class NoEps(TorchFunctionMode):
 
 @contextmanager
 def without_eps(model: nn.Module, guards: Collection[tuple[str, float]] = ()) -> Iterator[int]:
-    """Set the ``eps`` of every normalisation to (next to) 0 for a while.
+    """Set the ``eps`` of every normalisation by statistics of the data itself to (next to) 0 for a while.
 
     Args:
-        model: layers that are norms by name lose their ``eps`` attribute's value, and get it back.
+        model: layers that are norms by name lose their ``eps`` attribute's value, and get it back; those in evaluation
+            mode that hold a running variance keep it, as their scales are free whatever ``eps`` is.
         guards: source lines and the constants there that were taken for an ``eps``
             (:attr:`pathspace.ReductionGraph.guards`).
 
@@ -91,6 +104,8 @@ def without_eps(model: nn.Module, guards: Collection[tuple[str, float]] = ()) ->
     """
     changed: list[tuple[nn.Module, str, float]] = []
     for module in model.modules():
+        if not module.training and getattr(module, "running_var", None) is not None:
+            continue
         for attribute in ("eps", "variance_epsilon"):
             value = getattr(module, attribute, None)
             if isinstance(value, float) and "Norm" in type(module).__name__:

@@ -23,6 +23,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from pathspace.capture import first_line, quiet
 from pathspace.copies import duplicate
 from pathspace.eps import precision, without_eps
+from pathspace.moves import moved
 from pathspace.reduction import ReductionGraph
 from pathspace.rescale import rescale
 from pathspace.substitute import evaluate
@@ -32,6 +33,8 @@ LARGE = 30_000_000
 # scales drawn for a measurement stay within 2^-64 and 2^64, powers of them included
 MOST_POWER = 64
 TOLERANCE = {torch.float64: 1e-8, torch.float32: 1e-3, torch.bfloat16: 3e-1, torch.float16: 1e-1}
+# powers of two by which units are rescaled at most; of sums with a constant, a type has only so many digits
+LARGEST = {torch.float64: 12, torch.float32: 4}
 GATES = (
     "aten.relu",
     "aten.relu_",
@@ -157,19 +160,24 @@ def rescaled_weights(model: nn.Module, graph: ReductionGraph, phi: Tensor) -> di
     result = {}
     for name, tensor in (*model.named_parameters(), *model.named_buffers()):
         if name in factors:
-            head, tail = (factor.to(tensor) for factor in factors[name])
-            result[name] = tensor.detach() * head / tail
+            result[name] = moved(tensor, *factors[name], graph.shifts.get(name, 0.0))
     return result
 
 
 @contextmanager
 def rescaled_in_place(model: nn.Module, graph: ReductionGraph, phi: Tensor) -> Iterator[None]:
     """Rescale by powers of two, and back: exact in floating point, and without a second copy of the weights."""
+    tensors = dict(model.named_parameters(remove_duplicate=False)) | dict(model.named_buffers(remove_duplicate=False))
+    # (what is shifted is rounded, but small)
+    kept = {name: tensors[name].detach().clone() for name in graph.shifts}
     rescale(model, graph, phi)
     try:
         yield
     finally:
         rescale(model, graph, -phi)
+        with torch.no_grad():
+            for name, value in kept.items():
+                tensors[name].copy_(value)
 
 
 def random_powers(graph: ReductionGraph, seed: int, largest: int = 12) -> Tensor:
@@ -222,7 +230,8 @@ def balance(graph: ReductionGraph, weights: Mapping[str, Tensor], grads: Mapping
         # running statistics are rescaled along: the mean with its channel, the variance with its square
         for name, factor in ((statistic.mean, 1), (statistic.var, 2)):
             if name is not None and name in grads:
-                product = factor * (weights[name].detach() * grads[name]).double()
+                value = weights[name].detach() + graph.shifts.get(name, 0.0)
+                product = factor * (value * grads[name]).double()
                 net.index_add_(0, statistic.units.abs(), product * statistic.units.sign())
                 size.index_add_(0, statistic.units.abs(), product.abs())
     net, size = graph.expand.T @ net.numpy(), abs(graph.expand).T @ size.numpy()
@@ -335,7 +344,8 @@ def measure(
         drawn = draw_zeros(model, seed)
         before = run(model, args, kwargs, seed=seed)
     silent, undefined = not seen(before), int(before.outputs.isnan().sum())
-    phi = random_powers(graph, seed)
+    largest = LARGEST.get(dtype, 1) if graph.shifts else 12
+    phi = random_powers(graph, seed, largest)
 
     def rescaled(before: Run) -> tuple[float, tuple[int, int]]:
         if graph.num_weights > LARGE:
@@ -369,7 +379,7 @@ def measure(
                 # rescaled
                 no_gradient = first_line(error)
     worst = max(exact, unbalanced or 0.0)
-    words = f"outputs differ by {exact:.1e} after random rescaling by up to 4096"
+    words = f"outputs differ by {exact:.1e} after random rescaling by up to {2**largest}"
     words += f", gradients balance to {unbalanced:.1e} per unit" if unbalanced is not None else ""
     words += f", gradient balance not applicable ({no_gradient})" if no_gradient else ""
     if layers or graph.guards or graph.has_cuts:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 from scipy.sparse import csr_array, eye_array, vstack
+from scipy.sparse.linalg import lsqr
 from torch import Tensor, nn
 
 from pathspace.capture import Captured, capture
@@ -63,17 +64,19 @@ class WeightBlock:
 
 @dataclass(frozen=True, eq=False)
 class Statistic:
-    """Running statistics of a normalisation: the mean scales with its channel, the variance with the channel's square.
+    """Running statistics of a normalisation: ``mean`` scales with its channel, ``var + eps`` with the channel's square.
 
     Attributes:
         mean: name of the running mean, or ``None``.
         var: name of the running variance, or ``None``.
         units: ids of the channels, shape ``(channels,)``.
+        eps: what the normalisation adds to the variance.
     """
 
     mean: str | None
     var: str | None
     units: Tensor
+    eps: float = 0.0
 
 
 @dataclass(frozen=True, eq=False)
@@ -87,7 +90,10 @@ class ReductionGraph:
         unused: parameters that do not influence the outputs.
         has_cuts: whether a normalisation cuts paths: then basis paths are closed walks of the graph, not all of them
             paths of the network.
-        approximate: ids of the units whose scale is exact only for ``eps = 0`` (they are normalised somewhere).
+        approximate: ids of the units that take part in a scale which is exact only for ``eps = 0`` (it is normalised
+            somewhere by statistics of its own).
+        exact: integer matrix ``(H, num_exact_units)``: ``phi = exact @ xi`` are the gauge transformations that are
+            exact as the model stands, every ``eps`` included.
         guards: source lines and the small constants there that were taken for the ``eps`` of a normalisation written
             out by hand.
         forms: integer matrix ``(derived, H)``: id ``H + 1 + i`` stands for the log-scale ``forms[i] @ phi`` (products
@@ -112,6 +118,7 @@ class ReductionGraph:
     unused: tuple[str, ...]
     has_cuts: bool
     approximate: np.ndarray = field(repr=False)
+    exact: csr_array = field(repr=False)
     guards: tuple[tuple[str, float], ...] = field(repr=False)
     statistics: tuple[Statistic, ...]
     forms: csr_array = field(repr=False)
@@ -128,6 +135,57 @@ class ReductionGraph:
     def dimension(self) -> int:
         """``m - H``: the number of independent path values (Theorem 3)."""
         return self.num_weights - self.num_units
+
+    @property
+    def num_exact_units(self) -> int:
+        """Dimension of the gauge group that is exact as the model stands, every ``eps`` included."""
+        return int(self.exact.shape[1])
+
+    @property
+    def exact_dimension(self) -> int:
+        """``m`` less :attr:`num_exact_units`: dimension of the path space at the exact level."""
+        return self.num_weights - self.num_exact_units
+
+    @cached_property
+    def shifts(self) -> dict[str, float]:
+        """Tensor name -> the constant ``c`` where ``p + c`` is what scales, not ``p`` itself (``eps`` of variances)."""
+        return {entry.var: entry.eps for entry in self.statistics if entry.var is not None and entry.eps}
+
+    def exact_part(self, phi: Tensor) -> Tensor:
+        """The nearest log-scales to ``phi`` that change nothing as the model stands, every ``eps`` included.
+
+        Args:
+            phi: log-scales of the units, shape ``(num_units,)``.
+
+        Returns:
+            The orthogonal projection of ``phi`` on ``exact @ xi``: where no scales are multiplied, the log-scales of
+            approximate units set to 0.
+
+        Raises:
+            InputError: ``phi`` has another shape.
+
+        Example:
+            >>> import torch, pathspace as ps
+            >>> model = torch.nn.Sequential(torch.nn.Linear(2, 1), torch.nn.LayerNorm(1), torch.nn.Linear(1, 1))
+            >>> graph = ps.trace(model, torch.randn(1, 2))
+            >>> graph.num_units, graph.num_exact_units, graph.exact_part(torch.ones(2)).tolist()
+            (2, 1, [0.0, 1.0])
+        """
+        self._expect(phi, "exact_part")
+        wanted = phi.detach().cpu().double().numpy()
+        if self.exact.nnz == self.num_exact_units:
+            # units of their own
+            return torch.from_numpy(self.exact @ (self.exact.T @ wanted)).to(phi)
+        # (an inexact solution is in the subspace all the same)
+        solution = lsqr(self.exact.astype(np.float64), wanted, atol=1e-14, btol=1e-14)[0]
+        return torch.from_numpy(self.exact @ solution).to(phi)
+
+    def _expect(self, phi: Tensor, caller: str) -> None:
+        if tuple(phi.shape) != (self.num_units,):
+            raise InputError(
+                f"{caller} found phi of shape {tuple(phi.shape)}, expected ({self.num_units},): one log-scale for "
+                "each unit of the reduction graph."
+            )
 
     @cached_property
     def expand(self) -> csr_array:
@@ -185,7 +243,8 @@ class ReductionGraph:
     def gauge(self, phi: Tensor) -> dict[str, Tensor]:
         """Factors by which a gauge transformation multiplies every parameter, leaving the function unchanged.
 
-        ``w_e <- w_e exp(phi(head e) - phi(tail e))`` with ``phi(root) = 0``.
+        ``w_e <- w_e exp(phi(head e) - phi(tail e))`` with ``phi(root) = 0``. Where a tensor is named in
+        :attr:`shifts` the factor is that of ``p + c``: :meth:`gauge_affine` has the whole of it.
 
         Args:
             phi: log-scales of the units, shape ``(num_units,)``.
@@ -203,13 +262,34 @@ class ReductionGraph:
             >>> {name: factor.tolist() for name, factor in factors.items()}
             {'0.weight': [[1.0]], '0.bias': [1.0], '2.weight': [[1.0]], '2.bias': [1.0]}
         """
-        if tuple(phi.shape) != (self.num_units,):
-            raise InputError(
-                f"gauge(phi) found phi of shape {tuple(phi.shape)}, expected ({self.num_units},): one log-scale "
-                "for each "
-                "unit of the reduction graph."
-            )
+        self._expect(phi, "gauge(phi)")
         return {name: head / tail for name, (head, tail) in self.gauge_factors(phi).items()}
+
+    def gauge_affine(self, phi: Tensor) -> dict[str, tuple[Tensor, Tensor]]:
+        """A gauge transformation of every tensor in full: ``p <- a p + b``.
+
+        ``a`` is the factor of :meth:`gauge`, and ``b = (a - 1) c`` for the tensors in :attr:`shifts`, 0 for all others.
+        A running variance becomes ``s^2 (var + eps) - eps``, which may be negative while ``var + eps``, all that a
+        normalisation looks at, stays positive.
+
+        Args:
+            phi: log-scales of the units, shape ``(num_units,)``.
+
+        Returns:
+            Parameter or buffer name -> ``(a, b)``, broadcastable to it.
+
+        Raises:
+            InputError: ``phi`` has another shape.
+
+        Example:
+            >>> import torch, pathspace as ps
+            >>> model = torch.nn.Sequential(torch.nn.Linear(2, 1), torch.nn.BatchNorm1d(1, eps=0.5)).eval()
+            >>> graph = ps.trace(model, torch.randn(1, 2))
+            >>> a, b = graph.gauge_affine(torch.tensor([2.0]).log())["1.running_var"]
+            >>> a.tolist(), b.tolist()
+            ([4.0], [1.5])
+        """
+        return {name: (a, (a - 1) * self.shifts.get(name, 0.0)) for name, a in self.gauge(phi).items()}
 
     def gauge_factors(self, phi: Tensor) -> dict[str, tuple[Tensor, Tensor]]:
         """The two sides of :meth:`gauge`, ``exp(phi(head))`` and ``exp(phi(tail))``, each as small as its ids."""
@@ -307,7 +387,9 @@ class ReductionGraph:
             "weights": self.num_weights,
             "units": self.num_units,
             "dimension": self.dimension,
-            "approximate_units": len(self.approximate),
+            "exact_units": self.num_exact_units,
+            "exact_dimension": self.exact_dimension,
+            "approximate_units": self.num_units - self.num_exact_units,
             "blocks": len(self.blocks),
             "pinned": len(self.pinned),
             "unused": list(self.unused),

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from pathspace.errors import InputError, InputTypeError, UnsupportedError
+from pathspace.moves import move_
 from pathspace.reduction import ReductionGraph
 from pathspace.traced import last_graph
 
@@ -45,10 +46,16 @@ def rescale(
     phi: Tensor | None = None,
     optimizer: Optimizer | None = None,
     keep_trajectory: bool | None = None,
+    exact: bool = False,
 ) -> M:
     """Apply a gauge transformation to ``model`` in place: ``w_e <- w_e exp(phi(head e) - phi(tail e))``.
 
-    Running statistics of normalisation layers are rescaled along, so the function is kept in eval mode, too. A factor
+    Running statistics of normalisation layers are rescaled along, ``mean <- s mean`` and
+    ``var <- s^2 (var + eps) - eps``, so the function is kept in eval mode, exactly. (Entries of ``var`` may become
+    negative while ``var + eps``, all that torch looks at, stays positive; where the type of ``var`` cannot hold the
+    difference, the nearest value it has is taken.) Units in front of a norm by statistics of the data itself (train
+    mode, layer, group, RMS norms: :attr:`pathspace.ReductionGraph.approximate`) are free at ``eps = 0`` only: rescaling
+    them changes the outputs by about ``eps / variance``; ``exact=True`` leaves them out. A factor
     ``f`` on a weight divides its gradient by ``f``; the optimizer's buffers are transported alike, first moments
     divided by ``f`` and second moments by ``f^2``, as if they had been gathered in the rescaled network.
 
@@ -65,6 +72,8 @@ def rescale(
         optimizer: an optimizer of ``model``'s parameters, whose buffers are transported in place.
         keep_trajectory: let ``optimizer`` train the same functions as without the rescaling; by default if it is a
             ``torch.optim.SGD``.
+        exact: apply only the part of ``phi`` that is exact as the model stands,
+            :meth:`pathspace.ReductionGraph.exact_part`.
 
     Returns:
         The model.
@@ -93,7 +102,7 @@ def rescale(
         raise InputError(
             f"rescale found phi of shape {tuple(phi.shape)}, expected ({graph.num_units},): one log-scale per unit."
         )
-    factors = graph.gauge_factors(phi.double())
+    factors = graph.gauge_factors(graph.exact_part(phi.double()) if exact else phi.double())
     for name in factors:
         if name not in tensors:
             raise InputError(
@@ -101,7 +110,7 @@ def rescale(
             )
     moves = _transport(optimizer, {tensors[name]: pair for name, pair in factors.items()}, keep_trajectory)
     for name, (head, tail) in factors.items():
-        tensors[name].mul_(head.to(tensors[name])).div_(tail.to(tensors[name]))
+        move_(tensors[name], head, tail, graph.shifts.get(name, 0.0))
     for move in moves:
         move()
     return model

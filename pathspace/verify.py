@@ -16,6 +16,7 @@ from pathspace.certificate import Certificate
 from pathspace.errors import InputError
 from pathspace.explain import account
 from pathspace.invariance import bench_copy, cast, measure
+from pathspace.levels import levels_in_words, measure_levels
 from pathspace.reduction import trace
 from pathspace.theorems import enumerable, theorem1, theorem2, theorem3, tree_problem
 
@@ -111,6 +112,9 @@ def verify(
     bench, dtype = bench_copy(model, graph, (args, dict(kwargs or {})))
     inputs = (cast(args, dtype), cast(dict(kwargs or {}), dtype))
     invariance, switches = measure(graph, bench, *inputs, seed=seed)
+    levels = measure_levels(graph, bench, *inputs, seed=seed)
+    invariance["holds"] = invariance["holds"] and levels["holds"] is not False
+    invariance["evidence"] += f"; {levels_in_words(levels)}"
     network = enumerable(graph)
     first, vectors = theorem1(basis, network, problem)
     second = theorem2(basis, bench, inputs, (invariance, switches), seed)
@@ -129,7 +133,10 @@ def verify(
         theorem3=third,
         invariance=invariance,
         parameters={"total": sum(totals.values()), **totals},
-        approximate_units=len(graph.approximate),
+        units_exact=graph.num_exact_units,
+        dimension_exact=graph.exact_dimension,
+        approximate_units=graph.num_units - graph.num_exact_units,
+        levels=levels,
         pinned=[asdict(pin) for pin in graph.pinned],
         unused=list(graph.unused),
         skeleton={"rule": rule, "seed": seed},

@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from typing import Any
 
+from pathspace.levels import levels_in_words
+
 Facts = dict[str, Any]
 
 # of the largest gradient: what a bias in front of a norm gets by rounding, though its gradient is 0
@@ -64,9 +66,10 @@ def model(facts: Facts, chain: Facts) -> str:
         text += (
             f"{plural(units, 'unit')} can be rescaled freely without changing the function"
             + (
-                f" ({plural(facts['approximate'], 'of them', 'of them')} up to the epsilon of a normalisation)"
+                f" ({plural(facts['approximate'], 'of them', 'of them')} up to the epsilon of a normalisation, "
+                f"{number(facts['units_exact'])} exactly as the model stands)"
                 if facts["approximate"]
-                else ""
+                else " as the model stands"
             )
             + f", so {number(facts['dimension'])} independent path values describe it"
         )
@@ -99,7 +102,7 @@ def certificate(facts: Facts) -> str:
     """The verdict."""
     statements = [facts[key]["holds"] for key in ("theorem1", "theorem2", "theorem3", "invariance")]
     held, failed, moot = (sum(verdict is kind for verdict in statements) for kind in (True, False, None))
-    text = f"{held} of 4 statements hold"
+    text = f"{held} of 4 statements hold {facts['level']}"
     if failed:
         text += f", {failed} {'fails' if failed == 1 else 'fail'}"
     if moot:
@@ -107,8 +110,11 @@ def certificate(facts: Facts) -> str:
     rank, dimension = facts["rank"], number(facts["dimension"])
     if rank is not None:
         verb = "meets" if rank == facts["dimension"] else "misses"
-        return f"{text}; the exact rank of the path matrix, {number(rank)}, {verb} m - H = {dimension}."
-    return f"{text}; both bounds on the dimension {dimension} come from the two trees, no matrix formed."
+        text += f"; the exact rank of the path matrix, {number(rank)}, {verb} m - H = {dimension}"
+    else:
+        text += f"; both bounds on the dimension {dimension} come from the two trees, no matrix formed"
+    text += f". {plural(facts['units_exact'], 'unit is', 'units are')} exact with every epsilon included"
+    return f"{text} (dimension {number(facts['dimension_exact'])}); {levels_in_words(facts['levels'])}."
 
 
 def proof(facts: Facts) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import torch
-from scipy.sparse import csr_array
+from scipy.sparse import csr_array, eye_array, vstack
 from torch import Tensor
 
 from pathspace.capture import Captured
@@ -81,9 +81,10 @@ def _graph(
         pinned=tuple(scales.pins),
         unused=tuple(name for name in captured.parameters if name not in known),
         has_cuts=bool(scales.cuts) or scales.observes,
-        approximate=_units_of([*scales.cuts, *scales.approximate], classes, solution),
+        approximate=_units_of(scales.approximate, classes, solution),
+        exact=exact_subgroup(solution, [lookup(classes, ids) for ids in scales.approximate]),
         guards=tuple(sorted(set(scales.guards))),
-        statistics=tuple(Statistic(mean, var, lookup(classes, ids)) for mean, var, ids in scales.statistics),
+        statistics=tuple(Statistic(mean, var, lookup(classes, ids), eps) for mean, var, ids, eps in scales.statistics),
         forms=solution.forms,
         norm_eps=norm_eps,
         captured=captured,
@@ -104,7 +105,7 @@ def _divided(solution: Solution, ends: list[Tensor], scales: Scales) -> Solution
     filled = np.flatnonzero(np.diff(columns.indptr))
     common[filled] = np.gcd.reduceat(columns.data, columns.indptr[filled])
     classes = torch.from_numpy(solution.classes)
-    spoken = [*ends, *(ids for _, _, ids in scales.statistics), *scales.cuts]
+    spoken = [*ends, *(entry[2] for entry in scales.statistics), *scales.cuts]
     common[_met(solution, [lookup(classes, ids) for ids in spoken])[1 : count + 1]] = 1
     if (common == 1).all():
         return solution
@@ -209,12 +210,45 @@ def _named(solution: Solution, ends: list[Tensor], scales: Scales) -> Solution:
     if not solution.forms.shape[0]:
         return solution
     classes = torch.from_numpy(solution.classes)
-    spoken = [*ends, *(ids for _, _, ids in scales.statistics), *scales.cuts, *scales.approximate]
+    spoken = [*ends, *(entry[2] for entry in scales.statistics), *scales.cuts, *scales.approximate]
     met = _met(solution, [lookup(classes, ids) for ids in spoken])
     met[: solution.units + 1] = True
     number = np.where(met, np.cumsum(met) - 1, 0)
     signed = number[np.abs(solution.classes)] * np.sign(solution.classes)
     return Solution(signed, solution.units, solution.forms[met[solution.units + 1 :]])
+
+
+def exact_subgroup(solution: Solution, classes: list[Tensor]) -> csr_array:
+    """The gauge transformations that leave some classes alone: ``phi = matrix @ xi``, with as many ``xi`` as are free.
+
+    Args:
+        solution: every id in terms of base units.
+        classes: signed classes whose log-scale is 0.
+
+    Returns:
+        Integer matrix ``(H, free)`` of full column rank.
+    """
+    count = solution.units
+    met = _met(solution, classes)
+    if not met[count + 1 :].any():
+        return csr_array(eye_array(count, dtype=np.int64, format="csr")[:, ~met[1 : count + 1]])
+    system = Relations()
+    system.size = 1 + count + solution.forms.shape[0]
+    fixed = torch.from_numpy(np.flatnonzero(met))
+    _define(system, solution, [fixed])
+    system.unify(fixed, torch.zeros_like(fixed))
+    kernel = system.resolve()
+    every = csr_array(
+        vstack(
+            [
+                csr_array((1, kernel.units), dtype=np.int64),
+                eye_array(kernel.units, dtype=np.int64, format="csr"),
+                kernel.forms,
+            ]
+        )
+    )
+    own = kernel.classes[1 : count + 1]
+    return csr_array(every[np.abs(own)].multiply(np.sign(own)[:, None]).astype(np.int64))
 
 
 def _define(system: Relations, solution: Solution, ends: list[Tensor]) -> None:

@@ -108,8 +108,14 @@ class Semantics(ABC):
         """A root of an activation, elementwise: its log-scale is divided."""
 
     @abstractmethod
-    def cut(self, value: Value, dims: Sequence[int]) -> Tensor:
-        """Normalise over ``dims``: elements there share one scale, which does not pass through."""
+    def cut(self, value: Value, dims: Sequence[int], exact: bool = False) -> Tensor:
+        """Normalise over ``dims``: elements there share one scale, which does not pass through.
+
+        Args:
+            value: what is normalised.
+            dims: over which dimensions.
+            exact: whether that is so with the ``eps`` of the normalisation, too.
+        """
 
     @abstractmethod
     def observe(self, value: Tensor) -> None:
@@ -123,7 +129,7 @@ class Semantics(ABC):
     def steps(self, length: int) -> int:
         """How many steps of a recurrent operation over ``length`` steps have to be looked at."""
 
-    def statistics_of(self, mean: str, var: str, channels: Tensor) -> None:  # noqa: B027
+    def statistics_of(self, mean: str, var: str, channels: Tensor, eps: float, frozen: bool) -> None:  # noqa: B027
         """Running statistics (names of buffers) of channels (dimension 0), rescaled with them; only scales care."""
 
     def read(self, buffer: str) -> None:  # noqa: B027

@@ -24,6 +24,7 @@ from pathspace.inference.values import NEUTRAL, ROOT, Value, Weight, compress, c
 # weights met with more scales than this are taken to meet one: sound, and exact where it matters
 EXACT_USES = 20_000
 EXACT_RESULTS = 20_000
+SHARED = "norms with different eps divide by one running variance"
 READ = "running statistics are read by something else than their normalisation"
 
 
@@ -221,6 +222,8 @@ class Scales(Semantics):
         # running statistic -> (its power of the channels' scales, ids of the channels); which belong together
         self._running: dict[str, tuple[int, Tensor]] = {}
         self._pairs: dict[tuple[str, str], None] = {}
+        # running variance -> the eps that is added to it, and whether something divides by their sum
+        self._eps: dict[str, tuple[float, bool]] = {}
         self._read: set[str] = set()
 
     def join(self, *values: Value) -> Tensor:
@@ -409,10 +412,17 @@ class Scales(Semantics):
         self._log.append(len(self.uses))
         self.uses.append(Use(Weight(weight.name, view), fit(distinct(tail)), fit(distinct(head))))
 
-    def statistics_of(self, mean: str, var: str, channels: Tensor) -> None:
-        """Note whose scale the running mean and variance follow: wherever they are used, the same."""
+    def statistics_of(self, mean: str, var: str, channels: Tensor, eps: float, frozen: bool) -> None:
+        """Note whose scale the running mean and variance follow: wherever they are used, the same.
+
+        ``var + eps`` scales, so norms that divide by the same variance have to agree on ``eps``.
+        """
         ids = self._representative(channels, range(1, channels.dim())).reshape(-1)
         self._pairs[mean, var] = None
+        first, divides = self._eps.get(var, (eps, False))
+        self._eps[var] = (eps if first == eps else 0.0), divides or frozen
+        if first != eps and (divides or frozen):
+            self.pin([ids], SHARED)
         for power, name in ((1, mean), (2, var)):
             before, known = self._running.setdefault(name, (power, ids))
             self.equations.unify(known, ids)
@@ -428,14 +438,14 @@ class Scales(Semantics):
         self._read.add(buffer)
 
     @property
-    def statistics(self) -> list[tuple[str | None, str | None, Tensor]]:
-        """Running mean, running variance and ids of their channels: every statistic once."""
+    def statistics(self) -> list[tuple[str | None, str | None, Tensor, float]]:
+        """Running mean, running variance, ids of their channels and eps: every statistic once."""
         left, found = set(self._running), []
         for pair in self._pairs:
             mean, var = (name if name in left else None for name in pair)
             left -= set(pair)
             if mean or var:
-                found.append((mean, var, self._running[pair[0]][1]))
+                found.append((mean, var, self._running[pair[0]][1], self._eps[pair[1]][0]))
         return found
 
     def loop(self, weight: Weight, value: Tensor) -> Tensor:
@@ -476,11 +486,13 @@ class Scales(Semantics):
         self.equations.unify(present, constant(()))
         self._sink(present)
 
-    def cut(self, value: Value, dims: Sequence[int]) -> Tensor:
+    def cut(self, value: Value, dims: Sequence[int], exact: bool = False) -> Tensor:
         """One free class over the normalised dimensions; the result has a fixed scale."""
         shared = self.reduce(value, dims, keepdim=True)
         self._sink(shared)
         self.cuts.append(shared)
+        if not exact:
+            self.approximate.append(shared)
         return constant(value.shape, ROOT)
 
     def steps(self, length: int) -> int:

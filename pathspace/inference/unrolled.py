@@ -160,7 +160,7 @@ class Unrolled(Semantics):
         """No path goes through a root."""
         return self.product((-1, value))
 
-    def cut(self, value: Value, dims: Sequence[int]) -> Tensor:
+    def cut(self, value: Value, dims: Sequence[int], exact: bool = False) -> Tensor:
         """Nothing passes through a normalisation: paths start anew behind it."""
         return constant(self.activation(value).shape)
 

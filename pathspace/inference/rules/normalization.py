@@ -1,8 +1,10 @@
 """Normalisation layers: they cut scale, exactly so where their ``eps`` is 0.
 
 What is normalised together must share one scale, which goes no further; what comes out enters new units through gamma
-and beta, edges from the root. With
-``norm_eps="respect"`` the incoming scale is fixed instead.
+and beta, edges from the root. With ``norm_eps="respect"`` the incoming scale is fixed instead.
+
+Where running statistics take the place of the batch's own, ``(x - mean) / sqrt(var + eps)``, the cut is exact whatever
+``eps`` is: ``mean`` scales with the channel and ``var + eps`` with its square.
 """
 
 from __future__ import annotations
@@ -45,14 +47,17 @@ def affine(semantics: Semantics, out: Tensor, weight: Value | None, bias: Value 
     return out
 
 
-def _by_statistics(semantics: Semantics, x: Value, mean: Any, var: Any, frozen: bool, dims: Sequence[int]) -> Tensor:
+def _by_statistics(
+    semantics: Semantics, x: Value, mean: Any, var: Any, frozen: bool, dims: Sequence[int], eps: float
+) -> Tensor:
     """Normalise channels (dimension 1) over ``dims``: running statistics, whole buffers, are rescaled along."""
     names = first, second = [getattr(value, "buffer_name", None) for value in (mean, var)]
     if first and second:
         ids = semantics.activation(x)
-        if not semantics.exact_norms:
-            semantics.statistics_of(first, second, ids.transpose(0, 1))
-        return _cut(semantics, ids, dims)
+        if semantics.exact_norms:
+            return _cut(semantics, ids, dims)
+        semantics.statistics_of(first, second, ids.transpose(0, 1), float(eps), frozen)
+        return semantics.cut(ids, dims, exact=frozen)
     if not frozen:
         return _cut(semantics, x, dims)
     for name in names:
@@ -80,8 +85,11 @@ def batch_norm(
 ) -> Any:
     """Each channel is free over the batch and over space; running statistics are rescaled along with it."""
     dims = [dim for dim in range(len(x.shape)) if dim != 1]
-    frozen = isinstance(mean, Tensor | Weight) and (training is False or semantics.place.op.endswith("no_training"))
-    out = affine(semantics, _by_statistics(semantics, x, mean, var, frozen, dims), weight, bias, [1])
+    # (the form without training has no such argument)
+    fixed = semantics.place.op.endswith("no_training")
+    frozen = isinstance(mean, Tensor | Weight) and (training is False or fixed)
+    eps = args[0 if fixed else 1]
+    out = affine(semantics, _by_statistics(semantics, x, mean, var, frozen, dims, eps), weight, bias, [1])
     result = _like_result(semantics, out)
     if semantics.place.op.endswith("_functional"):
         # the new values of the running statistics stand for the old ones from here on
@@ -148,7 +156,8 @@ def instance_norm(
     *args: Any,
 ) -> Tensor:
     """Every channel of every sample is free, unless running statistics take the place of its own."""
-    out = _by_statistics(semantics, x, mean, var, not use_input, list(range(2, len(x.shape))))
+    # (momentum, eps, ...)
+    out = _by_statistics(semantics, x, mean, var, not use_input, list(range(2, len(x.shape))), args[1])
     return affine(semantics, out, weight, bias, [1])
 
 

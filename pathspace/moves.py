@@ -1,0 +1,56 @@
+"""One tensor under a gauge transformation: ``p <- f (p + c) - c``, rounded once."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def moved(tensor: Tensor, head: Tensor, tail: Tensor, constant: float = 0.0) -> Tensor:
+    """``(tensor + constant) * head / tail - constant``, in the tensor's own type.
+
+    With a constant the sum is formed in float64. Where the result is close to ``-constant`` its type may not tell the
+    two apart, and ``tensor + constant`` would vanish or change its sign: then ``tensor * head / tail`` is taken if its
+    sum is closer to what is wanted.
+
+    Args:
+        tensor: a parameter or a buffer.
+        head: log-scales of the far side as factors, broadcastable to it.
+        tail: those of the near side.
+        constant: what the model adds to the tensor wherever it uses it.
+
+    Returns:
+        A new tensor.
+
+    Example:
+        >>> import torch
+        >>> moved(torch.tensor([0.5]), torch.tensor([0.25]), torch.tensor([1.0]), 1.0)
+        tensor([-0.6250])
+    """
+    if not constant:
+        return tensor.detach() * head.to(tensor) / tail.to(tensor)
+    # torch's kernels add the constant in float32 where the tensor is no wider
+    own = torch.float64 if tensor.dtype == torch.float64 else torch.float32
+    c = float(torch.tensor(constant, dtype=own))
+    value = tensor.detach().double()
+    factor = (head.double() / tail.double()).to(value.device)
+    wanted = factor * (value + c)
+    # (in this form a factor of 1 changes nothing)
+    shifted, scaled = ((factor * value + add).to(tensor.dtype) for add in ((factor - 1) * c, 0.0))
+
+    def distance(stored: Tensor) -> Tensor:
+        ratio = (stored.double() + c) / wanted
+        return torch.where(ratio > 0, ratio.clamp(min=1e-300).log().abs(), torch.inf)
+
+    nearer = distance(scaled) < distance(shifted)
+    return torch.where(nearer, scaled, shifted)
+
+
+def move_(tensor: Tensor, head: Tensor, tail: Tensor, constant: float = 0.0) -> Tensor:
+    """:func:`moved` in place; without a constant no second copy of the tensor is made."""
+    if constant:
+        return tensor.copy_(moved(tensor, head, tail, constant))
+    return tensor.mul_(head.to(tensor)).div_(tail.to(tensor))
+
+
+__all__ = ["move_", "moved"]
