@@ -16,6 +16,7 @@ from diagnostics.residual import Dismissed, Finder, Residual
 from diagnostics.sites import Addition, End, Kinds, Site, Sites, module_names
 from pathspace.capture import capture, place, quiet
 from pathspace.errors import InputTypeError, UnsupportedError
+from pathspace.inputs import arranged
 
 if TYPE_CHECKING:
     from diagnostics.efficiency import ChainRecord, Watch
@@ -116,7 +117,7 @@ class MarkovChain:
         Reference:
             Learnable Markov chain paper, Definition 1.
         """
-        example = (inputs, dict(kwargs or {}))
+        example = arranged(model, inputs, kwargs)
         captured = capture(model, *example)
         finder = Finder(captured)
         sites, additions = _sites(model, finder, example)

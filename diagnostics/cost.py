@@ -20,6 +20,7 @@ from torch.utils.flop_counter import flop_registry, sdpa_backward_flop_count, sd
 from diagnostics.layers import differentiating, main_output, unchanged
 from diagnostics.tables import Table
 from pathspace.errors import InputError
+from pathspace.inputs import arranged
 
 _ACTIVATIONS = frozenset(
     [
@@ -190,6 +191,7 @@ def cost(
     Reference:
         Evolution of neural network, section 3.5.
     """
+    inputs, kwargs = arranged(model, inputs, kwargs)
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
     arguments = [value for value in tree_leaves((inputs, dict(kwargs or {}))) if isinstance(value, Tensor)]
     owned = {value.untyped_storage().data_ptr() for value in (*model.parameters(), *model.buffers(), *arguments)}

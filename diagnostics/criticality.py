@@ -20,6 +20,7 @@ from diagnostics.layers import Names, Run, Types, duplicate, hooked, select, unc
 from diagnostics.tables import Estimate, Table
 from pathspace.capture import describe, first_line
 from pathspace.errors import CaptureError, InputError
+from pathspace.inputs import arranged
 
 _MATRICES = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
 _RECURRENT = (nn.RNNBase, nn.RNNCellBase)
@@ -214,7 +215,7 @@ def _tangents(
         # gradients off would let torch's layers take fused paths that have no forward derivative
         with torch.enable_grad(), forward_ad.dual_level():
             try:
-                args, named = tree_map(perturb, (tuple(inputs), dict(kwargs or {})))
+                args, named = tree_map(perturb, arranged(model, inputs, kwargs))
                 with ExitStack() as stack:
                     if start is not None:
                         inside.append(True)

@@ -18,6 +18,7 @@ from diagnostics.layers import duplicate, in_double, unchanged
 from diagnostics.tables import Table
 from pathspace import ReductionGraph, trace
 from pathspace.errors import InputError, PathspaceError, UnsupportedError
+from pathspace.inputs import arranged
 from pathspace.substitute import evaluate
 
 MAX_EXACT = 3000
@@ -135,7 +136,7 @@ def degeneracy(
     notes: list[str] = []
     graph = _traced(model, inputs, kwargs, notes) if graph is None else graph
     twin = duplicate(model).double()
-    args, named = tree_map(_double, (tuple(inputs), dict(kwargs or {})))
+    args, named = tree_map(_double, arranged(model, inputs, kwargs))
     parameters: dict[str, Tensor] = {name: value for name, value in twin.named_parameters() if value.requires_grad}
     if not parameters:
         raise InputError(f"There are no trainable parameters in {type(model).__name__} to count directions of.")

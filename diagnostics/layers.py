@@ -18,6 +18,8 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from pathspace.capture import check_capturable, describe, first_line
 from pathspace.errors import CaptureError, InputError, InputTypeError, UnsupportedError
+from pathspace.inputs import arranged
+from pathspace.nested import leaves
 
 ACTIVATIONS = frozenset(
     [
@@ -294,6 +296,7 @@ def observe(
         CaptureError: the model raises on these inputs, or returns no floating-point tensor that depends on them.
     """
     check_capturable(model)
+    args, kwargs = arranged(model, args, kwargs)
     # views cost nothing; where an operation in place has overwritten one, copies are needed after all
     return _observe(model, args, kwargs, layers, False) or _observe(model, args, kwargs, layers, True)  # type: ignore[return-value]
 
@@ -339,7 +342,7 @@ def main_output(model: nn.Module, result: Any) -> Tensor:
         CaptureError: there is none, or it does not depend on anything differentiable.
     """
     values = result.values() if isinstance(result, Mapping) else [result]
-    for value in tree_leaves(list(values)):
+    for value in leaves(list(values)):
         if isinstance(value, Tensor) and value.is_floating_point():
             if not value.requires_grad:
                 raise CaptureError(
@@ -353,7 +356,8 @@ def main_output(model: nn.Module, result: Any) -> Tensor:
 def call(model: nn.Module, inputs: Any) -> Any:
     """``model(inputs)``, ``model(*inputs)`` for a tuple or list, ``model(**inputs)`` for a mapping."""
     if isinstance(inputs, tuple | list):
-        return model(*inputs)
+        args, kwargs = arranged(model, inputs)
+        return model(*args, **kwargs)
     return model(**inputs) if hasattr(inputs, "keys") else model(inputs)
 
 

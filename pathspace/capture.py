@@ -8,26 +8,37 @@ was.
 from __future__ import annotations
 
 import io
-import itertools
 import logging
-import traceback
+import threading
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, redirect_stderr
-from dataclasses import dataclass, is_dataclass
+from dataclasses import dataclass
 from typing import Any
 from unittest import mock
 
 import torch
 from torch import fx, nn
 from torch.export.graph_signature import InputKind, OutputKind
-from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 from torch.nn.modules import transformer
-from torch.utils._pytree import tree_leaves
 
-from pathspace.copies import duplicate
-from pathspace.errors import CaptureError, InputError, InputTypeError
+from pathspace.errors import InputError, InputTypeError
 from pathspace.in_place import writes_are_seen
+from pathspace.inputs import arranged, check_inputs, describe, opened, ordinary
+from pathspace.refusals import (
+    check_capturable,
+    check_memory,
+    check_surroundings,
+    failed_capture,
+    failed_run,
+    first_line,
+    user_frame,
+)
+from pathspace.stand_in import repeatable, stand_in
+from pathspace.untouched import untouched
+
+# tracing replaces functions of torch for a while
+_ONE_AT_A_TIME = threading.RLock()
 
 
 @dataclass(frozen=True)
@@ -68,104 +79,25 @@ def quiet() -> Iterator[None]:
         logging.disable(level)
 
 
-def first_line(error: BaseException) -> str:
-    """The first line of an error's message, without a trailing full stop."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return (lines[0] if lines else type(error).__name__).rstrip(".")
-
-
-def user_frame(error: BaseException) -> str:
-    """``at file:line`` of the innermost frame outside torch, or ``in torch``."""
-    place = "in torch"
-    for frame in traceback.extract_tb(error.__traceback__):
-        if "/torch/" not in frame.filename and "/pathspace/" not in frame.filename and "<" not in frame.filename:
-            place = f"at {frame.filename}:{frame.lineno}"
-    return place
-
-
-def describe(values: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
-    """A short account of example inputs: shapes and dtypes."""
-
-    def one(value: Any) -> str:
-        if isinstance(value, torch.Tensor):
-            return f"{'x'.join(map(str, value.shape)) or 'scalar'}:{str(value.dtype).removeprefix('torch.')}"
-        return type(value).__name__
-
-    parts = [one(value) for value in values] + [f"{key}={one(value)}" for key, value in kwargs.items()]
-    return ", ".join(parts) or "no inputs"
-
-
-def check_runs(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+def check_runs(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
     """Run a copy of the model once, and turn whatever it raises into one sentence.
-
-    Returns:
-        What the model returns.
 
     Raises:
         CaptureError: the model itself fails on these inputs.
     """
+    twin = repeatable(stand_in(model, share_tensors=False))
+    known = {name for name, _ in twin.named_parameters()}
     try:
         with quiet(), torch.no_grad():
-            return duplicate(model)(*args, **kwargs)
-    except Exception as error:
-        raise CaptureError(
-            f"{type(model).__name__}.forward raised {type(error).__name__} {user_frame(error)} on inputs "
-            f"({describe(args, kwargs)}): {first_line(error)}; check the shapes and dtypes of the example inputs."
-        ) from error
-
-
-def check_capturable(model: nn.Module) -> None:
-    """Refuse modules that hold no ordinary parameters or no Python forward to trace.
-
-    Raises:
-        InputError: lazily shaped or meta parameters, a data-parallel wrapper, or a scripted module.
-    """
-    name = type(model).__name__
-    if isinstance(model, nn.DataParallel | nn.parallel.DistributedDataParallel):
-        raise InputError(f"{name} wraps a model for several devices; pass the model inside, model.module.")
-    if isinstance(model, torch.jit.ScriptModule):
+            twin(*args, **kwargs)
+    except (Exception, SystemExit) as error:
+        raise failed_run(model, args, kwargs, error) from error
+    made = next((name for name, _ in twin.named_parameters() if name not in known), None)
+    if made is not None:
         raise InputError(
-            f"{name} is a scripted module, whose Python code is gone; pass the module it was scripted from."
+            f"{type(model).__name__} makes parameters while it runs, such as {made!r}; run the model once on a batch, "
+            "then trace it."
         )
-    for key, parameter in model.named_parameters():
-        if isinstance(parameter, nn.parameter.UninitializedParameter):
-            raise InputError(
-                f"{name} has a parameter {key!r} without a shape yet; run the model once on a batch, then trace it."
-            )
-        if parameter.is_meta:
-            raise InputError(
-                f"{name} has a parameter {key!r} without values (meta device); load or initialise the weights first."
-            )
-
-
-def check_memory(model: nn.Module) -> None:
-    """Refuse parameters that share memory without being one parameter: a scale of one would change the other.
-
-    Raises:
-        InputError: two parameters share memory.
-    """
-    held = []
-    for name, parameter in model.named_parameters():
-        if type(parameter) is nn.Parameter and parameter.layout == torch.strided and parameter.numel():
-            last = sum((n - 1) * step for n, step in zip(parameter.shape, parameter.stride(), strict=True))
-            start, size = parameter.data_ptr(), parameter.element_size()
-            # the first and the last byte say enough where all between them is the parameter's own
-            dense = last + 1 == parameter.numel()
-            held.append((start, start + (last + 1) * size if dense else start, name))
-    held.sort()
-    for (_, end, name), (start, _, other) in itertools.pairwise(held):
-        if start < end:
-            raise InputError(
-                f"{type(model).__name__} has parameters {name!r} and {other!r} in the same memory; make them one "
-                "parameter, by assigning the parameter itself instead of its data."
-            )
-
-
-def _chain(error: BaseException | None) -> Iterator[BaseException]:
-    """An error and those that it was raised from."""
-    while error is not None:
-        yield error
-        error = error.__cause__ or error.__context__
 
 
 def capture(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any] | None = None) -> Captured:
@@ -188,33 +120,23 @@ def capture(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any] |
         raise InputTypeError(
             f"Expected a torch.nn.Module to trace, found {type(model).__name__}; pass the model itself."
         )
+    args, kwargs = arranged(model, args, kwargs)
     check_capturable(model)
     check_memory(model)
-    kwargs = dict(kwargs or {})
-    try:
-        with quiet(), mock.patch.object(transformer, "_detect_is_causal_mask", _told_to_be_causal):
-            program = torch.export.export(model, args, kwargs, strict=False)
-            if writes_are_seen(program.graph_module):
-                program = program.run_decompositions({})
-    except Exception as error:
-        if _register_dataclasses(check_runs(model, args, kwargs)):
-            return capture(model, args, kwargs)
-        # export's own errors come in many types; this word is in those about control flow
-        data = any(isinstance(e, GuardOnDataDependentSymNode) or "data-dependent" in str(e) for e in _chain(error))
-        advice = (
-            "control flow that depends on the values of tensors has to be rewritten, for instance with torch.where"
-            if data
-            else "write this step so that torch.export can follow it, or pass the part of the model around it"
-        )
-        raise CaptureError(
-            f"{type(model).__name__} runs but cannot be captured as a graph: {first_line(error)} "
-            f"({user_frame(error)}); {advice}."
-        ) from error
+    check_surroundings()
+    check_inputs(model, args, kwargs)
+    with _ONE_AT_A_TIME, untouched(model), torch.inference_mode(False):
+        args, kwargs = ordinary((args, kwargs))
+        try:
+            program = _export(model, args, kwargs)
+        except (Exception, SystemExit) as error:
+            check_runs(model, args, kwargs)
+            raise failed_capture(model, error) from error
 
-    program.graph_module.graph.eliminate_dead_code()
-    if _mixes_types(program.graph_module):
-        # tracing does not check this, running does
-        check_runs(model, args, kwargs)
+        program.graph_module.graph.eliminate_dead_code()
+        if _mixes_types(program.graph_module):
+            # tracing does not check this, running does
+            check_runs(model, args, kwargs)
     named = dict(model.named_parameters(remove_duplicate=False))
     first: dict[int, str] = {}
     canonical = {name: first.setdefault(id(parameter), name) for name, parameter in named.items()}
@@ -241,17 +163,25 @@ def capture(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any] |
     return Captured(program.graph_module, sources, parameters, canonical, constants, buffers, updates)
 
 
+def _export(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> torch.export.ExportedProgram:
+    """Let torch trace a stand-in of the model."""
+    twin = stand_in(model)
+    tensors = opened(twin, args, kwargs)
+    known = {name for name, _ in twin.named_parameters()}
+    with quiet(), mock.patch.object(transformer, "_detect_is_causal_mask", _told_to_be_causal):
+        program = torch.export.export(
+            twin, args if tensors is None else tensors, dict(kwargs) if tensors is None else {}, strict=False
+        )
+        if writes_are_seen(program.graph_module):
+            program = program.run_decompositions({})
+    if any(name not in known for name, _ in twin.named_parameters()):
+        raise RuntimeError("makes parameters while it runs")
+    return program
+
+
 def _told_to_be_causal(mask: Any, is_causal: bool | None = None, size: int | None = None) -> bool:
     """Whether a mask was said to be causal; torch would compare its values, and uses the mask itself otherwise."""
     return bool(is_causal)
-
-
-def _register_dataclasses(output: Any) -> bool:
-    """Let export see into the dataclasses of an output; whether there were any that it did not know."""
-    found = {type(leaf) for leaf in tree_leaves(output) if is_dataclass(leaf)}
-    for kind in found:
-        torch.export.register_dataclass(kind)
-    return bool(found)
 
 
 def _mixes_types(module: fx.GraphModule) -> bool:
@@ -282,4 +212,14 @@ def place(node: fx.Node) -> tuple[str, str]:
     return module, source
 
 
-__all__ = ["Captured", "capture", "check_runs", "describe", "first_line", "place", "quiet", "user_frame"]
+__all__ = [
+    "Captured",
+    "capture",
+    "check_capturable",
+    "check_runs",
+    "describe",
+    "first_line",
+    "place",
+    "quiet",
+    "user_frame",
+]

@@ -374,6 +374,19 @@ def _duplicate(model: Any) -> Any:
     return copy.deepcopy(model, memo)
 
 
+def _arranged(model: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Inputs of a model; one mapping from the names of its inputs stands for all of them."""
+    import inspect
+
+    if len(args) == 1 and not kwargs and isinstance(args[0], Mapping):
+        try:
+            inspect.signature(model.forward).bind(**args[0])
+        except (TypeError, ValueError):
+            return tuple(args), {}
+        return (), dict(args[0])
+    return tuple(args), dict(kwargs)
+
+
 def _rescale(
     document: Mapping[str, Any],
     blocks: list[Tensor],
@@ -397,6 +410,8 @@ def _rescale(
         elif isinstance(value, tuple | list):
             for entry in value:
                 yield from leaves(entry)
+
+    args, kwargs = _arranged(model, args, kwargs)
 
     def run() -> Any:
         try:

@@ -1,11 +1,17 @@
-"""Copies of models as they are met: after a run, with locks and open files in them."""
+"""Copies of models as they are met: after a run, with locks in them, with functions that refer to the model."""
 
 from __future__ import annotations
 
 import copy
+import sys
+import types
+import weakref
+from collections import deque
 from collections.abc import Mapping
+from functools import partial
 from typing import Any, TypeVar
 
+import torch
 from torch import Tensor, nn
 
 from pathspace.errors import InputError
@@ -13,14 +19,16 @@ from pathspace.errors import InputError
 M = TypeVar("M", bound=nn.Module)
 
 
-def duplicate(model: M) -> M:
+def duplicate(model: M, share_tensors: bool = False) -> M:
     """A copy of ``model`` that can be changed without changing it.
 
     Tensors with a history, which a forward pass has left in the model (``torch.nn.utils.prune`` does), are detached;
-    what cannot be copied at all (a lock, an open file) is shared.
+    what cannot be copied at all (a lock, an open file) is shared. Functions that the model holds, such as hooks, refer
+    to the copy where they referred to the model, and to copies of lists and objects.
 
     Args:
         model: any module.
+        share_tensors: let the copy have the very tensors of the model, so that it costs no memory.
 
     Returns:
         The copy.
@@ -36,36 +44,142 @@ def duplicate(model: M) -> M:
         False
     """
     try:
-        return copy.deepcopy(model, _memo(model))
+        try:
+            return _copied(model, share_tensors, insist=False)
+        except Exception:
+            return _copied(model, share_tensors, insist=True)
     except Exception as error:
+        reason = str(error).strip().splitlines() or [""]
         raise InputError(
-            f"{type(model).__name__} cannot be copied ({type(error).__name__}: {error}), expected a module that "
+            f"{type(model).__name__} cannot be copied ({type(error).__name__}: {reason[0]}), expected a module that "
             "copy.deepcopy copies; take out of it what cannot be copied."
         ) from error
 
 
-def _memo(model: nn.Module) -> dict[int, Any]:
-    """What ``copy.deepcopy`` is to take for the objects in ``model`` that it cannot copy."""
+def _copied(model: M, share_tensors: bool, insist: bool) -> M:
+    memo, functions, own = _memo(model, share_tensors)
+    if insist:
+        # modules that refuse are rebuilt from what they hold
+        refusing = [module for module in own if "__deepcopy__" in dir(type(module))]
+        for module in refusing:
+            memo[id(module)] = type(module).__new__(type(module))
+        for module in refusing:
+            memo[id(module)].__dict__.update(copy.deepcopy(module.__dict__, memo))
+    result = copy.deepcopy(model, memo)
+    for old, new in functions:
+        for before, after in zip(old.__closure__ or (), new.__closure__ or (), strict=True):
+            if _filled(before):
+                after.cell_contents = copy.deepcopy(before.cell_contents, memo)
+        new.__dict__.update(copy.deepcopy(old.__dict__, memo))
+        new.__defaults__ = copy.deepcopy(old.__defaults__, memo)
+        new.__kwdefaults__ = copy.deepcopy(old.__kwdefaults__, memo)
+    for module in own:
+        twin = memo.get(id(module))
+        for key, value in module.__dict__.items():
+            if isinstance(value, weakref.ref) and twin is not None and id(value()) in memo:
+                twin.__dict__[key] = weakref.ref(memo[id(value())])
+    return result
+
+
+def _filled(cell: types.CellType) -> bool:
+    try:
+        cell.cell_contents  # noqa: B018
+    except ValueError:
+        # a name that is not bound yet
+        return False
+    return True
+
+
+def _memo(
+    model: nn.Module, share_tensors: bool
+) -> tuple[dict[int, Any], list[tuple[types.FunctionType, types.FunctionType]], list[nn.Module]]:
+    """What ``copy.deepcopy`` is to take for the objects in ``model`` that it cannot copy, or would not.
+
+    Returns:
+        The memo; the functions with something of their own, each with its empty twin; the modules.
+    """
     memo: dict[int, Any] = {}
-    seen: set[int] = set()
+    functions: list[tuple[types.FunctionType, types.FunctionType]] = []
+    modules: list[nn.Module] = []
+    seen: dict[int, Any] = {}
     waiting: list[Any] = [model]
     while waiting:
         value = waiting.pop()
-        if id(value) in seen or isinstance(value, type):
+        if id(value) in seen or isinstance(value, type | str | int | float | types.ModuleType):
             continue
-        seen.add(id(value))
+        seen[id(value)] = value
         if isinstance(value, Tensor):
-            if not value.is_leaf:
-                memo[id(value)] = value.detach().clone()
+            tensor = _tensor(value, share_tensors)
+            if tensor is not None:
+                memo[id(value)] = tensor
         elif isinstance(value, Mapping):
             waiting += value.values()
-        elif isinstance(value, list | tuple | set):
+            waiting += getattr(value, "__dict__", {}).values()
+        elif isinstance(value, list | tuple | set | frozenset | deque):
             waiting += value
+        elif isinstance(value, types.FunctionType):
+            twin = _twin(value)
+            if twin is not None:
+                memo[id(value)] = twin
+                functions.append((value, twin))
+                waiting += [cell.cell_contents for cell in value.__closure__ or () if _filled(cell)]
+                waiting += value.__defaults__ or ()
+                waiting += (value.__kwdefaults__ or {}).values()
+                waiting += value.__dict__.values()
+        elif isinstance(value, types.MethodType):
+            waiting.append(value.__self__)
+        elif isinstance(value, partial):
+            waiting += [value.func, *value.args, *value.keywords.values()]
         else:
+            if isinstance(value, nn.Module):
+                modules.append(value)
             try:
                 # an object that tells how it is made can be copied, once what it holds can
                 value.__reduce_ex__(4)
                 waiting += getattr(value, "__dict__", {}).values()
             except Exception:
-                memo[id(value)] = value
-    return memo
+                if isinstance(value, nn.Module):
+                    waiting += value.__dict__.values()
+                elif isinstance(value, torch.Generator):
+                    memo[id(value)] = torch.Generator(value.device)
+                    memo[id(value)].set_state(value.get_state())
+                else:
+                    memo[id(value)] = value
+    # numbers of objects are those of living ones
+    memo[id(memo)] = list(seen.values())
+    return memo, functions, modules
+
+
+def _tensor(value: Tensor, share: bool) -> Tensor | None:
+    """What a copy is to have in place of a tensor; ``None`` for an ordinary copy."""
+    if value.is_inference() and not torch.is_inference_mode_enabled():
+        # cannot be differentiated by
+        clone = value.clone()
+        return nn.Parameter(clone, value.requires_grad) if isinstance(value, nn.Parameter) else clone
+    if not value.is_leaf:
+        return value.detach() if share else value.detach().clone()
+    return value if share else None
+
+
+def _twin(function: types.FunctionType) -> types.FunctionType | None:
+    """A function with the same code and empty cells, where it has something that could refer to the model."""
+    cells = function.__closure__
+    if not (cells or function.__defaults__ or function.__kwdefaults__ or function.__dict__) or _importable(function):
+        return None
+    empty = None if cells is None else tuple(types.CellType() for _ in cells)
+    twin = types.FunctionType(function.__code__, function.__globals__, function.__name__, function.__defaults__, empty)
+    twin.__kwdefaults__, twin.__qualname__, twin.__doc__ = (
+        function.__kwdefaults__,
+        function.__qualname__,
+        function.__doc__,
+    )
+    twin.__module__, twin.__annotations__ = function.__module__, function.__annotations__
+    return twin
+
+
+def _importable(function: types.FunctionType) -> bool:
+    """Whether a function belongs to its module: it is older than any model, and known by its identity."""
+    return getattr(sys.modules.get(function.__module__), function.__qualname__, None) is function
+
+
+__all__ = ["duplicate"]

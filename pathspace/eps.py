@@ -23,7 +23,8 @@ FROZEN = ("input", "running_mean", "running_var", "weight", "bias")
 
 def precision(model: nn.Module) -> torch.dtype:
     """The floating point type of a model's parameters."""
-    return next((p.dtype for p in model.parameters() if p.is_floating_point()), torch.float64)
+    own = (p.dtype for p in model.parameters() if p.is_floating_point() and p.element_size() > 1)
+    return next(own, torch.float64)
 
 
 def _frozen_batch_norm(

@@ -17,15 +17,16 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from pathspace.capture import first_line, quiet
-from pathspace.copies import duplicate
 from pathspace.eps import precision, without_eps
 from pathspace.moves import moved
+from pathspace.nested import leaves as leaves_of
+from pathspace.nested import mapped
 from pathspace.reduction import ReductionGraph
 from pathspace.rescale import rescale
+from pathspace.stand_in import repeatable, stand_in
 from pathspace.substitute import evaluate
 
 # above this many weights a float64 copy with gradients would cost more memory than the model itself
@@ -84,26 +85,24 @@ def computing_in(dtype: torch.dtype) -> Iterator[None]:
 
 
 def bench_copy(model: nn.Module, graph: ReductionGraph, inputs: tuple[Any, Any]) -> tuple[nn.Module, torch.dtype]:
-    """A module to measure on: a float64 copy, or where that is too large the model itself.
+    """A module to measure on: a float64 copy, or where that is too large one that shares the model's tensors.
 
     A model that insists on another precision (it names one in its forward) is measured on a copy in its own.
     """
     own = precision(model)
     if graph.num_weights > LARGE:
-        return model, own
-    bench = duplicate(model).double()
+        return repeatable(stand_in(model)), own
+    bench = repeatable(stand_in(model, share_tensors=False).double())
     try:
         run(bench, *cast(inputs, torch.float64))
     except (RuntimeError, ValueError):
-        return duplicate(model), own
+        return repeatable(stand_in(model, share_tensors=False)), own
     return bench, torch.float64
 
 
 def cast(tree: Any, dtype: torch.dtype) -> Any:
     """Nested inputs with floating point tensors converted."""
-    return pytree.tree_map(
-        lambda leaf: leaf.to(dtype) if isinstance(leaf, Tensor) and leaf.is_floating_point() else leaf, tree
-    )
+    return mapped(lambda leaf: leaf.to(dtype) if leaf.is_floating_point() else leaf, tree)
 
 
 def run(
@@ -121,7 +120,7 @@ def run(
         outputs = evaluate(model, {**buffers, **(weights or {})}, args, kwargs)
     leaves = [
         leaf.detach().reshape(-1)
-        for leaf in pytree.tree_leaves(outputs)
+        for leaf in leaves_of(outputs)
         if isinstance(leaf, Tensor) and leaf.is_floating_point()
     ]
     joined = torch.cat([leaf.double() for leaf in leaves]) if leaves else torch.zeros(0, dtype=torch.float64)
@@ -259,7 +258,7 @@ def _loss(
     outputs = evaluate(model, leaves, args, kwargs)
     generator = torch.Generator().manual_seed(seed + 1)
     loss = torch.zeros((), dtype=torch.float64)
-    for leaf in pytree.tree_leaves(outputs):
+    for leaf in leaves_of(outputs):
         if isinstance(leaf, Tensor) and leaf.is_floating_point():
             weight = torch.randn(leaf.shape, generator=generator, dtype=torch.float64)
             value = leaf.double().cpu()

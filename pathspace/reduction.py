@@ -432,5 +432,7 @@ def trace(
     captured = capture(model, args, kwargs)
     from pathspace.inference.build import build
 
-    scales, _ = interpret(captured, Scales, strict, norm_eps)
-    return remember(model, build(captured, scales, norm_eps))
+    # what the analysis makes for itself has numbers, whatever is the default outside
+    with torch.device("cpu"), torch.inference_mode(False):
+        scales, _ = interpret(captured, Scales, strict, norm_eps)
+        return remember(model, build(captured, scales, norm_eps))

@@ -4,21 +4,24 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils import _pytree as pytree
 
-from pathspace.capture import check_capturable
 from pathspace.certificate import Certificate
 from pathspace.errors import InputError
 from pathspace.explain import account
+from pathspace.inputs import arranged, check_inputs, ordinary
 from pathspace.invariance import bench_copy, cast, measure
 from pathspace.levels import levels_in_words, measure_levels
+from pathspace.nested import leaves
 from pathspace.reduction import trace
+from pathspace.refusals import check_capturable, check_surroundings
 from pathspace.theorems import enumerable, theorem1, theorem2, theorem3, tree_problem
+from pathspace.untouched import untouched
 
 
 def _entries(tensor: Tensor) -> Tensor:
@@ -35,7 +38,8 @@ def _wrong(tensor: Tensor, masks: bool) -> int:
         tensor: what to look at.
         masks: whether minus infinity is what masks of attention are made of.
     """
-    pieces = _entries(tensor).split(1 << 22)
+    entries = _entries(tensor)
+    pieces = (entries.float() if entries.element_size() == 1 else entries).split(1 << 22)
     return sum(int((~torch.isfinite(p) & ~(torch.isneginf(p) & masks)).sum()) for p in pieces)
 
 
@@ -45,8 +49,12 @@ def check_finite(model: nn.Module, inputs: Any) -> None:
     Raises:
         InputError: naming the first tensor with NaN or infinity.
     """
+    observers = {name for name, module in model.named_modules() if hasattr(module, "calculate_qparams")}
     for kind, named in (("parameter", model.named_parameters()), ("buffer", model.named_buffers())):
         for name, tensor in named:
+            if name.rpartition(".")[0] in observers:
+                # a range that has not been observed yet is from infinity to minus infinity
+                continue
             bad = _wrong(tensor, kind == "buffer") if tensor.is_floating_point() else 0
             if bad:
                 raise InputError(
@@ -54,7 +62,7 @@ def check_finite(model: nn.Module, inputs: Any) -> None:
                     "expected finite numbers; "
                     "verify a checkpoint from before it diverged."
                 )
-    for leaf in pytree.tree_leaves(inputs):
+    for leaf in leaves(inputs):
         if isinstance(leaf, Tensor) and leaf.is_floating_point() and _wrong(leaf, masks=True):
             raise InputError(
                 "The example inputs contain NaN or infinite values, expected finite numbers (or -inf in a mask); "
@@ -102,15 +110,40 @@ def verify(
     """
     start = time.perf_counter()
     if isinstance(model, nn.Module):
+        args, kwargs = arranged(model, args, kwargs)
         check_capturable(model)
-        check_finite(model, (args, kwargs or {}))
+        check_surroundings()
+        check_inputs(model, args, kwargs)
+        check_finite(model, (args, kwargs))
+        with untouched(model), torch.inference_mode(False), _with_numbers():
+            args, kwargs = ordinary((args, kwargs))
+            return _verified(model, args, kwargs, norm_eps, rule, seed, strict, start)
+    return _verified(model, args, kwargs or {}, norm_eps, rule, seed, strict, start)
+
+
+def _with_numbers() -> AbstractContextManager[Any]:
+    """Where new tensors are made: as outside, but never without values."""
+    return torch.device("cpu") if torch.get_default_device().type == "meta" else nullcontext()
+
+
+def _verified(
+    model: nn.Module,
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+    norm_eps: str,
+    rule: str,
+    seed: int,
+    strict: bool,
+    start: float,
+) -> Certificate:
+    """Trace, prove and measure, with inputs as ``forward`` takes them."""
     graph = trace(model, *args, kwargs=kwargs, norm_eps=norm_eps, strict=strict)
     skeleton = graph.skeleton(rule=rule, seed=seed)
     basis = skeleton.basis()
     problem = tree_problem(graph, skeleton.tree_in) or tree_problem(graph, skeleton.tree_out)
 
-    bench, dtype = bench_copy(model, graph, (args, dict(kwargs or {})))
-    inputs = (cast(args, dtype), cast(dict(kwargs or {}), dtype))
+    bench, dtype = bench_copy(model, graph, (args, dict(kwargs)))
+    inputs = (cast(args, dtype), cast(dict(kwargs), dtype))
     invariance, switches = measure(graph, bench, *inputs, seed=seed)
     levels = measure_levels(graph, bench, *inputs, seed=seed)
     invariance["holds"] = invariance["holds"] and levels["holds"] is not False

@@ -20,6 +20,7 @@ from diagnostics.report.measure import Facts, Loss, Subject, attempt
 from pathspace import Skeleton, explain
 from pathspace.errors import InputError
 from pathspace.files import replacing
+from pathspace.inputs import arranged
 from pathspace.potentials import log_prefixes, log_suffixes
 
 Progress = Callable[[str, float], None]
@@ -105,7 +106,8 @@ def report(
     from diagnostics.cli import _loss
 
     loss = loss_fn if loss_fn is not None else _loss(seed)
-    subject = Subject(model, inputs, dict(kwargs or {}), loss, targets, loss_fn is not None)
+    inputs, kwargs = arranged(model, inputs, kwargs)
+    subject = Subject(model, inputs, kwargs, loss, targets, loss_fn is not None)
     steps = _Steps(progress)
     with steps("tracing"):
         explanation = explain(model, *inputs, kwargs=kwargs, norm_eps=norm_eps)

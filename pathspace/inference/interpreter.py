@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
-from torch import Tensor, fx, strided
+from torch import Tensor, dtype, fx, strided
 from torch.utils import _pytree as pytree
 
 from pathspace.capture import Captured, first_line, place
@@ -80,9 +80,8 @@ def interpret(
 def _placeholder(node: fx.Node, captured: Captured, semantics: Semantics) -> Any:
     kind, name = captured.sources.get(node.name, ("input", node.name))
     shown = node.meta.get("val")
-    if kind == "parameter" and not captured.parameters[name].is_floating_point():
-        # complex weights have no signs to keep, and no positive scales alone; whole numbers cannot be rescaled
-        word = "complex" if captured.parameters[name].is_complex() else "integer"
+    word = _unscaled(captured.parameters[name].dtype) if kind == "parameter" else ""
+    if word:
         semantics.pinned_parameters[name] = Pin(
             f"{word} parameter", "", "", f"{word} weights stay outside path space", 0, (name,)
         )
@@ -103,6 +102,17 @@ def _placeholder(node: fx.Node, captured: Captured, semantics: Semantics) -> Any
         name = next((first for first, buffer in captured.buffers.items() if buffer is own), name)
         ids.buffer_name = name  # type: ignore[attr-defined]
     return ids
+
+
+def _unscaled(kind: dtype) -> str:
+    """What to call the weights of a type that takes no positive factors, or ``""``."""
+    if kind.is_complex:
+        # no signs to keep, and no positive scales alone
+        return "complex"
+    if not kind.is_floating_point:
+        return "integer"
+    # two or three digits cannot carry a factor
+    return "8-bit" if kind.itemsize == 1 else ""
 
 
 def _note_read(semantics: Semantics, value: Any) -> None:

@@ -19,6 +19,7 @@ from pathspace.capture import capture
 from pathspace.inference.build import build
 from pathspace.inference.interpreter import interpret
 from pathspace.inference.units import Scales
+from pathspace.inputs import in_order
 from pathspace.invariance import random_powers
 
 SMALL = torch.finfo(torch.float64).tiny
@@ -145,7 +146,7 @@ class Runner:
         self.weights = {name: p.detach() for name, p in captured.parameters.items()}
         self.buffers = {name: b.detach() for name, b in model.named_buffers(remove_duplicate=False)}
         self.negligible = negligible
-        self.inputs = pytree.tree_leaves(inputs)
+        self.inputs = in_order(*inputs)
         self.training = model.training
         self.results = pytree.tree_leaves(next(n for n in self.module.graph.nodes if n.op == "output").args[0])
 

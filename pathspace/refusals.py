@@ -1,0 +1,228 @@
+"""Why a model cannot be traced, in one sentence each, without the words of torch's own machinery."""
+
+from __future__ import annotations
+
+import itertools
+import re
+import sysconfig
+import traceback
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
+
+from pathspace.errors import CaptureError, InputError
+from pathspace.inputs import describe, without_values
+
+_STANDARD = sysconfig.get_paths()["stdlib"] + "/"
+# what only those who work on torch itself can make something of
+_INTERNAL = re.compile(
+    r"aten|prims::|torch\._|torch\.fx|torch\.export|torch\.classes|__torch__|_export|Fake|Sym(Int|Float|Bool|Node)|Proxy"
+    r"|pytree|[Ff]unctor|[Dd]ynamo|unhinted|\bz?u[f]?\d+\b|[Gg]uard|github\.com|\bc10\b|C10|[Dd]ispatch|backend"
+    r"|tensor subclass|\bmeta\b|_impl|_cpu\b|_cuda\b|HigherOrder|autograd\.Function|tracing|Unsupported"
+)
+_LONGEST = 240
+
+
+def first_line(error: BaseException) -> str:
+    r"""The first line of an error's message, without a trailing full stop, or nothing where it is torch's own talk.
+
+    Example:
+        >>> first_line(RuntimeError("boom.\nmore")), first_line(RuntimeError("aten::copy_ has no kernel"))
+        ('boom', 'a step inside torch fails')
+    """
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    line = (lines[0] if lines else type(error).__name__).rstrip(".")
+    if _INTERNAL.search(line):
+        return "a step inside torch fails"
+    return line if len(line) <= _LONGEST else line[:_LONGEST].rsplit(" ", 1)[0] + " ..."
+
+
+def user_frame(error: BaseException) -> str:
+    """``at file:line`` of the innermost frame outside torch, or ``in torch``."""
+    place = "in torch"
+    for frame in traceback.extract_tb(error.__traceback__):
+        name = frame.filename
+        if not ("/torch/" in name or "/pathspace/" in name or "<" in name or _is_standard(name)):
+            place = f"at {name}:{frame.lineno}"
+    return place
+
+
+def _is_standard(name: str) -> bool:
+    return name.startswith(_STANDARD) and "site-packages" not in name
+
+
+def check_capturable(model: nn.Module) -> None:
+    """Refuse modules that hold no ordinary parameters or no Python forward to trace.
+
+    Raises:
+        InputError: lazily shaped, sharded or meta parameters, a data-parallel wrapper, or a scripted module.
+    """
+    name = type(model).__name__
+    if isinstance(model, nn.DataParallel | nn.parallel.DistributedDataParallel):
+        raise InputError(f"{name} wraps a model for several devices; pass the model inside, model.module.")
+    if isinstance(model, torch.jit.ScriptModule):
+        raise InputError(
+            f"{name} is a scripted module, whose Python code is gone; pass the module it was scripted from."
+        )
+    for path, module in model.named_modules():
+        if isinstance(module, torch.jit.ScriptModule):
+            raise InputError(
+                f"{name} holds a scripted module {path!r}, whose Python code is gone; put the module that it was "
+                "scripted from in its place."
+            )
+        if type(module).__name__ in ("FullyShardedDataParallel", "FlatParamHandle") or hasattr(module, "_fsdp_state"):
+            raise InputError(
+                f"{name} holds {path or name!r}, whose parameters are sharded over processes; trace the model before "
+                "it is sharded, names and units stay the same."
+            )
+    tensors = [("parameter", *item) for item in model.named_parameters()]
+    for kind, key, tensor in tensors + [("buffer", *item) for item in model.named_buffers()]:
+        if isinstance(tensor, nn.parameter.UninitializedParameter | nn.parameter.UninitializedBuffer):
+            raise InputError(
+                f"{name} has a {kind} {key!r} without a shape yet; run the model once on a batch, then trace it."
+            )
+        if without_values(tensor):
+            raise InputError(
+                f"{name} has a {kind} {key!r} without values (on the meta device or of a fake mode), expected numbers; "
+                "load or initialise the weights first."
+            )
+        if type(tensor).__name__ == "DTensor":
+            raise InputError(
+                f"{name} has a {kind} {key!r} that is sharded over processes; trace the model before it is sharded, "
+                "names and units stay the same."
+            )
+
+
+def check_surroundings() -> None:
+    """Refuse to trace where every new tensor would be without values.
+
+    Raises:
+        InputError: a fake mode is active.
+    """
+    if without_values(torch.empty(0, device="cpu")):
+        raise InputError(
+            "A fake mode is active, expected tensors with numbers; call this outside of it, with the model's tensors "
+            "without values there is nothing to measure."
+        )
+
+
+def check_memory(model: nn.Module) -> None:
+    """Refuse parameters that share memory without being one parameter: a scale of one would change the other.
+
+    Raises:
+        InputError: two parameters share memory.
+    """
+    held = []
+    for name, parameter in model.named_parameters():
+        if type(parameter) is nn.Parameter and parameter.layout == torch.strided and parameter.numel():
+            last = sum((n - 1) * step for n, step in zip(parameter.shape, parameter.stride(), strict=True))
+            start, size = parameter.data_ptr(), parameter.element_size()
+            # the first and the last byte say enough where all between them is the parameter's own
+            dense = last + 1 == parameter.numel()
+            held.append((start, start + (last + 1) * size if dense else start, name))
+    held.sort()
+    for (_, end, name), (start, _, other) in itertools.pairwise(held):
+        if start < end:
+            raise InputError(
+                f"{type(model).__name__} has parameters {name!r} and {other!r} in the same memory; make them one "
+                "parameter, by assigning the parameter itself instead of its data."
+            )
+
+
+def failed_run(model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any], error: BaseException) -> CaptureError:
+    """The sentence for a model that does not run on its inputs.
+
+    Args:
+        model: the model.
+        args: positional inputs.
+        kwargs: inputs by keyword.
+        error: what the model raised.
+    """
+    name = type(model).__name__
+    if isinstance(error, SystemExit):
+        return CaptureError(
+            f"{name}.forward ended the program, SystemExit ({error.code}), {user_frame(error)}; raise an exception "
+            "there."
+        )
+    small = next((n for n, p in model.named_parameters() if "float8" in str(p.dtype) or "float4" in str(p.dtype)), None)
+    if small is not None and isinstance(error, RuntimeError | NotImplementedError | ValueError):
+        kind = str(dict(model.named_parameters())[small].dtype).removeprefix("torch.")
+        return CaptureError(
+            f"{name}.forward computes with {small!r} in {kind} {user_frame(error)}, which the operations there do not "
+            "take; convert it in forward, weight.to(x.dtype) * scale, or trace the model before it was quantised."
+        )
+    advice = "check the shapes and dtypes of the example inputs"
+    if len(args) == 1 and not kwargs and hasattr(args[0], "keys"):
+        advice = "pass inputs that have names as kwargs="
+    return CaptureError(
+        f"{name}.forward raised {_kind(error)} {user_frame(error)} on inputs ({describe(args, kwargs)}): "
+        f"{first_line(error)}; {advice}."
+    )
+
+
+def _kind(error: BaseException) -> str:
+    """The name of an exception, or of the built-in one that it is."""
+    own = type(error).__module__
+    name = next(
+        kind.__name__ for kind in type(error).__mro__ if not own.startswith("torch.") or kind.__module__ == "builtins"
+    )
+    return "an error" if name == "Exception" else name
+
+
+def failed_capture(model: nn.Module, error: BaseException) -> CaptureError:
+    """The sentence for a model that runs and cannot be captured.
+
+    Args:
+        model: the model.
+        error: what the capture raised.
+    """
+    chain = list(_chain(error))
+    said = " ".join(str(each) for each in chain)
+    observing = any(hasattr(module, "calculate_qparams") for module in model.modules())
+    packed = "torch.classes" in said or any("_packed_params" in vars(m) for m in model.modules())
+    if packed:
+        what = "its weights are packed for integer arithmetic"
+        advice = "trace the model before it was quantised"
+    elif observing:
+        what = "it observes ranges for quantisation while it runs"
+        advice = (
+            "trace the model before it was prepared, or call model.apply(torch.ao.quantization.disable_observer) first"
+        )
+    elif "numpy" in said:
+        what = "it computes in numpy, where no operation can be seen"
+        advice = "write this step with torch"
+    elif any(isinstance(each, GuardOnDataDependentSymNode) or _on_values(str(each)) for each in chain):
+        what = "its Python control flow depends on the values of tensors"
+        advice = "write this step with torch.where or torch.cond, or pass the part of the model around it"
+    else:
+        what = first_line(error)
+        advice = "write this step with plain torch operations, or pass the part of the model around it"
+    return CaptureError(
+        f"{type(model).__name__} runs but cannot be captured as a graph: {what} ({user_frame(error)}); {advice}."
+    )
+
+
+def _on_values(message: str) -> bool:
+    """Whether a message of export is about control flow that depends on data."""
+    return any(words in message for words in ("data-dependent", ".item()", "_local_scalar_dense", "tolist"))
+
+
+def _chain(error: BaseException | None) -> Iterator[BaseException]:
+    """An error and those that it was raised from."""
+    while error is not None:
+        yield error
+        error = error.__cause__ or error.__context__
+
+
+__all__ = [
+    "check_capturable",
+    "check_memory",
+    "check_surroundings",
+    "failed_capture",
+    "failed_run",
+    "first_line",
+    "user_frame",
+]

@@ -1,0 +1,109 @@
+"""A model to trace and to measure on, in place of the user's own: nothing that happens to it is seen outside."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from pathspace.copies import duplicate
+from pathspace.nested import leaves, mapped
+
+
+def stand_in(model: nn.Module, share_tensors: bool = True) -> nn.Module:
+    """A copy of ``model`` that computes the same and returns its tensors as one tuple.
+
+    Caches of keys and values are switched off where the model's configuration switches them on, and what was compiled
+    runs as it was written.
+
+    Args:
+        model: any module.
+        share_tensors: let it have the very tensors of the model.
+
+    Returns:
+        The copy, in the mode the model is in.
+
+    Raises:
+        InputError: the model cannot be copied.
+
+    Example:
+        >>> import torch
+        >>> class Net(torch.nn.Module):
+        ...     def forward(self, x):
+        ...         return {"out": x, "name": "net"}
+        >>> stand_in(Net())(torch.ones(1))
+        (tensor([1.]),)
+    """
+    twin = duplicate(model, share_tensors)
+    switch_off_caches(twin)
+    for module in twin.modules():
+        # made by torch.compile
+        written = module._modules.get("_orig_mod")
+        if written is not None and "forward" in module.__dict__:
+            module.__dict__["forward"] = written.__call__
+    twin.register_forward_hook(lambda module, args, outputs: tuple(leaves(outputs)))
+    return twin
+
+
+def repeatable(twin: nn.Module) -> nn.Module:
+    """Let a stand-in start anew at each call: with the inputs as they were given, and generators as they are now.
+
+    Args:
+        twin: what :func:`stand_in` returned; it is changed.
+
+    Returns:
+        The same module.
+    """
+    generators = [
+        (value, value.get_state())
+        for module in twin.modules()
+        for value in module.__dict__.values()
+        if isinstance(value, torch.Generator)
+    ]
+
+    def anew(module: nn.Module, args: Any, kwargs: Any) -> Any:
+        for generator, state in generators:
+            generator.set_state(state)
+        return mapped(Tensor.clone, (args, kwargs))
+
+    twin.register_forward_pre_hook(anew, prepend=True, with_kwargs=True)
+    return twin
+
+
+def switch_off_caches(model: nn.Module) -> None:
+    """Set ``use_cache`` to False in every configuration that a module carries as ``config``, and in those within it.
+
+    Args:
+        model: a copy of one's own; the configurations are changed.
+
+    Example:
+        >>> import torch
+        >>> from types import SimpleNamespace
+        >>> model = torch.nn.Identity()
+        >>> model.config = SimpleNamespace(use_cache=True, text_config=SimpleNamespace(use_cache=True))
+        >>> switch_off_caches(model)
+        >>> model.config
+        namespace(use_cache=False, text_config=namespace(use_cache=False))
+    """
+    seen: set[int] = set()
+    for module in model.modules():
+        for config in _configurations(getattr(module, "config", None), seen):
+            if getattr(config, "use_cache", None) is True:
+                config.use_cache = False
+
+
+def _configurations(config: Any, seen: set[int]) -> Iterator[Any]:
+    """A configuration and those that it holds."""
+    held = getattr(config, "__dict__", None)
+    if held is None or id(config) in seen or isinstance(config, type | nn.Module):
+        return
+    seen.add(id(config))
+    yield config
+    for value in list(held.values()):
+        if hasattr(value, "use_cache"):
+            yield from _configurations(value, seen)
+
+
+__all__ = ["repeatable", "stand_in", "switch_off_caches"]

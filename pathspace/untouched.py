@@ -1,0 +1,114 @@
+"""What a model's code does to the world outside of the model while it is traced, undone: globals, class attributes."""
+
+from __future__ import annotations
+
+import random
+import types
+from collections import OrderedDict, defaultdict, deque
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+from torch import nn
+
+_CONTAINERS = (list, dict, set, deque, OrderedDict, defaultdict)
+_LIBRARY = ("torch.", "builtins", "pathspace.")
+
+
+@contextmanager
+def untouched(model: nn.Module) -> Iterator[None]:
+    """Put back global names, and lists and dictionaries of modules and classes, that the code of a model changes.
+
+    The random numbers of Python and numpy go on as if nothing had been drawn.
+
+    Args:
+        model: the model whose code will run.
+
+    Example:
+        >>> import torch
+        >>> class Net(torch.nn.Module):
+        ...     seen = []
+        ...     def forward(self, x):
+        ...         self.seen.append(x)
+        ...         return x
+        >>> with untouched(Net()):
+        ...     _ = Net()(torch.ones(1))
+        >>> Net.seen
+        []
+    """
+    classes = {kind for module in model.modules() for kind in type(module).__mro__ if _is_users(kind)}
+    functions = [function for kind in classes for function in _functions(kind.__dict__.values())]
+    hooks = [hook for module in model.modules() for hook in _hooks(module)]
+    functions += [function for function in _functions(hooks) if _is_users(function)]
+    names = {(id(f.__globals__), name): (f.__globals__, name) for f in functions for name in _names(f.__code__)}
+    rebound = [(space, name, space[name]) for space, name in names.values() if name in space]
+    attributes = [
+        (kind, {key: value for key, value in kind.__dict__.items() if not key.startswith("__")}) for kind in classes
+    ]
+    values = [value for _, _, value in rebound] + [value for _, held in attributes for value in held.values()]
+    kept = {id(value): (value, _copied(value)) for value in values if type(value) in _CONTAINERS}
+    drawn, state = random.getstate(), np.random.get_state()
+    try:
+        yield
+    finally:
+        random.setstate(drawn)
+        np.random.set_state(state)
+        for value, before in kept.values():
+            if not _same(value, before):
+                value.clear()
+                (value.extend if isinstance(value, list | deque) else value.update)(before)
+        for space, name, value in rebound:
+            if space.get(name) is not value:
+                space[name] = value
+        for kind, held in attributes:
+            for key in [key for key in kind.__dict__ if not key.startswith("__") and key not in held]:
+                delattr(kind, key)
+            for key, value in held.items():
+                if kind.__dict__.get(key) is not value:
+                    setattr(kind, key, value)
+
+
+def _is_users(thing: Any) -> bool:
+    return not f"{thing.__module__}.".startswith(_LIBRARY)
+
+
+def _hooks(module: nn.Module) -> Iterator[Any]:
+    for held in (module._forward_hooks, module._forward_pre_hooks):
+        yield from held.values()
+
+
+def _functions(values: Any) -> Iterator[types.FunctionType]:
+    """Python functions among values, and within what wraps them."""
+    for value in values:
+        inner = getattr(value, "__func__", getattr(value, "func", value))
+        if isinstance(inner, property):
+            yield from _functions([inner.fget, inner.fset])
+        while isinstance(inner, types.FunctionType):
+            yield inner
+            inner = getattr(inner, "__wrapped__", None)
+
+
+def _names(code: types.CodeType) -> Iterator[str]:
+    """Names that code and the functions in it look up."""
+    yield from code.co_names
+    for constant in code.co_consts:
+        if isinstance(constant, types.CodeType):
+            yield from _names(constant)
+
+
+def _copied(value: Any) -> Any:
+    return dict(value) if isinstance(value, dict) else list(value)
+
+
+def _same(value: Any, before: Any) -> bool:
+    """Whether a container holds the very objects that it held."""
+    if len(value) != len(before):
+        return False
+    if isinstance(value, dict):
+        pairs = zip(value.items(), before.items(), strict=True)
+        return all(key is other and entry is former for (key, entry), (other, former) in pairs)
+    return all(one is other for one, other in zip(value, before, strict=True))
+
+
+__all__ = ["untouched"]

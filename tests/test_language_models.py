@@ -1,0 +1,161 @@
+"""Language models as their classes build them: caches are switched off for the trace, and nothing is left behind."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import pathspace as ps
+from diagnostics import MarkovChain
+from diagnostics.cost import cost
+from diagnostics.report.page import report
+from diagnostics.signal import signal
+from pathspace.checker import check
+from training import penalize
+
+pytestmark = [pytest.mark.filterwarnings("ignore")]
+WORDS = 41
+SIZES = {
+    "vocab_size": WORDS, "hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 40,
+}  # fmt: skip
+# family: (class, configuration, sizes); everything else is as the class has it
+FAMILIES: dict[str, tuple[str, str, dict[str, Any]]] = {
+    "llama": ("LlamaForCausalLM", "LlamaConfig", SIZES),
+    "gpt2": ("GPT2LMHeadModel", "GPT2Config", {"vocab_size": WORDS, "n_embd": 24, "n_layer": 2, "n_head": 4}),
+    "mistral": ("MistralForCausalLM", "MistralConfig", {**SIZES, "num_key_value_heads": 2}),
+    "qwen2": ("Qwen2ForCausalLM", "Qwen2Config", {**SIZES, "num_key_value_heads": 2}),
+    "gemma": ("GemmaForCausalLM", "GemmaConfig", {**SIZES, "num_key_value_heads": 2, "head_dim": 6}),
+    "opt": ("OPTForCausalLM", "OPTConfig", {**SIZES, "ffn_dim": 40, "word_embed_proj_dim": 24}),
+    "bloom": ("BloomForCausalLM", "BloomConfig", {"vocab_size": WORDS, "hidden_size": 24, "n_layer": 2, "n_head": 4}),
+    "gpt_neox": ("GPTNeoXForCausalLM", "GPTNeoXConfig", SIZES),
+    "falcon": ("FalconForCausalLM", "FalconConfig", SIZES),
+    "olmo": ("OlmoForCausalLM", "OlmoConfig", SIZES),
+    "mamba": ("MambaForCausalLM", "MambaConfig", {"vocab_size": WORDS, "hidden_size": 24, "num_hidden_layers": 1}),
+}  # fmt: skip
+
+
+class Cache:
+    """Keys and values of earlier words, of a class that nobody registered anywhere."""
+
+    def __init__(self) -> None:
+        self.layers: list[SimpleNamespace] = []
+
+    def update(self, keys: Tensor, values: Tensor) -> None:
+        self.layers.append(SimpleNamespace(keys=keys, values=values))
+
+
+class Language(nn.Module):
+    """A language model in small, with a cache that its configuration switches on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.config = SimpleNamespace(use_cache=True, text_config=SimpleNamespace(use_cache=True))
+        self.words, self.keys, self.values = nn.Embedding(WORDS, 8), nn.Linear(8, 8), nn.Linear(8, 8)
+        self.out, self.head = nn.Linear(8, 8), nn.Linear(8, WORDS)
+
+    def forward(
+        self, input_ids: Tensor, attention_mask: Tensor | None = None, use_cache: bool | None = None
+    ) -> dict[str, Any]:
+        use_cache = self.config.use_cache if use_cache is None else use_cache
+        x, cache = self.words(input_ids), Cache()
+        keys, values = self.keys(x), self.values(x)
+        if use_cache:
+            cache.update(keys, values)
+        x = x + self.out(torch.softmax(x @ keys.mT, -1) @ values)
+        return {"logits": self.head(x), "past_key_values": cache}
+
+
+def tokens() -> Any:
+    from odd_models import Words
+
+    torch.manual_seed(0)
+    ids = torch.randint(3, WORDS, (2, 7))
+    return Words(input_ids=ids, attention_mask=torch.ones_like(ids))
+
+
+def test_the_cache_is_off_for_the_trace_and_on_for_the_user() -> None:
+    torch.manual_seed(0)
+    model, off = Language(), Language()
+    off.config = SimpleNamespace(use_cache=False)
+    before = copy.deepcopy(model.config)
+    certificate = ps.verify(model, kwargs=tokens())
+    assert certificate.holds
+    assert certificate.units == ps.trace(off, kwargs=tokens()).num_units > 8
+    assert model.config == before
+    # who asks for the cache gets a statement about it: keys and values are fixed
+    assert ps.trace(model, kwargs={**tokens(), "use_cache": True}).num_units < certificate.units
+
+
+def test_an_error_leaves_the_settings_alone() -> None:
+    model = Language()
+    with pytest.raises(ps.CaptureError):
+        ps.trace(model, torch.randn(2, 7))
+    assert model.config.use_cache and model.config.text_config.use_cache
+
+
+@pytest.mark.parametrize("given", ["keywords", "position"])
+def test_what_a_tokenizer_returns_is_taken_everywhere(given: str) -> None:
+    model = Language().eval()
+    args, kwargs = ((tokens(),), None) if given == "position" else ((), tokens())
+    graph = ps.trace(model, *args, kwargs=kwargs)
+    judged = check(ps.proof(graph.skeleton(), "language"), None, model, args, kwargs)
+    assert judged.accepted and judged.compared == "outputs", judged.reason
+    chain = MarkovChain.trace(model, *args, kwargs=kwargs)
+    assert len(chain) == 1
+    assert chain.observe(lambda outputs, _: outputs["logits"].square().mean(), tokens(), None)
+    assert signal(model, *args, kwargs=kwargs, jvp=False).to_dicts()
+    assert cost(model, *args, kwargs=kwargs).parameters
+    page = report(model, *args, kwargs=kwargs)
+    absent = {name: part["absent"] for name, part in page.facts.items() if "absent" in part}
+    assert not {"certificate", "chain", "signal"} & set(absent), absent
+    trained = penalize(model, *args, kwargs=kwargs, tau=1e-3)
+    trained(**tokens())["logits"].sum().backward()
+    assert model.config.use_cache is True
+
+
+def family(name: str, **more: Any) -> nn.Module:
+    transformers = pytest.importorskip("transformers")
+    model, config, sizes = FAMILIES[name]
+    torch.manual_seed(0)
+    return getattr(transformers, model)(getattr(transformers, config)(**sizes, **more)).eval()  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_default_language_models_are_answered(name: str) -> None:
+    model = family(name)
+    transformers = pytest.importorskip("transformers")
+    tokenised = transformers.BatchEncoding(dict(tokens()))
+    before = (model.config.to_dict(), model.generation_config.to_dict(), model.training)
+    assert model.config.use_cache
+    certificate = ps.verify(model, kwargs=tokenised)
+    assert certificate.holds and certificate.units > 20
+    assert certificate.units == ps.trace(model, kwargs={**tokenised, "use_cache": False}).num_units
+    assert (model.config.to_dict(), model.generation_config.to_dict(), model.training) == before
+    assert set(tokenised) == {"input_ids", "attention_mask"}
+
+
+def test_a_filled_cache_is_an_input_and_stays_as_it_is() -> None:
+    transformers = pytest.importorskip("transformers")
+    model = family("llama")
+    cache = transformers.DynamicCache(config=model.config)
+    with torch.no_grad():
+        model(**tokens(), past_key_values=cache)
+    length = cache.get_seq_length()
+    step = {"input_ids": torch.tensor([[3], [4]]), "past_key_values": cache}
+    certificate = ps.verify(model, kwargs=step)
+    assert certificate.holds
+    assert cache.get_seq_length() == length == 7
+
+
+def test_chains_of_default_language_models() -> None:
+    model = family("gpt2")
+    assert len(MarkovChain.trace(model, kwargs=tokens())) == 4
+    trained: Callable[..., Any] = penalize(model.train(), kwargs=tokens(), tau=1e-3)
+    trained(**tokens()).logits.sum().backward()
+    assert model.config.use_cache

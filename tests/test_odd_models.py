@@ -1,0 +1,191 @@
+"""Odd models, wrappers and inputs: a sound answer or one sentence, and never a side effect."""
+
+from __future__ import annotations
+
+import copy
+import math
+import random
+import re
+import threading
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import odd_models
+import pytest
+import torch
+from odd_models import ODD, Named, Net, Odd
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
+
+import pathspace as ps
+from pathspace.nested import leaves, mapped
+
+INTERNAL = re.compile(
+    r"GuardOnDataDependent|aten::|aten\.|unhinted|FakeTensor|SymInt|Proxy|pytree|functorch|dynamo|torch\._|Traceback"
+    r"|DataDependentOutput|__torch__|zuf\d|\bu0\b"
+)
+ENTRIES = [pytest.param(entry, id=name) for name, entry in ODD.items()]
+pytestmark = [pytest.mark.filterwarnings("ignore")]
+
+
+def make(entry: Odd) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
+    torch.manual_seed(0)
+    model, *args = entry.build()
+    kwargs = dict(args.pop()) if args and isinstance(args[-1], Named) else {}
+    return model, tuple(args), kwargs
+
+
+def world(model: Any, inputs: Any) -> dict[str, Any]:
+    """Everything that a trace has to leave alone, by identity or by value."""
+    state = {
+        "grad": torch.is_grad_enabled(),
+        "inference": torch.is_inference_mode_enabled(),
+        "dtype": torch.get_default_dtype(),
+        "python": random.getstate(),
+        "numpy": np.random.get_state()[1].tolist(),  # type: ignore[union-attr]
+        "count": odd_models.COUNT,
+        "log": [id(entry) for entry in odd_models.LOG],
+        "table": {key: id(value) for key, value in odd_models.TABLE.items()},
+    }
+    if not isinstance(model, nn.Module):
+        return state
+    for path, module in model.named_modules(remove_duplicate=False):
+        for kind in type(module).__mro__:
+            if kind.__module__ == "odd_models":
+                state[f"class {kind.__name__}"] = {key: id(value) for key, value in vars(kind).items()}
+                held = {k: len(v) for k, v in vars(kind).items() if isinstance(v, list)}
+                state[f"lists of {kind.__name__}"] = held
+        if isinstance(module, torch.jit.ScriptModule):
+            continue
+        for key, value in vars(module).items():
+            contents = value.items() if isinstance(value, Mapping) else ()
+            state[f"{path}.{key}"] = (
+                (value if isinstance(value, bool | int) else id(value)),
+                tuple((each, id(entry)) for each, entry in contents),
+                len(value) if isinstance(value, list) else None,
+            )
+    return state
+
+
+def numbers(model: Any, inputs: Any) -> list[Tensor]:
+    tensors = [torch.get_rng_state()]
+    held = [*model.parameters(), *model.buffers()] if isinstance(model, nn.Module) else []
+    for tensor in [*held, *leaves(inputs)]:
+        lazy = isinstance(tensor, nn.parameter.UninitializedTensorMixin)
+        if not (lazy or tensor.is_meta or "Fake" in type(tensor).__name__):
+            tensors.append(tensor.detach().clone())
+    return tensors
+
+
+def flat(outputs: Any) -> Tensor:
+    found = [leaf.detach().double().reshape(-1) for leaf in leaves(outputs) if isinstance(leaf, Tensor)]
+    found += [torch.tensor([leaf], dtype=torch.float64) for leaf in tree_leaves(outputs) if isinstance(leaf, float)]
+    return torch.cat(found) if found else torch.zeros(0)
+
+
+@pytest.mark.parametrize("entry", ENTRIES)
+def test_odd_models_get_an_answer_or_a_sentence_and_stay_as_they_are(entry: Odd) -> None:
+    model, args, kwargs = make(entry)
+    with entry.around():
+        before, values = world(model, (args, kwargs)), None
+        if "fake" not in str(entry.around) and "mode" not in getattr(entry.around, "__name__", ""):
+            values = numbers(model, (args, kwargs))
+        for call in (ps.trace, ps.verify):
+            try:
+                found: Any = call(model, *args, kwargs=kwargs)
+            except ps.PathspaceError as error:
+                said = str(error)
+                assert entry.words, said
+                assert entry.words in said
+                assert "\n" not in said and said.endswith(".") and len(said) < 700
+                assert not INTERNAL.search(said), said
+            else:
+                assert not entry.words, f"answered, expected to hear of {entry.words}"
+                assert entry.units in (None, found.units if call is ps.verify else found.num_units)
+                assert call is ps.trace or found.holds
+            assert world(model, (args, kwargs)) == before
+            if values is not None:
+                after = numbers(model, (args, kwargs))
+                assert all(
+                    torch.equal(one.nan_to_num(), other.nan_to_num()) if one.element_size() > 1 else True
+                    for one, other in zip(values, after, strict=True)
+                )
+    kept = [*odd_models.LOG, *odd_models.TABLE.values()]
+    assert not any("Fake" in type(leaf).__name__ or "Functional" in type(leaf).__name__ for leaf in leaves(kept))
+
+
+@pytest.mark.parametrize("entry", [param for param in ENTRIES if not param.values[0].words])
+def test_what_is_said_of_odd_models_is_true(entry: Odd) -> None:
+    """Rescale one of two equal models; both have the same outputs."""
+    one, args, kwargs = make(entry)
+    other, again, named = make(entry)
+    with entry.around():
+        graph = ps.trace(other, *again, kwargs=named)
+        size = {torch.float64: 1e-9}.get(next((p.dtype for p in one.parameters()), torch.float32), 1e-4)
+        phi = math.log(2) * torch.randint(-3, 4, (graph.num_units,), device="cpu").double()
+        if not any(parameter.is_inference() for parameter in other.parameters()):
+            ps.rescale(other, graph, phi)
+        outputs = []
+        for model, inputs, keywords in ((one, args, kwargs), (other, again, named)):
+            positional, keywords = ps.inputs.arranged(model, inputs, keywords)
+            torch.manual_seed(1)
+            with torch.no_grad():
+                outputs.append(flat(model(*mapped(torch.clone, positional), **mapped(torch.clone, keywords))))
+    before, after = outputs
+    assert (before - after).abs().sum() <= size * (1 + before.abs().sum())
+
+
+def test_other_threads_never_see_a_trace() -> None:
+    """A model that is used in another thread while it is traced computes numbers, and its settings stay."""
+    model = Net()
+    model.config = type("Config", (), {})()  # type: ignore[assignment]
+    model.config.use_cache = True  # type: ignore[union-attr]
+    inputs = torch.randn(5, 3)
+    expected, wrong, ended = model(inputs), [], threading.Event()
+
+    def use() -> None:
+        while not ended.is_set():
+            if not torch.equal(model(inputs), expected) or model.config.use_cache is not True:  # type: ignore[union-attr]
+                wrong.append(1)
+
+    other = threading.Thread(target=use)
+    other.start()
+    try:
+        for _ in range(3):
+            ps.trace(model, inputs)
+    finally:
+        ended.set()
+        other.join()
+    assert not wrong
+
+
+def test_two_traces_at_once_do_not_disturb_each_other() -> None:
+    from torch.nn.modules import transformer
+
+    before = transformer._detect_is_causal_mask
+    found: list[int] = []
+
+    def run() -> None:
+        found.append(ps.trace(Net(), torch.randn(5, 3)).num_units)
+
+    threads = [threading.Thread(target=run) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert found == [4, 4, 4]
+    assert transformer._detect_is_causal_mask is before
+
+
+def test_copies_refer_to_themselves() -> None:
+    model = ODD["closure_over_itself"].build()[0]
+    twin = ps.copies.duplicate(model)
+    with torch.no_grad():
+        twin.second.bias.add_(1)
+    x = torch.randn(5, 3)
+    assert torch.allclose(twin(x), model(x) + 1)
+    model = nn.Sequential(nn.utils.parametrizations.weight_norm(nn.Linear(3, 3)))
+    twin = copy.deepcopy(ps.copies.duplicate(model)).double()
+    assert {p.dtype for p in model.parameters()} == {torch.float32}
+    assert {p.dtype for p in twin.parameters()} == {torch.float64}
