@@ -165,7 +165,9 @@ class _Forward(fx.Interpreter):
         if name in _SAME:
             return args[0]
         if name in _MOVED:
-            moved = target(args[0].values, *args[1:], **kwargs)
+            # (a view asks for the memory of the captured tensor, which a sum need not have)
+            others = [other.values if isinstance(other, Sum) else other for other in args[1:]]
+            moved = target(args[0].values.contiguous(), *others, **kwargs)
             log = args[0].log
             return [Sum(part, log) for part in moved] if isinstance(moved, list | tuple) else Sum(moved, log)
         if name not in _RULES:

@@ -114,6 +114,25 @@ def test_norms_through_pooling_windows_that_overhang(window: tuple[int, int, int
     assert path_norm(ps.trace(model, x)) == pytest.approx(pairs, rel=1e-12)
 
 
+def test_norms_do_not_depend_on_how_activations_lie_in_memory() -> None:
+    class Turned(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv, self.out = nn.Conv2d(2, 3, 2), nn.Linear(12, 2)
+
+        def forward(self, x: Tensor) -> Tensor:
+            turned = torch.relu(self.conv(x)).permute(0, 3, 2, 1).contiguous()
+            rows = turned.view(len(x), -1)
+            return self.out(rows.view_as(turned.flatten(1)) if self.by_example else rows)
+
+    torch.manual_seed(0)
+    model, x = Turned(), torch.randn(1, 2, 3, 3)
+    model.by_example = False
+    expected = by_enumeration(model, (x,), 2)
+    for model.by_example in (False, True):
+        assert path_norm(ps.trace(model, x), 2) == pytest.approx(expected, rel=1e-10)
+
+
 def test_average_pooling_with_windows_that_overhang_is_refused() -> None:
     model = nn.Sequential(nn.Conv1d(1, 1, 1), nn.ReLU(), nn.AvgPool1d(2, ceil_mode=True))
     with pytest.raises(ps.UnsupportedError, match="overhang"):
