@@ -235,6 +235,21 @@ def test_reasons() -> None:
         assert part in reasons
 
 
+@pytest.mark.parametrize("pad", [nn.ZeroPad2d, nn.ReflectionPad2d])
+@pytest.mark.parametrize("size", [3, 4, 16])
+def test_a_margin_around_a_small_image_is_no_resolution(pad: Callable[[int], nn.Module], size: int) -> None:
+    class Block(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.branch = nn.Sequential(pad(2), nn.Conv2d(2, 2, 5), nn.ReLU(), nn.Conv2d(2, 2, 1))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return x + self.branch(x)
+
+    chain = MarkovChain.trace(nn.Sequential(Block(), Block()), torch.randn(1, 2, size, size))
+    assert [node.name for node in chain.nodes] == ["0.branch", "1.branch"]
+
+
 def test_additive_unet_is_a_long_skip() -> None:
     class Long(nn.Module):
         def __init__(self) -> None:
