@@ -8,7 +8,8 @@ from scipy.sparse import csr_array, eye_array, vstack
 from torch import Tensor
 
 from pathspace.capture import Captured
-from pathspace.inference.assemble import assemble, shrink
+from pathspace.inference.assemble import assemble, combine, shrink
+from pathspace.inference.gathered import fold
 from pathspace.inference.relations import Relations, Solution
 from pathspace.inference.semantics import Pin
 from pathspace.inference.units import Scales
@@ -32,10 +33,15 @@ def build(captured: Captured, scales: Scales, norm_eps: str = "ignore") -> Reduc
         The reduction graph.
     """
     raw = assemble(scales)
-    for name in scales.pinned_parameters:
-        if name in raw:
+    for name in list(raw):
+        if scales.virtual.get(name, name) in scales.pinned_parameters:
             # a weight in one place and something unknown in another: its own factor has to be 1
             scales.equations.unify(*raw.pop(name))
+    for table, uses in fold(scales, raw).items():
+        every = [*uses, raw[table]] if table in raw else uses
+        whole = tuple(slice(0, size, 1) for size in scales.shapes[table])
+        raw[table] = combine([(whole, *ends) for ends in every], scales.shapes[table], scales.equations)
+    raw = {name: ends for name, ends in raw.items() if name not in scales.virtual}
     solution = effective(scales.equations, list(raw.values()))
     if scales.equations.too_high:
         scales.pins.append(Pin("power", "", "", TOO_HIGH, scales.equations.too_high))

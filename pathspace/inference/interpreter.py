@@ -163,6 +163,8 @@ class Walk(Generic[S]):
             The graph's outputs.
         """
         env = dict(values)
+        self.semantics.runs += 1
+        number = self.semantics.runs
         dead: dict[fx.Node, list[fx.Node]] = {}
         for source in module.graph.nodes:
             users = list(source.users)
@@ -174,7 +176,7 @@ class Walk(Generic[S]):
             if node.op == "get_attr":
                 env[node.name] = _attribute(module, str(node.target))
             elif node.op == "call_function":
-                env[node.name] = self.call(node, env)
+                env[node.name] = self.call(node, env, number)
             for source in dead.get(node, ()):
                 env.pop(source.name, None)
         return None
@@ -185,7 +187,7 @@ class Walk(Generic[S]):
         within = Walk(self.semantics, self.strict, (self.semantics.place.module, self.semantics.place.source))
         return within.run(module, dict(zip(names, operands, strict=False)))
 
-    def call(self, node: fx.Node, env: Mapping[str, Any]) -> Any:
+    def call(self, node: fx.Node, env: Mapping[str, Any], run: int) -> Any:
         """One operation."""
         args: Any = fx.node.map_arg(node.args, lambda n: env[n.name])
         kwargs: Any = fx.node.map_arg(node.kwargs, lambda n: env[n.name])
@@ -193,7 +195,7 @@ class Walk(Generic[S]):
             return args[0][args[1]]
         name, shown = operation_name(node.target), node.meta.get("val")
         here = place(node)
-        self.semantics.place = Place(name, *(here if any(here) else self.outer), result=shown, node=node)
+        self.semantics.place = Place(name, *(here if any(here) else self.outer), result=shown, node=node, run=run)
         if name in REGIONS:
             return REGIONS[name](self, *args, **kwargs)
         for operand in node.all_input_nodes:

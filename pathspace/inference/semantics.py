@@ -42,13 +42,23 @@ class Pin:
 
 @dataclass
 class Place:
-    """Where the interpreter stands: the operation, its real result (a fake tensor: shape and dtype), its graph node."""
+    """Where the interpreter stands.
+
+    Attributes:
+        op: the operation.
+        module: path of its module.
+        source: file and line.
+        result: its real result (a fake tensor: shape and dtype).
+        node: its node in the graph.
+        run: which run of which graph this is: a node has one value in each.
+    """
 
     op: str = ""
     module: str = ""
     source: str = ""
     result: Any = None
     node: fx.Node | None = None
+    run: int = 0
 
 
 class Semantics(ABC):
@@ -68,6 +78,8 @@ class Semantics(ABC):
         self.pins: list[Pin] = []
         self.pinned_parameters: dict[str, Pin] = {}
         self.place = Place()
+        # how many graphs and regions have been run
+        self.runs = 0
         self.exact_norms = False
         # placeholder -> (kind, name)
         self.sources: Mapping[str, tuple[str, str]] = {}
@@ -76,6 +88,8 @@ class Semantics(ABC):
         # the same as source lines and constants
         self.guards: list[tuple[str, float]] = []
         self.approximate: list[Tensor] = []
+        # name of a virtual weight -> the parameter that data picks its rows from
+        self.virtual: dict[str, str] = {}
 
     # -- what the two interpretations define -------------------------------------------------------------------
 
@@ -139,6 +153,19 @@ class Semantics(ABC):
     def loop(self, weight: Weight, value: Tensor) -> Tensor:
         """``value + weight * value``: an edge from every element to itself, whatever its scale."""
 
+    @abstractmethod
+    def gathered(self, weight: Weight, rows: Sequence[int], node: object) -> Weight | None:
+        """Rows of a table (dimension 0 of ``weight``) at positions that data decides.
+
+        Args:
+            weight: the table.
+            rows: shape of the index.
+            node: what made the index: two tables read with one index are read in the same rows.
+
+        Returns:
+            A weight of shape ``rows + weight.shape[1:]``, or ``None`` where all rows are to be taken as one.
+        """
+
     # -- shared by both ----------------------------------------------------------------------------------------
 
     def activation(self, value: Any) -> Tensor:
@@ -162,7 +189,7 @@ class Semantics(ABC):
         elements, parameters = 0, []
         for value in values:
             if isinstance(value, Weight):
-                parameters += self.parameters_of(value)
+                parameters += [self.virtual.get(name, name) for name in self.parameters_of(value)]
             else:
                 free = distinct(value)
                 elements += int(((free != ROOT) & (free != NEUTRAL)).sum())

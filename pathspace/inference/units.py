@@ -19,12 +19,14 @@ from scipy.sparse.csgraph import connected_components
 from torch import Tensor
 
 from pathspace.inference.semantics import Semantics
-from pathspace.inference.values import NEUTRAL, ROOT, Value, Weight, compress, constant, distinct
+from pathspace.inference.values import NEUTRAL, ROOT, Value, Weight, compress, constant, distinct, reshaped
 
 # weights met with more scales than this are taken to meet one: sound, and exact where it matters
 EXACT_USES = 20_000
 EXACT_RESULTS = 20_000
 SHARED = "norms with different eps divide by one running variance"
+# tables of which more scalars than this are picked by data are taken to have equal rows
+MOST_GATHERED = 4_000_000
 READ = "running statistics are read by something else than their normalisation"
 
 
@@ -204,6 +206,19 @@ def _alike(columns: Tensor) -> tuple[Tensor, Tensor]:
     return some[:, first], which
 
 
+@dataclass(frozen=True)
+class Gather:
+    """A virtual weight: the rows of a table that an index picks.
+
+    Attributes:
+        table: the parameter.
+        index: number of the index; what different tables give for the same one stands in the same rows.
+    """
+
+    table: str
+    index: int
+
+
 class Scales(Semantics):
     """The interpretation whose nodes are units: elements that must share a scale are unified."""
 
@@ -225,6 +240,37 @@ class Scales(Semantics):
         # running variance -> the eps that is added to it, and whether something divides by their sum
         self._eps: dict[str, tuple[float, bool]] = {}
         self._read: set[str] = set()
+        # virtual weight -> what it was picked from
+        self.gathers: dict[str, Gather] = {}
+        # run and node of an index -> its number
+        self._indices: dict[tuple[int, object], int] = {}
+
+    def gathered(self, weight: Weight, rows: Sequence[int], node: object) -> Weight | None:
+        """A virtual weight with one row for each position of an index."""
+        table = weight.name
+        if table is None or weight.kept is not None or table in self.gathers:
+            return None
+        shape, step = self.shapes[table], prod(self.shapes[table][1:])
+        # a view that keeps the rows apart
+        whole = weight.shape[:1] == shape[:1] and weight.index.stride(0) == step > weight.index.storage_offset()
+        # what is done to several positions at once cannot be seen where there is one
+        alone = len(rows) > 0 and (prod(rows) < 2 or 1 in rows[1:])
+        if not whole or alone or prod(rows) * step > MOST_GATHERED:
+            return None
+        number = self._indices.setdefault((self.place.run, node), len(self._indices))
+        name = f"{table}[{number}]"
+        if name not in self.gathers:
+            last = max(self.offsets, key=self.offsets.__getitem__)
+            self.offsets[name] = self.offsets[last] + prod(self.shapes[last])
+            self.shapes[name] = (prod(rows), *shape[1:])
+            self.gathers[name] = Gather(table, number)
+            self.virtual[name] = table
+        virtual = Weight.of(name, self.shapes[name])
+        for function in weight.moves:
+            virtual = virtual.moved(function, self.offsets)
+        if virtual.name is None or virtual.index.stride() != weight.index.stride():
+            return None
+        return virtual.moved(lambda t: reshaped(t, (*rows, *t.shape[1:])), self.offsets)
 
     def join(self, *values: Value) -> Tensor:
         """Unify the operands elementwise."""

@@ -47,6 +47,8 @@ class Unrolled(Semantics):
         self.sinks: dict[int, None] = {}
         self._edges = 0
         self.has_quotients = False
+        # index -> the table that it picks from, where it has too few positions for all rows
+        self._few: dict[tuple[int, object], str | None] = {}
         # factors of the products met, by the number in their arrival
         self.pairs: list[tuple[int, ...]] = []
 
@@ -123,6 +125,20 @@ class Unrolled(Semantics):
     def loop(self, weight: Weight, value: Tensor) -> Tensor:
         """With and without the extra edge."""
         return self.join(value, self.contract(weight, value, ()))
+
+    def gathered(self, weight: Weight, rows: Sequence[int], node: object) -> Weight | None:
+        """One row after the other, if there are positions for all; else any row anywhere, of one table only."""
+        shape = tuple(rows)
+        if prod(shape) >= weight.shape[0]:
+            picked = (torch.arange(prod(shape)) % weight.shape[0]).reshape(shape)
+            return Weight(None, weight.positions(self.offsets)[picked])
+        if self._few.setdefault((self.place.run, node), weight.name) != weight.name:
+            raise UnsupportedError(
+                f"Paths through the {weight.shape[0]} rows of {weight.name!r} cannot be told apart with an index of "
+                f"{prod(shape)} positions that reads several tables; use larger example inputs, or rely on the "
+                "certificate."
+            )
+        return None
 
     def fix(self, value: Tensor) -> None:
         """Paths end here."""

@@ -6,7 +6,7 @@ that come from data may be any, so everything that could be picked shares one sc
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -15,7 +15,7 @@ from torch import Tensor
 from pathspace.inference.registry import rule
 from pathspace.inference.rules.edges import edges
 from pathspace.inference.semantics import Semantics
-from pathspace.inference.values import Value, Weight, along, compress, constant, shape_of, value_of
+from pathspace.inference.values import NEUTRAL, Value, Weight, along, compress, constant, shape_of, value_of
 
 aten = torch.ops.aten
 Indices = Sequence[Tensor | None]
@@ -42,6 +42,12 @@ def _dims(indices: Indices, known: bool) -> list[int]:
     return dims
 
 
+def _node(semantics: Semantics, where: Callable[[Any], Any]) -> object:
+    """The node that an operand came from."""
+    node = semantics.place.node
+    return object() if node is None else where(node.args)
+
+
 @rule("aten.index", "aten._unsafe_index")
 def index(semantics: Semantics, x: Value, indices: Indices) -> Value:
     """``x[i, :, j]``."""
@@ -57,6 +63,10 @@ def index(semantics: Semantics, x: Value, indices: Indices) -> Value:
         for dim in range(ids.dim()):
             ids = ids.narrow(dim, 0, 1) if dim not in dims and ids.stride(dim) == 0 else ids
         return compress(aten.index(ids, real)).expand(shape)
+    if isinstance(x, Weight) and len(indices) == 1 and indices[0] is not None and indices[0].dtype != torch.bool:
+        rows = semantics.gathered(x, indices[0].shape, _node(semantics, lambda args: args[1][0]))
+        if rows is not None:
+            return rows
     ids = semantics.reduce(x, _dims(indices, False), keepdim=True)
     zeros = [None if i is None else torch.zeros([1] * i.dim(), dtype=torch.long) for i in indices]
     return aten.index(ids, zeros).expand(shape)
@@ -68,6 +78,10 @@ def index_select(semantics: Semantics, x: Value, dim: int, index: Tensor) -> Val
     real = value_of(index)
     if real is not None:
         return semantics.moved(lambda ids: along(lambda t: t.index_select(dim, real.to(t.device)), ids, [dim]), x)
+    if isinstance(x, Weight) and dim % len(x.shape) == 0:
+        rows = semantics.gathered(x, index.shape, _node(semantics, lambda args: args[2]))
+        if rows is not None:
+            return rows
     return semantics.reduce(x, [dim], keepdim=True).expand(shape_of(semantics.place.result))
 
 
@@ -87,8 +101,18 @@ def gather(semantics: Semantics, x: Value, dim: Any, index: Any, **kwargs: Any) 
 
 
 @rule("aten.embedding")
-def embedding(semantics: Semantics, weight: Value, index: Value, *args: Any, **kwargs: Any) -> Tensor:
-    """Rows looked up by position: every row enters the same units, since data decides which is read."""
+def embedding(semantics: Semantics, weight: Value, index: Value, *args: Any, **kwargs: Any) -> Value:
+    """Rows looked up by position, any of which data may read anywhere."""
+    if isinstance(weight, Weight) and isinstance(index, Tensor):
+        real = value_of(index)
+        # where all rows are read nothing is said of rows beyond the example
+        if real is not None and len(real.unique()) == weight.shape[0] and semantics.uniform:
+            return weight.moved(lambda t: aten.index(t, [real.to(t.device)]), semantics.offsets)
+        if real is not None:
+            return _rows(semantics, weight).expand(*index.shape, weight.shape[-1])
+        rows = semantics.gathered(weight, index.shape, _node(semantics, lambda args: args[1]))
+        if rows is not None:
+            return rows
     return _rows(semantics, weight).expand(*index.shape, weight.shape[-1])
 
 
@@ -127,7 +151,29 @@ def _written(semantics: Semantics, x: Tensor, source: Tensor, sizes: Sequence[in
     return compress(out)
 
 
-@rule("aten.scatter", "aten.scatter_", "aten.scatter_add", "aten.scatter_add_", "aten.scatter_reduce")
+def _sorted_in(semantics: Semantics, target: Tensor, source: Tensor, index: Tensor, dim: int, added: bool) -> Tensor:
+    """Slices of ``source`` added, or written, to known positions of ``target`` along one dimension.
+
+    Slices that come to one position share their scales with each other and, where they are ``added``, with what was
+    there.
+    """
+    target, source = target.movedim(dim, 0), source.movedim(dim, 0)
+    shape = torch.broadcast_shapes(target.shape[1:], source.shape[1:])
+    order = torch.argsort(index, stable=True)
+    places, counts = torch.unique_consecutive(index[order], return_counts=True)
+    source = source.expand(-1, *shape)[order]
+    rank = torch.arange(len(index)) - (torch.cumsum(counts, 0) - counts).repeat_interleave(counts)
+    met = torch.full((len(places), int(counts.max()), *shape), NEUTRAL)
+    met[torch.arange(len(places)).repeat_interleave(counts), rank] = source
+    # (which of several is written is not known)
+    found = semantics.reduce(compress(met), [1])
+    out = target.expand(target.shape[0], *shape).clone()
+    out[places] = found if not added else semantics.join(found, out[places])
+    return compress(out.movedim(0, dim))
+
+
+@rule("aten.scatter", "aten.scatter_", "aten.scatter_add", "aten.scatter_add_", "aten.scatter_reduce",
+      "aten.scatter_reduce_")  # fmt: skip
 def scatter(semantics: Semantics, x: Value, dim: int, index: Tensor, source: Any, *args: Any, **kwargs: Any) -> Tensor:
     """Elements written, or added, to positions along one dimension."""
     how = kwargs.get("reduce", args[0] if args else None)
@@ -140,40 +186,74 @@ def scatter(semantics: Semantics, x: Value, dim: int, index: Tensor, source: Any
     plain = "add" not in semantics.place.op and how is None
     if real is not None and plain:
         return compress(aten.scatter(target.contiguous(), dim, real, written.expand(index.shape) if not written.dim() else written))  # noqa: E501  # fmt: skip
+    dim %= max(target.dim(), 1)
     if written.dim():
         for other, size in enumerate(index.shape):
             written = written.narrow(other, 0, size)
+        line = None if real is None else _line(real, dim)
+        same = all(n == m for d, (n, m) in enumerate(zip(index.shape, target.shape, strict=True)) if d != dim)
+        if line is not None and same:
+            if kwargs.get("include_self", True) is False:
+                target = target.clone().index_fill(dim, line, NEUTRAL)
+            return _sorted_in(semantics, target, written, line, dim, added=True)
         written = semantics.reduce(written, [dim], keepdim=True)
     else:
         written = written.expand([1] * target.dim())
         index = index.expand(index.shape)
     sizes = list(index.shape)
-    written = written.expand([1 if d == dim % target.dim() else n for d, n in enumerate(sizes)])
-    return _written(semantics, target, written, sizes, dim % target.dim())
+    written = written.expand([1 if d == dim else n for d, n in enumerate(sizes)])
+    return _written(semantics, target, written, sizes, dim)
 
 
-@rule("aten.index_add", "aten.index_add_", "aten.index_copy", "aten.index_copy_", "aten.index_reduce")
+def _line(index: Tensor, dim: int) -> Tensor | None:
+    """The positions along one dimension, if they are the same along all others."""
+    one = index
+    for other in range(index.dim()):
+        if other != dim:
+            one = one.narrow(other, 0, 1)
+    return one.reshape(-1) if one.numel() and bool((one == index).all()) else None
+
+
+@rule("aten.index_add", "aten.index_add_", "aten.index_copy", "aten.index_copy_", "aten.index_reduce",
+      "aten.index_reduce_")  # fmt: skip
 def index_add(
     semantics: Semantics, x: Value, dim: int, index: Tensor, source: Value, *args: Any, **kwargs: Any
 ) -> Tensor:
     """Slices added, or written, to positions along one dimension."""
-    if "prod" in args:
+    if "prod" in args or kwargs.get("reduce") == "prod":
         raise ValueError("products of slices")
-    return semantics.join(semantics.activation(x), semantics.reduce(source, [dim], keepdim=True))
+    target, written, real = semantics.activation(x), semantics.activation(source), value_of(index)
+    if real is not None and real.numel() and target.dim():
+        added = "copy" not in semantics.place.op
+        if kwargs.get("include_self", True) is False:
+            target = target.clone().index_fill(dim, real.reshape(-1), NEUTRAL)
+        return _sorted_in(semantics, target, written, real.reshape(-1), dim % target.dim(), added)
+    return semantics.join(target, semantics.reduce(written, [dim], keepdim=True))
 
 
 @rule("aten.index_fill", "aten.index_fill_")
 def index_fill(semantics: Semantics, x: Value, dim: int, index: Tensor, value: Any) -> Tensor:
     """Slices filled with one value."""
-    return semantics.join(semantics.activation(x), semantics.activation(value))
+    target, filled, real = semantics.activation(x), semantics.activation(value), value_of(index)
+    if real is not None and target.dim():
+        out = target.clone().movedim(dim, 0)
+        out[real.reshape(-1)] = filled
+        return compress(out.movedim(0, dim))
+    return semantics.join(target, filled)
 
 
-@rule("aten.index_put", "aten.index_put_", "aten._unsafe_index_put")
+@rule("aten.index_put", "aten.index_put_", "aten._unsafe_index_put", "aten._index_put_impl", "aten._index_put_impl_")
 def index_put(semantics: Semantics, x: Value, indices: Indices, values: Value, accumulate: bool = False) -> Tensor:
     """``x[i, j] = values``, or ``+=``."""
     target, written, real = semantics.activation(x), semantics.activation(values), _known(indices)
     if real is not None and not accumulate:
         return compress(aten.index_put(target.contiguous(), real, written))
+    if real is not None:
+        # every element by its place among all, so that one dimension holds them
+        places = torch.arange(target.numel()).reshape(target.shape)[tuple(slice(None) if r is None else r for r in real)]  # noqa: E501  # fmt: skip
+        spread = written.expand(places.shape).reshape(-1)
+        flat = _sorted_in(semantics, target.reshape(-1), spread, places.reshape(-1), 0, added=True)
+        return compress(flat.reshape(target.shape))
     leading = [i for i in indices if i is not None]
     if any(i is None for i in indices[: len(leading)]):
         raise ValueError("positions that do not come first")

@@ -1,0 +1,268 @@
+"""Rows that data picks: embeddings read by tokens, experts chosen by routers.
+
+Every position of an index may pick any row, so the rows at different positions are *virtual* weights of their own while
+the graph is interpreted: a table of shape ``(rows, ...)`` gathered at ``n`` positions is a parameter of shape ``(n,
+...)``. A rescaling of the table is a symmetry if it is one whatever is picked where. As all equations are linear, this
+asks for two things:
+
+* it is one while every position picks row 0 (the *base*), and
+* what a row has more than row 0 may be put at any position alone, all else left as it is (the *differences*).
+
+The differences form the same space for every row, so each unit in it exists once per row: a scale per token in front
+of a normalisation, the hidden units of each expert.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from scipy.sparse import csr_array
+from torch import Tensor
+
+from pathspace.inference.relations import Relations, Solution
+from pathspace.inference.units import Scales
+from pathspace.inference.values import NEUTRAL, ROOT, distinct
+
+Ends = tuple[Tensor, Tensor]
+# more sums of scales than this are not followed: their rows share one scale, which is sound
+LARGEST = 1_000_000
+# sums of more scales than this are not followed, either
+TERMS = 3
+
+
+def _looked_up(solution: Solution, ids: Tensor) -> Tensor:
+    safe = torch.where(ids == NEUTRAL, ROOT, ids)
+    return torch.from_numpy(solution.classes)[safe.abs()] * safe.sign()
+
+
+def _row(ids: Tensor) -> Tensor:
+    """One id for each cell of a row: of the first position that has one (exact zeros have none)."""
+    place = (ids == NEUTRAL).to(torch.uint8).argmin(0, keepdim=True)
+    return ids.gather(0, place)
+
+
+def _differences(scales: Scales, virtual: Mapping[str, Ends], fixed: Sequence[Tensor]) -> tuple[Solution, np.ndarray]:
+    """Scales of single positions with everything else held fixed.
+
+    Returns:
+        The solution, in which every unit of a virtual weight belongs to one position of one index; and for each unit
+        whether a normalisation has taken it away.
+    """
+    system = copy.deepcopy(scales.equations)
+    for ids in fixed:
+        present = system.present(ids)
+        system.unify(present, torch.zeros_like(present))
+    solution = system.resolve()
+    owner = np.full(solution.units + 1, -1)
+    shared = np.zeros(solution.units + 1, bool)
+    start, starts = 0, dict[int, int]()
+    for name, ends in virtual.items():
+        rows, index = scales.shapes[name][0], scales.gathers[name].index
+        first = starts.setdefault(index, start)
+        start = max(start, first + rows)
+        for ids in ends:
+            number = _looked_up(solution, ids).abs().numpy()
+            if number.shape[0] < rows:
+                # one scale for all positions at once
+                number, places = number, np.full([1] * number.ndim, -2)
+            else:
+                places = first + np.arange(rows).reshape(-1, *[1] * (number.ndim - 1))
+            units, where = _terms(solution, number, places, shared)
+            shared[units[(where == -2) | ((owner[units] != -1) & (owner[units] != where))]] = True
+            owner[units] = where
+            shared[units[owner[units] != where]] = True
+    shared[0] = False
+    solution = solution.fixed(np.flatnonzero(shared))
+    normed = np.zeros(solution.units + 1, bool)
+    for ids in (*scales.cuts, *scales.approximate):
+        met = np.unique(_looked_up(solution, distinct(ids)).abs().numpy())
+        normed[met[met <= solution.units]] = True
+        normed[solution.forms[met[met > solution.units] - solution.units - 1].indices + 1] = True
+    return solution, normed
+
+
+def _terms(
+    solution: Solution, number: np.ndarray, places: np.ndarray, shared: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """Base units and where each is met, those within combinations, too; what is in long ones is marked as shared."""
+    classes, where = (entry.reshape(-1) for entry in np.broadcast_arrays(number, places))
+    plain = classes <= solution.units
+    forms = solution.forms[classes[~plain] - solution.units - 1]
+    lengths = np.diff(forms.indptr)
+    inside = forms.indices + 1
+    shared[inside[np.repeat(lengths > TERMS, lengths)]] = True
+    return np.concatenate([classes[plain], inside]), np.concatenate([where[plain], np.repeat(where[~plain], lengths)])
+
+
+def _combinations(system: Relations, forms: csr_array, units: Tensor) -> Tensor:
+    """Ids of short integer combinations of others: for each form one for each column of ``units``."""
+    ids = system.fresh((forms.shape[0], units.shape[1]))
+    lengths = np.diff(forms.indptr)
+    for length in np.unique(lengths):
+        some = np.flatnonzero(lengths == length)
+        at = forms.indptr[some][:, None] + np.arange(length)
+        terms = units[torch.from_numpy(forms.indices[at]).long() + 1].movedim(-1, 1).reshape(-1, length)
+        whole = ids[torch.from_numpy(some)].reshape(-1, 1)
+        coefficients = np.repeat(forms.data[at], units.shape[1], 0)
+        ones = np.ones((len(coefficients), 1), np.int64)
+        system.relate_rows(np.concatenate([ones, -coefficients], 1), torch.cat([whole, terms], 1).numpy())
+    return ids
+
+
+@dataclass
+class _Template:
+    """The differences of one row: for each table the signed classes of its tail and head cells, 0 where there is none.
+
+    Attributes:
+        cells: table -> ids of tail and head cells, to be looked up in ``solution``.
+        solution: the ids in terms of differences.
+        normed: which differences a normalisation has taken away.
+    """
+
+    cells: dict[str, tuple[Tensor, Tensor]]
+    solution: Solution
+    normed: np.ndarray
+
+
+def _template(scales: Scales, virtual: Mapping[str, Ends], fixed: Sequence[Tensor]) -> _Template:
+    """Differences that every position allows."""
+    solution, taken = _differences(scales, virtual, fixed)
+    system = Relations()
+    units = torch.cat([torch.zeros(1, dtype=torch.long), system.fresh((solution.units,))])
+    lengths = np.diff(solution.forms.indptr)
+    kept = np.where(lengths > TERMS, 0, lengths)
+    short = solution.forms[np.flatnonzero(kept)]
+    derived = torch.zeros(len(lengths), dtype=torch.long)
+    derived[torch.from_numpy(np.flatnonzero(kept))] = _combinations(system, short, units[:, None]).reshape(-1)
+    units = torch.cat([units, derived])
+    cells: dict[str, tuple[Tensor, Tensor]] = {}
+    for name, ends in virtual.items():
+        table = scales.gathers[name].table
+        sizes = [tuple(ids.shape[1:]) for ids in ends]
+        if table in cells:
+            both = [torch.broadcast_shapes(s, c.shape[1:]) for s, c in zip(sizes, cells[table], strict=True)]
+        else:
+            both = [torch.Size(s) for s in sizes]
+        new = tuple(system.fresh((1, *size)) for size in both)
+        for i, ids in enumerate(ends):
+            number = _looked_up(solution, ids)
+            wanted = units[number.abs()] * number.sign()
+            if number.shape[0] == 1 and scales.shapes[name][0] > 1:
+                wanted = torch.zeros_like(wanted)
+            # nothing is asked of cells that lead nowhere
+            wanted = torch.where(ids == NEUTRAL, NEUTRAL, wanted)
+            system.unify(new[i].expand(wanted.shape[0], *both[i]), wanted.expand(wanted.shape[0], *both[i]))
+            unasked = (ids == NEUTRAL).all(0, keepdim=True).expand(1, *both[i])
+            system.unify(torch.where(unasked, new[i], ROOT), torch.zeros_like(new[i]))
+            if table in cells:
+                system.unify(new[i], cells[table][i].expand(1, *both[i]))
+        cells[table] = (new[0], new[1])
+    differences = system.resolve()
+    normed = np.zeros(differences.units + 1, bool)
+    met = np.unique(np.abs(differences.classes[units[: solution.units + 1].numpy()[taken]]))
+    normed[met[met <= differences.units]] = True
+    normed[differences.forms[met[met > differences.units] - differences.units - 1].indices + 1] = True
+    return _Template(cells, differences, normed)
+
+
+def fold(scales: Scales, raw: Mapping[str, Ends]) -> dict[str, list[Ends]]:
+    """Tables in place of the virtual weights that were picked from them.
+
+    Args:
+        scales: the interpretation; what the tables ask for is added to its equations.
+        raw: ends of all weights, those of virtual ones included.
+
+    Returns:
+        Table -> ends of its uses, in the table's layout, one for each index that picks from it.
+    """
+    virtual = {name: raw[name] for name in scales.gathers if name in raw}
+    if not virtual:
+        return {}
+    fixed = [ids for name, ends in raw.items() if name not in virtual for ids in ends]
+    template = _template(scales, virtual, [*fixed, *(ids for _, _, ids in scales.statistics)])
+    base = {name: (_row(ends[0]), _row(ends[1])) for name, ends in virtual.items()}
+    for name, ends in virtual.items():
+        for ids, row in zip(ends, base[name], strict=True):
+            scales.equations.unify(ids, row.expand(ids.shape))
+    _anchor(scales, template, base)
+    known = torch.from_numpy(scales.equations.solve())
+    rows = max(scales.shapes[entry.table][0] for entry in scales.gathers.values())
+    every = _fresh(scales, template, rows)
+    result: dict[str, list[Ends]] = {}
+    for name in virtual:
+        table = scales.gathers[name].table
+        fresh = every[:, : scales.shapes[table][0]]
+        tails, heads = (_looked_up(template.solution, ids) for ids in template.cells[table])
+        tail, head = base[name]
+        first = heads.reshape(-1)[0]
+        if first and not tails.any() and bool((heads == first).all()) and bool((_class(known, tail) == 0).all()):
+            # one difference for all of a row: it stands at the tail, and needs no id per scalar
+            tail = -(fresh[first.abs()] * first.sign()).reshape(-1, *[1] * (tail.dim() - 1))
+        else:
+            tail, head = _with_rows(scales, known, tail, tails, fresh), _with_rows(scales, known, head, heads, fresh)
+        result.setdefault(table, []).append((tail, head))
+    return result
+
+
+def _anchor(scales: Scales, template: _Template, base: Mapping[str, Ends]) -> None:
+    """The base is row 0 up to differences: each of those is 0 in one cell of it."""
+    anchored = {0}
+    for name, own in base.items():
+        for ids, row in zip(template.cells[scales.gathers[name].table], own, strict=True):
+            number = _looked_up(template.solution, ids).abs()
+            wide = row.expand(number.shape).reshape(-1)
+            number = torch.where(
+                (wide == NEUTRAL) | (number.reshape(-1) > template.solution.units), 0, number.reshape(-1)
+            )
+            values, places = np.unique(number.numpy(), return_index=True)
+            for value, place in zip(values.tolist(), places.tolist(), strict=True):
+                if value not in anchored:
+                    anchored.add(value)
+                    scales.equations.unify(wide[place], torch.tensor(ROOT))
+
+
+def _class(known: Tensor, ids: Tensor) -> Tensor:
+    return known[torch.where(ids == NEUTRAL, ROOT, ids).abs()]
+
+
+def _fresh(scales: Scales, template: _Template, rows: int) -> Tensor:
+    """Ids of every difference, and combination of differences, in every row."""
+    new = scales.equations.fresh((template.solution.units, rows))
+    ids = torch.cat([torch.zeros(1, rows, dtype=torch.long), new])
+    if template.normed.any():
+        scales.approximate.append(ids[torch.from_numpy(template.normed)])
+    forms, lengths = template.solution.forms, np.diff(template.solution.forms.indptr)
+    if (lengths > TERMS).any():
+        # sound where exactness would cost too much
+        long = ids[torch.from_numpy(np.unique(forms[np.flatnonzero(lengths > TERMS)].indices)) + 1]
+        scales.equations.unify(long, torch.zeros_like(long))
+    derived = torch.zeros(len(lengths), rows, dtype=torch.long)
+    short = np.flatnonzero(lengths <= TERMS)
+    derived[torch.from_numpy(short)] = _combinations(scales.equations, forms[short], ids)
+    return torch.cat([ids, derived])
+
+
+def _with_rows(scales: Scales, known: Tensor, base: Tensor, side: Tensor, fresh: Tensor) -> Tensor:
+    """Ids of a table's tails or heads: those of the base and the difference of each row."""
+    if not side.any():
+        return base
+    differs = (fresh[side[0].abs()] * side[0].sign().unsqueeze(-1)).movedim(-1, 0)
+    wide = base.expand(1, *side.shape[1:])
+    result = torch.where((side != 0) & (wide != NEUTRAL), differs, wide)
+    both = ((side != 0) & (wide != NEUTRAL) & (_class(known, wide) != 0)).expand(differs.shape)
+    count = int(both.sum())
+    if count > LARGEST:
+        scales.equations.unify(differs, torch.zeros_like(differs))
+        return base
+    if count:
+        total = scales.equations.fresh((count,))
+        scales.equations.relate((1, total), (-1, wide.expand(differs.shape)[both]), (-1, differs[both]))
+        result[both] = total
+    return result
+
+
+__all__ = ["fold"]

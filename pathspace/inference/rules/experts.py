@@ -1,0 +1,74 @@
+"""Products of groups of rows with matrices of their own: mixtures of experts."""
+
+from __future__ import annotations
+
+import operator
+from typing import Any
+
+from torch import Tensor, fx
+
+from pathspace.inference.registry import operation_name, rule
+from pathspace.inference.rules.contraction import matmul, with_bias
+from pathspace.inference.rules.edges import edges
+from pathspace.inference.semantics import Semantics
+from pathspace.inference.values import Value, Weight, shape_of
+
+
+@rule("aten._grouped_mm", "transformers.grouped_mm_fallback")
+def grouped_mm(
+    semantics: Semantics,
+    x: Value,
+    weight: Value,
+    offs: Any = None,
+    bias: Value | None = None,
+    *args: Any,
+    **kwargs: Any,
+) -> Tensor:
+    """``y[s] = x[s] W[e(s)]``: data decides to which group ``e(s)`` a row belongs, one row after the other."""
+    if offs is None:
+        return matmul(semantics, x, weight)
+    if len(x.shape) != 2 or len(weight.shape) != 3:
+        raise ValueError("groups of columns")
+    ids = semantics.activation(x)
+    rows = None
+    if isinstance(weight, Weight):
+        node = semantics.place.node
+        rows = semantics.gathered(weight, (ids.shape[0],), None if node is None else _chosen_by(node))
+    if rows is not None:
+        view = rows.moved(lambda t: t.transpose(1, 2), semantics.offsets)
+        out = edges(semantics, view, ids.unsqueeze(1), [-1])
+    elif isinstance(weight, Weight):
+        view = weight.moved(lambda t: t.permute(2, 0, 1).unsqueeze(0), semantics.offsets)
+        out = edges(semantics, view, ids[:, None, None, :], [-2, -1])
+    else:
+        one = semantics.reduce(weight, [0])
+        out = matmul(semantics, ids, one)
+    return with_bias(semantics, out.expand(shape_of(semantics.place.result)), bias, -1)
+
+
+def _chosen_by(node: fx.Node) -> fx.Node:
+    """What says to which group each row belongs: the sorted groups that the ends of groups were counted from."""
+    ends = node.args[2] if len(node.args) > 2 else node.kwargs["offs"]
+    assert isinstance(ends, fx.Node)
+    names, at = [], ends
+    while len(at.all_input_nodes) == 1 and not _is_sorted(at):
+        names.append(operation_name(at.target).removeprefix("aten."))
+        at = at.all_input_nodes[0]
+    plain = {"to", "_to_copy", "int", "float", "alias", "clone", "contiguous"}
+    counted = [name for name in names if name not in plain]
+    return at if _is_sorted(at) and counted in (["cumsum", "histc"], ["cumsum", "bincount"]) else ends
+
+
+def _is_sorted(node: fx.Node) -> bool:
+    """Whether a node holds numbers in ascending order."""
+    if node.target is not operator.getitem or node.args[1] != 0 or not isinstance(node.args[0], fx.Node):
+        return False
+    source = node.args[0]
+    schema = getattr(source.target, "_schema", None)
+    if schema is None or operation_name(source.target) != "aten.sort":
+        return False
+    named = dict(zip((argument.name for argument in schema.arguments), source.args, strict=False)) | source.kwargs
+    return not named.get("descending", False)
+
+
+__all__ = ["grouped_mm"]
