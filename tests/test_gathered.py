@@ -222,6 +222,10 @@ CASES: dict[str, tuple[Callable[[], nn.Module], Callable[[], Sample], int]] = {
 }
 
 
+# where the numerical bound leaves nothing open
+CLOSED = ("rms", "linear between", "cosines", "two indices", "experts", "gated experts", "tied", "positions")
+
+
 @pytest.mark.parametrize("name", CASES)
 def test_units_of_rows_are_those_counted_and_no_more_exist(name: str) -> None:
     make, sample, units = CASES[name]
@@ -232,16 +236,8 @@ def test_units_of_rows_are_those_counted_and_no_more_exist(name: str) -> None:
     assert graph.num_units == units
     assert worst_change(model, graph, [*samples, *(sample() for _ in range(12))]) < 1e-11
     stacks = [key for key, parameter in model.named_parameters() if parameter.dim() == 3 or key == "bias"]
-    assert at_most(model, samples, stacks) >= units
-
-
-@pytest.mark.parametrize("name", ["rms", "linear between", "cosines", "two indices", "experts", "gated experts"])
-def test_no_scale_of_rows_is_missed(name: str) -> None:
-    make, sample, units = CASES[name]
-    torch.manual_seed(0)
-    model = randomised(make())
-    stacks = [key for key, parameter in model.named_parameters() if parameter.dim() == 3 or key == "bias"]
-    assert at_most(model, [sample() for _ in range(12)], stacks) == units
+    bound = at_most(model, samples, stacks)
+    assert bound == units if name in CLOSED else bound >= units
 
 
 @pytest.mark.parametrize("name", ["hashed product", "another expert", "a special expert"])
