@@ -38,6 +38,9 @@ class Certificate:
         unused: parameters that do not influence the outputs.
         skeleton: rule and seed.
         seconds: time taken.
+        units_at_most: how many scale symmetries by rows and columns there can be at most; ``None`` where it was not
+            tested.
+        upper_bound: evidence for it, or the reason why it was not tested; empty where nobody asked.
     """
 
     model: str
@@ -60,6 +63,8 @@ class Certificate:
     unused: list[str] = field(default_factory=list)
     skeleton: dict[str, Any] = field(default_factory=dict)
     seconds: float = 0.0
+    units_at_most: int | None = None
+    upper_bound: dict[str, Any] = field(default_factory=dict)
 
     @property
     def holds(self) -> bool:
@@ -103,6 +108,9 @@ class Certificate:
         figures.add_column(style="dim", overflow="fold")
         figures.add_row("weights m", f"{self.weights:,}", "scalar weights on paths")
         figures.add_row("units H", f"{self.units:,}", f"free scales ({self.level}): dimension of the gauge group")
+        if self.upper_bound:
+            most = "" if self.units_at_most is None else f"{self.units_at_most:,}"
+            figures.add_row("units at most", most, escape(self.upper_bound["evidence"]))
         figures.add_row("dimension m - H", f"{self.dimension:,}", "independent path values")
         figures.add_row("exact units", f"{self.units_exact:,}", "free as the model stands, every eps included")
         figures.add_row("exact dimension", f"{self.dimension_exact:,}", "weights less exact units")

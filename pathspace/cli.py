@@ -104,6 +104,10 @@ def verify(
             show_default=False,
         ),
     ] = None,
+    upper_bound: Annotated[
+        bool,
+        typer.Option("--upper-bound", help="Also bound the number of units from above, by a randomised test."),
+    ] = False,
 ) -> None:
     """Verify Theorems 1-3 and the rescaling invariance of a model, and print a certificate.
 
@@ -148,6 +152,7 @@ def verify(
                 norm_eps=norm_eps.value,
                 seed=seed,
                 rule=rule.value,
+                upper_bound=upper_bound,
             )
             holds = result.holds
         text = result.to_json()

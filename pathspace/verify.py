@@ -22,6 +22,7 @@ from pathspace.reduction import trace
 from pathspace.refusals import check_capturable, check_surroundings
 from pathspace.theorems import enumerable, theorem1, theorem2, theorem3, tree_problem
 from pathspace.untouched import untouched
+from pathspace.upper_bound import upper_bound as bound_from_above
 
 
 def _entries(tensor: Tensor) -> Tensor:
@@ -78,6 +79,7 @@ def verify(
     rule: str = "modulo",
     seed: int = 0,
     strict: bool = False,
+    upper_bound: bool = False,
 ) -> Certificate:
     """Verify Theorems 1 to 3 and the rescaling invariance on a model.
 
@@ -90,6 +92,8 @@ def verify(
         rule: how the skeleton is chosen.
         seed: seed of the random skeleton and of the random rescaling.
         strict: see :func:`pathspace.trace`.
+        upper_bound: also bound the number of scale symmetries from above, by a randomised null-space test
+            (:mod:`pathspace.upper_bound`); it takes about one backward pass for every row and column.
 
     Returns:
         The certificate; it prints as a table, and ``to_json()`` holds all evidence.
@@ -117,8 +121,8 @@ def verify(
         check_finite(model, (args, kwargs))
         with untouched(model), torch.inference_mode(False), _with_numbers():
             args, kwargs = ordinary((args, kwargs))
-            return _verified(model, args, kwargs, norm_eps, rule, seed, strict, start)
-    return _verified(model, args, kwargs or {}, norm_eps, rule, seed, strict, start)
+            return _verified(model, args, kwargs, norm_eps, rule, seed, strict, upper_bound, start)
+    return _verified(model, args, kwargs or {}, norm_eps, rule, seed, strict, upper_bound, start)
 
 
 def _with_numbers() -> AbstractContextManager[Any]:
@@ -134,6 +138,7 @@ def _verified(
     rule: str,
     seed: int,
     strict: bool,
+    upper_bound: bool,
     start: float,
 ) -> Certificate:
     """Trace, prove and measure, with inputs as ``forward`` takes them."""
@@ -152,6 +157,7 @@ def _verified(
     first, vectors = theorem1(basis, network, problem)
     second = theorem2(basis, bench, inputs, (invariance, switches), seed)
     third, rank, method = theorem3(basis, vectors, bool(first.get("exhaustive")), graph.has_cuts, problem)
+    bound = bound_from_above(graph, bench, *inputs, seed=seed).to_dict() if upper_bound else {}
     totals = account(graph).totals
     return Certificate(
         model=type(model).__name__,
@@ -173,5 +179,7 @@ def _verified(
         pinned=[asdict(pin) for pin in graph.pinned],
         unused=list(graph.unused),
         skeleton={"rule": rule, "seed": seed},
+        units_at_most=bound.get("at_most"),
+        upper_bound=bound,
         seconds=round(time.perf_counter() - start, 3),
     )

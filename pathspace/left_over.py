@@ -1,0 +1,124 @@
+"""Where a bound is not met: which tensors have scales that no unit explains?"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pathspace.logscales import Family
+
+# how many rows are named; what is looked at: scalars of one tensor, and units with null vectors
+NAMED = 8
+MOST_CLASSES = 2_000
+MOST_COLUMNS = 400
+
+
+def rank_of(matrix: Tensor) -> int:
+    """Numerical rank of a matrix whose entries are of ordinary size."""
+    return int(torch.linalg.matrix_rank(matrix, rtol=1e-10)) if matrix.numel() else 0
+
+
+def left_over(
+    scales: Family, matrix: Tensor, column: Tensor, used: Tensor, felt: Tensor, alive: Sequence[Tensor]
+) -> list[dict[str, Any]]:
+    """Tensors and rows that null vectors move and no found unit does; as few tensors as will do.
+
+    Args:
+        scales: the log-scales.
+        matrix: the sampled derivatives, columns divided by ``column``.
+        column: sizes of the columns.
+        used: which log-scales have an effect.
+        felt: the found units on these.
+        alive: which scalars have an effect, tensor by tensor.
+
+    Returns:
+        Name, size of the movement and rows, the most moved tensor first.
+    """
+    values, vectors = torch.linalg.eigh(matrix.T @ matrix)
+    null = vectors[:, values <= 1e-14 * float(values[-1])] / column[:, None]
+    null = null / null.norm(dim=0).clamp_min(1e-300)
+    position = torch.full((scales.size,), -1)
+    position[used] = torch.arange(int(used.sum()))
+    # by how much scalars move: what two sides of a tensor exchange moves none
+    moved: dict[int, Tensor] = {}
+    rows: dict[int, Tensor] = {}
+    both = torch.cat([felt, null], 1)
+    for number, (entry, mask) in enumerate(zip(scales.entries, alive, strict=True)):
+        index = [side.index.expand(entry.shape)[mask] for side in entry.sides]
+        if len(index[0]):
+            classes = torch.unique(torch.stack(index, 1), dim=0)
+            if len(classes) > MOST_CLASSES:
+                chosen = torch.randperm(len(classes), generator=torch.Generator().manual_seed(0))[:MOST_CLASSES]
+                classes = classes[chosen]
+            rows[number] = classes[:, 0]
+            starts = [side.start for side in entry.sides]
+            moved[number] = sum(both[position[c + start]] for c, start in zip(classes.T, starts, strict=True))  # type: ignore[assignment]
+    units = felt.shape[1]
+    small = both.shape[1] <= MOST_COLUMNS
+    # (where there are too many to tell, every tensor that a null vector moves)
+    silent, free = (
+        _elsewhere(moved, units) if small else (set(), torch.eye(both.shape[1], dtype=torch.float64)[:, units:])
+    )
+    result = []
+    for number, table in moved.items():
+        if number in silent:
+            continue
+        size = (table @ free).norm(dim=1)
+        if float(size.max()) > 1e-6:
+            strong = torch.unique(rows[number][size > 1e-6 * float(size.max())]).tolist()
+            result.append({"tensor": scales.entries[number].name, "size": float(size.max()), "rows": strong[:NAMED]})
+    return sorted(result, key=lambda entry: -entry["size"])
+
+
+def _elsewhere(moved: Mapping[int, Tensor], units: int) -> tuple[set[int], Tensor]:
+    """Tensors that all left-over scales can leave alone, one after the other; and these scales, as combinations.
+
+    Args:
+        moved: for each tensor, by how much the found units (first) and the null vectors move its scalars.
+        units: how many columns are found units.
+    """
+    width = next(iter(moved.values())).shape[1]
+    small = {
+        number: torch.linalg.qr(table, mode="r").R if len(table) > width else table for number, table in moved.items()
+    }
+
+    def missing(tables: Sequence[Tensor]) -> int:
+        """How many null vectors more than found units leave these tensors alone."""
+        here = torch.cat(list(tables)) if tables else torch.zeros(0, width, dtype=torch.float64)
+        return (rank_of(whole[:, units:]) - rank_of(here[:, units:])) - (
+            rank_of(whole[:, :units]) - rank_of(here[:, :units])
+        )
+
+    whole = torch.linalg.qr(torch.cat(list(small.values())), mode="r").R
+    wanted = missing([])
+    silent: set[int] = set()
+    for number, table in small.items():
+        if missing([*(small[n] for n in silent), table]) == wanted:
+            silent.add(number)
+    here = torch.cat([small[n] for n in silent]) if silent else torch.zeros(0, width, dtype=torch.float64)
+
+    def kernel(columns: slice) -> Tensor:
+        """Combinations that move nothing in the tensors that are left alone."""
+        part, size = here[:, columns], whole[:, columns].shape[1]
+        if not len(part) or not size:
+            return torch.eye(size, dtype=torch.float64)
+        _, values, vectors = torch.linalg.svd(part, full_matrices=True)
+        rank = int((values > 1e-9 * float(values.max().clamp_min(1e-300))).sum())
+        return vectors[rank:].T
+
+    found, every = kernel(slice(0, units)), kernel(slice(units, width))
+    known, all_ = whole[:, :units] @ found, whole[:, units:] @ every
+    if known.shape[1]:
+        basis = torch.linalg.svd(known, full_matrices=False)
+        keep = basis.S.div(float(basis.S.max().clamp_min(1e-300))).gt(1e-9)
+        inside = basis.U[:, keep]
+        # a left-over scale, less what found units do of it
+        shares = torch.linalg.lstsq(known, inside @ (inside.T @ all_), driver="gelsd").solution
+        return silent, torch.cat([-found @ shares, every])
+    return silent, torch.cat([torch.zeros(units, every.shape[1], dtype=torch.float64), every])
+
+
+__all__ = ["NAMED", "left_over", "rank_of"]

@@ -1,0 +1,175 @@
+"""How many scale symmetries there can be at most: brackets close, and open ones name what was missed."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from cases import CASES, mlp
+from torch import Tensor, nn
+from typer.testing import CliRunner
+
+import pathspace as ps
+from pathspace import upper_bound
+from pathspace.cli import app
+from pathspace.inference.registry import RULES
+from pathspace.inference.values import constant
+
+
+def bracket(model: nn.Module, *args: Any, **kwargs: Any) -> ps.Certificate:
+    return ps.verify(model, *args, upper_bound=True, **kwargs)
+
+
+@pytest.mark.parametrize("name", [*sorted(CASES)[1::8], "mlp_2x4x1x3x2", "batchnorm_conv", "gated_product"])
+def test_brackets_of_small_networks_are_closed(name: str) -> None:
+    model, args = CASES[name]()
+    certificate = bracket(model, *args)
+    assert certificate.units_at_most == certificate.units, certificate.upper_bound["evidence"]
+    assert certificate.upper_bound["closed"] and not certificate.upper_bound["left_over"]
+    # far from the limit on both sides
+    assert certificate.upper_bound["smallest_kept"] > 1e-6
+    assert certificate.upper_bound["largest_dropped"] < 1e-11
+
+
+def pinned(semantics: Any, x: Any, *rest: Any, **kwargs: Any) -> Tensor:
+    semantics.pin([x], "not followed any more")
+    return constant(tuple(semantics.place.result.shape))
+
+
+@pytest.mark.parametrize(
+    ("op", "layer", "more", "tensors"),
+    [
+        ("aten.leaky_relu", nn.LeakyReLU(0.1), 4, {"0.weight", "0.bias", "2.weight"}),
+        ("aten.relu", nn.ReLU(), 3, {"2.weight", "2.bias", "4.weight"}),
+    ],
+)
+def test_a_missing_rule_leaves_the_bracket_open_and_names_the_tensors(
+    monkeypatch: pytest.MonkeyPatch, op: str, layer: nn.Module, more: int, tensors: set[str]
+) -> None:
+    other = nn.ReLU() if isinstance(layer, nn.LeakyReLU) else nn.LeakyReLU(0.1)
+    torch.manual_seed(0)
+    first, second = (layer, other) if op == "aten.leaky_relu" else (other, layer)
+    model, x = nn.Sequential(nn.Linear(3, 4), first, nn.Linear(4, 3), second, nn.Linear(3, 2)), torch.randn(6, 3)
+    assert bracket(model, x).units_at_most == 7
+    monkeypatch.setitem(RULES, op, pinned)
+    certificate = bracket(model, x)
+    assert (certificate.units, certificate.units_at_most) == (7 - more, 7)
+    assert {entry["tensor"] for entry in certificate.upper_bound["left_over"]} == tensors
+    assert all(name in certificate.upper_bound["evidence"] for name in tensors)
+
+
+def test_rows_with_a_scale_left_over_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Half(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.stem, self.head = nn.Linear(3, 5), nn.Linear(5, 2)
+
+        def forward(self, x: Tensor) -> Tensor:
+            h = self.stem(x)
+            return self.head(torch.cat([torch.relu(h[:, :3]), nn.functional.leaky_relu(h[:, 3:])], 1))
+
+    monkeypatch.setitem(RULES, "aten.leaky_relu", pinned)
+    certificate = bracket(Half(), torch.randn(6, 3))
+    assert (certificate.units, certificate.units_at_most) == (3, 5)
+    left = {entry["tensor"]: entry["rows"] for entry in certificate.upper_bound["left_over"]}
+    assert left["stem.weight"] == left["stem.bias"] == [3, 4]
+
+
+def test_what_has_no_effect_is_taken_out_and_said() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(2, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(16, 2))
+    x = torch.randn(6, 2, 4, 4)
+    certificate = bracket(model, x)
+    # four biases that batch norm subtracts
+    assert certificate.upper_bound["without_effect"] == 4
+    assert certificate.units_at_most == certificate.units == 8
+    assert "4 scalars without effect" in certificate.upper_bound["evidence"]
+    model(x)
+    frozen = bracket(model.eval(), x)
+    assert frozen.upper_bound["without_effect"] == 0
+    assert frozen.units_at_most == frozen.units == 8
+
+
+def test_inputs_too_small_to_switch_a_rectifier_do_not_open_the_bracket() -> None:
+    torch.manual_seed(0)
+    model = mlp(3, 8, 2)
+    with torch.no_grad():
+        model[0].bias.fill_(1.0)
+    certificate = bracket(model, 1e-3 * torch.randn(5, 3))
+    assert certificate.units_at_most == certificate.units == 8
+
+
+def test_the_bound_does_not_depend_on_the_gauge() -> None:
+    model, args = CASES["residual_cnn"]()
+    graph = ps.trace(model, *args)
+    ps.rescale(model, graph, torch.randn(graph.num_units))
+    assert bracket(model, *args).units_at_most == graph.num_units
+
+
+class Words(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.table, self.norm = nn.Embedding(7, 4), nn.LayerNorm(4)
+        self.up, self.down, self.head = nn.Linear(4, 6), nn.Linear(6, 4), nn.Linear(4, 5)
+        self.drop = nn.Dropout(0.2)
+
+    def forward(self, tokens: Tensor, mask: Tensor | None = None) -> Tensor:
+        h = self.table(tokens)
+        h = h if mask is None else h * mask[..., None]
+        return self.head(h + self.drop(self.down(torch.relu(self.up(self.norm(h))))))
+
+
+def test_tokens_keywords_and_dropout() -> None:
+    torch.manual_seed(0)
+    tokens = torch.randint(0, 7, (3, 5))
+    certificate = bracket(Words(), kwargs={"tokens": tokens, "mask": torch.ones(3, 5)})
+    assert certificate.units_at_most == certificate.units
+
+
+def test_it_says_where_it_is_not_attempted(monkeypatch: pytest.MonkeyPatch) -> None:
+    x = torch.randn(4, 3)
+
+    class Detached(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b = nn.Linear(3, 4), nn.Linear(4, 2)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.b(torch.relu(self.a(x) / self.a.weight.detach().norm(dim=1)))
+
+    class Chosen(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a = nn.Linear(3, 4)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.a(x).argmax(-1)
+
+    for model, reason in ((Detached(), "gradients"), (Chosen(), "no output depends")):
+        certificate = bracket(model, x)
+        assert certificate.units_at_most is None
+        assert reason in certificate.upper_bound["evidence"]
+        assert "not attempted" in str(certificate)
+    monkeypatch.setattr(upper_bound, "MOST_SCALES", 10)
+    assert "at most 10" in bracket(mlp(3, 4, 2), x).upper_bound["evidence"]
+    monkeypatch.undo()
+    monkeypatch.setattr(upper_bound, "MOST_SECONDS", 0.0)
+    assert "seconds" in bracket(mlp(3, 4, 2), x).upper_bound["evidence"]
+
+
+def test_the_bracket_is_in_json_and_on_the_command_line(tmp_path: Path) -> None:
+    file = tmp_path / "net.py"
+    file.write_text("from torch.nn import *\nnet = Sequential(Linear(3, 4), ReLU(), Linear(4, 2))\n")
+    found = CliRunner().invoke(app, ["verify", f"{file}:net", "--input", "4x3", "--upper-bound", "--json", "-"])
+    assert found.exit_code == 0, found.output
+    data = json.loads(found.stdout)
+    assert data["units"] == data["units_at_most"] == 4
+    assert data["upper_bound"]["evidence"].startswith("4 found; at most 4 exist")
+    shown = CliRunner().invoke(app, ["verify", f"{file}:net", "--input", "4x3", "--upper-bound"])
+    assert "units at most" in shown.stdout
+    plain = bracket(mlp(3, 4, 2), torch.randn(2, 3))
+    assert plain.to_dict()["units_at_most"] == 4
+    assert ps.verify(mlp(3, 4, 2), torch.randn(2, 3)).units_at_most is None
