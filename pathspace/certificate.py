@@ -36,6 +36,7 @@ class Certificate:
             :func:`pathspace.levels.measure_levels`.
         pinned: operations that fixed a scale, with place and reason.
         unused: parameters that do not influence the outputs.
+        range: for which inputs all of this is said.
         skeleton: rule and seed.
         seconds: time taken.
         units_at_most: how many scale symmetries by rows and columns there can be at most; ``None`` where it was not
@@ -61,6 +62,7 @@ class Certificate:
     levels: dict[str, Any] = field(default_factory=dict)
     pinned: list[dict[str, Any]] = field(default_factory=list)
     unused: list[str] = field(default_factory=list)
+    range: str = ""
     skeleton: dict[str, Any] = field(default_factory=dict)
     seconds: float = 0.0
     units_at_most: int | None = None
@@ -156,6 +158,8 @@ class Certificate:
             parts.append(
                 Text("Unused parameters: " + ", ".join(self.unused[:8]) + (", ..." if len(self.unused) > 8 else ""))
             )
+        if self.range:
+            parts.append(Text(f"Said of {self.range}."))
         return Group(*parts)
 
     def __str__(self) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -15,9 +15,12 @@ from torch import Tensor, nn
 
 from pathspace.capture import Captured, capture
 from pathspace.errors import InputError, UnsupportedError
+from pathspace.inference.again import Snapshot
 from pathspace.inference.interpreter import interpret
 from pathspace.inference.semantics import Pin
 from pathspace.inference.units import Scales
+from pathspace.inputs import arranged, describe
+from pathspace.sizes import recapture, sentence, thin
 from pathspace.traced import remember
 
 if TYPE_CHECKING:
@@ -101,8 +104,11 @@ class ReductionGraph:
             activations, matrices reused in depth); empty for most models.
         norm_eps: how normalisation layers were read.
         statistics: running statistics that are rescaled along with their channels.
+        beyond: name -> (tail, head) of all scalars of a parameter that is not used whole, for larger inputs, which use
+            more of it: as captured there, or like the used scalars next to them.
         captured: the captured graph.
         parameters: name -> parameter, the model's own.
+        range: in words, for inputs of which sizes the graph was derived.
 
     Example:
         >>> import torch, pathspace as ps
@@ -123,8 +129,10 @@ class ReductionGraph:
     statistics: tuple[Statistic, ...]
     forms: csr_array = field(repr=False)
     norm_eps: str
+    beyond: Mapping[str, tuple[Tensor, Tensor]] = field(repr=False)
     captured: Captured = field(repr=False)
     parameters: Mapping[str, nn.Parameter] = field(repr=False)
+    range: str = ""
 
     @cached_property
     def num_weights(self) -> int:
@@ -299,7 +307,8 @@ class ReductionGraph:
         def log(ids: Tensor) -> Tensor:
             return table[ids.abs()] * ids.sign()
 
-        factors = {block.name: (log(block.head).exp(), log(block.tail).exp()) for block in self.blocks}
+        ends = {block.name: (block.tail, block.head) for block in self.blocks} | dict(self.beyond)
+        factors = {name: (log(head).exp(), log(tail).exp()) for name, (tail, head) in ends.items()}
         for statistic in self.statistics:
             own = log(statistic.units)
             for name, scale in ((statistic.mean, own), (statistic.var, 2 * own)):
@@ -393,6 +402,7 @@ class ReductionGraph:
             "blocks": len(self.blocks),
             "pinned": len(self.pinned),
             "unused": list(self.unused),
+            "range": self.range,
         }
 
 
@@ -402,8 +412,14 @@ def trace(
     kwargs: Mapping[str, Any] | None = None,
     norm_eps: str = "ignore",
     strict: bool = False,
+    sizes: str = "any",
 ) -> ReductionGraph:
     """Build the reduction graph of a model, without running or changing it.
+
+    Edges and dimension are those of the model at the sizes of the example inputs. Its scales are to hold at other
+    lengths, batch and image sizes, too: where the example leaves this open (parts of parameters that are not used, a
+    sequence of length 1, products over steps), the model is captured once more at larger sizes, if it runs there, and
+    scales have to hold at both. :attr:`ReductionGraph.range` says what was done.
 
     Args:
         model: any module; it is analysed in the mode (train or eval) it is in.
@@ -411,13 +427,14 @@ def trace(
         kwargs: example inputs by keyword.
         norm_eps: ``"ignore"`` treats normalisation layers as exactly scale-free, ``"respect"`` pins their inputs.
         strict: raise where an operation without a rule would fix a scale, instead of listing it in ``graph.pinned``.
+        sizes: ``"any"``, or ``"given"`` for the scales of the model on inputs of exactly these sizes.
 
     Returns:
         The reduction graph.
 
     Raises:
         CaptureError: the model fails on these inputs or cannot be captured.
-        InputError: unknown ``norm_eps``.
+        InputError: unknown ``norm_eps`` or ``sizes``.
         UnsupportedError: ``strict`` and an operation has no rule.
 
     Example:
@@ -427,12 +444,38 @@ def trace(
         >>> ps.trace(model, torch.randn(1, 3, 9, 9)).num_units  # channels are units
         8
     """
+    return remember(model, derive(model, args, kwargs, norm_eps, strict, sizes))
+
+
+def derive(
+    model: nn.Module,
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any] | None = None,
+    norm_eps: str = "ignore",
+    strict: bool = False,
+    sizes: str = "any",
+) -> ReductionGraph:
+    """The same as :func:`trace`, without noting the graph as the model's last one."""
     if norm_eps not in ("ignore", "respect"):
         raise InputError(f"trace found norm_eps={norm_eps!r}, expected 'ignore' or 'respect'.")
+    if sizes not in ("any", "given"):
+        raise InputError(f"trace found sizes={sizes!r}, expected 'any' or 'given'.")
     captured = capture(model, args, kwargs)
     from pathspace.inference.build import build
 
     # what the analysis makes for itself has numbers, whatever is the default outside
     with torch.device("cpu"), torch.inference_mode(False):
         scales, _ = interpret(captured, Scales, strict, norm_eps)
-        return remember(model, build(captured, scales, norm_eps))
+        before = Snapshot.of(scales)
+        graph = build(captured, scales, norm_eps)
+    args, kwargs = arranged(model, args, kwargs)
+    if sizes == "given":
+        return replace(graph, range=f"inputs ({describe(args, kwargs)}) and none other")
+    open_ends = bool(graph.unused or graph.beyond or graph.forms.shape[0])
+    looked = open_ends or thin(captured, (args, kwargs))
+    further, other = recapture(model, (args, kwargs), thin_only=not open_ends) if looked else (None, None)
+    if further is not None:
+        with torch.device("cpu"), torch.inference_mode(False):
+            uses = before.again(scales, further, norm_eps)
+            graph = build(captured, scales, norm_eps, uses)
+    return replace(graph, range=sentence((args, kwargs), other, looked))

@@ -50,6 +50,9 @@ def rescale(
 ) -> M:
     """Apply a gauge transformation to ``model`` in place: ``w_e <- w_e exp(phi(head e) - phi(tail e))``.
 
+    The function is kept on the inputs that :attr:`pathspace.ReductionGraph.range` speaks of: of any length, batch and
+    image size that the model takes, as long as nothing was seen to depend on them or a second capture showed how.
+
     Running statistics of normalisation layers are rescaled along, ``mean <- s mean`` and
     ``var <- s^2 (var + eps) - eps``, so the function is kept in eval mode, exactly. (Entries of ``var`` may become
     negative while ``var + eps``, all that torch looks at, stays positive; where the type of ``var`` cannot hold the

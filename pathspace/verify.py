@@ -18,7 +18,7 @@ from pathspace.inputs import arranged, check_inputs, ordinary
 from pathspace.invariance import bench_copy, cast, measure
 from pathspace.levels import levels_in_words, measure_levels
 from pathspace.nested import leaves
-from pathspace.reduction import trace
+from pathspace.reduction import derive
 from pathspace.refusals import check_capturable, check_surroundings
 from pathspace.theorems import enumerable, theorem1, theorem2, theorem3, tree_problem
 from pathspace.untouched import untouched
@@ -142,7 +142,8 @@ def _verified(
     start: float,
 ) -> Certificate:
     """Trace, prove and measure, with inputs as ``forward`` takes them."""
-    graph = trace(model, *args, kwargs=kwargs, norm_eps=norm_eps, strict=strict)
+    # the theorems speak of the network at these sizes
+    graph = derive(model, args, kwargs, norm_eps=norm_eps, strict=strict, sizes="given")
     skeleton = graph.skeleton(rule=rule, seed=seed)
     basis = skeleton.basis()
     problem = tree_problem(graph, skeleton.tree_in) or tree_problem(graph, skeleton.tree_out)
@@ -178,6 +179,7 @@ def _verified(
         levels=levels,
         pinned=[asdict(pin) for pin in graph.pinned],
         unused=list(graph.unused),
+        range=graph.range,
         skeleton={"rule": rule, "seed": seed},
         units_at_most=bound.get("at_most"),
         upper_bound=bound,

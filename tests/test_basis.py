@@ -27,7 +27,7 @@ RULES = ["modulo", "magnitude", "random"]
 @functools.cache
 def traced(name: str) -> ps.ReductionGraph:
     model, args = CASES[name]()
-    return ps.trace(model, *args)
+    return ps.trace(model, *args, sizes="given")
 
 
 def basis_of(name: str, rule: str) -> BasisPaths:

@@ -33,7 +33,7 @@ def enumerated(name: str) -> Enumeration:
 @functools.cache
 def traced(name: str) -> ps.ReductionGraph:
     model, args = CASES[name]()
-    return ps.trace(model, *args)
+    return ps.trace(model, *args, sizes="given")
 
 
 # --- the oracles themselves, against values computed by hand

@@ -9,6 +9,7 @@ transposed use tail and head change places with opposite signs.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 from itertools import pairwise
 
 import torch
@@ -181,10 +182,52 @@ def _living(use: Use, alive: Tensor) -> Use | None:
     return Use(use.weight, torch.where(alive, use.tail, NEUTRAL), torch.where(alive, use.head, NEUTRAL))
 
 
-def assemble(scales: Scales) -> dict[str, tuple[Tensor, Tensor]]:
-    """Raw (unsolved) tail and head ids of every used parameter, in the parameter's layout."""
+@dataclass(frozen=True)
+class Ends:
+    """Raw (unsolved) tail and head ids of a parameter, in its layout; scalars without a use have tail ``NEUTRAL``.
+
+    Attributes:
+        tail: ids the edges leave.
+        head: ids the edges enter.
+        beyond: which scalars only the further captured graphs use, at other sizes of the inputs, or ``None``.
+    """
+
+    tail: Tensor
+    head: Tensor
+    beyond: Tensor | None = None
+
+    def here(self) -> tuple[Tensor, Tensor]:
+        """Tail and head at the sizes that were traced."""
+        if self.beyond is None:
+            return self.tail, self.head
+        return torch.where(self.beyond, NEUTRAL, self.tail), self.head
+
+
+def _beyond(tail: Tensor, traced: list[Piece], shape: tuple[int, ...]) -> Tensor | None:
+    """Which used scalars none of the traced pieces uses."""
+    covered = torch.full([1] * len(shape), False)
+    for region, own, _ in traced:
+        if _whole(region, shape) and bool((own != NEUTRAL).all()):
+            return None
+        table = torch.full(shape, False)
+        table[region] = own != NEUTRAL
+        covered = covered | table
+    found = (tail != NEUTRAL) & ~covered
+    return shrink(found) if bool(found.any()) else None
+
+
+def assemble(scales: Scales, traced: int | None = None) -> dict[str, Ends]:
+    """Raw ids of every used parameter.
+
+    Args:
+        scales: the interpretation, after its run.
+        traced: how many of its uses, the first ones, are those of the graph at the traced sizes (all by default).
+    """
+    own: dict[str, int] = {}
     pieces: dict[str, list[Piece]] = {}
-    for recorded, head_alive in zip(scales.uses, scales.alive(), strict=True):
+    for number, (recorded, head_alive) in enumerate(zip(scales.uses, scales.alive(), strict=True)):
+        if number == traced:
+            own = {name: len(uses) for name, uses in pieces.items()}
         use = _living(recorded, head_alive)
         if use is None:
             continue
@@ -195,7 +238,39 @@ def assemble(scales: Scales) -> dict[str, tuple[Tensor, Tensor]]:
         else:
             for other, piece in dense_pieces(use, scales):
                 pieces.setdefault(other, []).append(piece)
-    return {name: combine(found, scales.shapes[name], scales.equations) for name, found in pieces.items()}
+    result = {}
+    for name, uses in pieces.items():
+        tail, head = combine(uses, scales.shapes[name], scales.equations)
+        count = len(uses) if traced is None or traced == len(scales.uses) else own.get(name, 0)
+        beyond = None if count == len(uses) else _beyond(tail, uses[:count], scales.shapes[name])
+        result[name] = Ends(tail, head, beyond)
+    return result
+
+
+def extended(ids: Tensor, void: Tensor) -> Tensor:
+    """Ids in which unused scalars get those of used ones next to them, along dimensions where these agree; else 0.
+
+    Args:
+        ids: solved ids, one per scalar.
+        void: where there are none, of the same shape.
+
+    Returns:
+        The ids, with size 1 along dimensions where they agree.
+
+    Example:
+        >>> import torch
+        >>> ids = torch.tensor([[3, 4, 0], [3, 4, 0], [0, 0, 0]])
+        >>> extended(ids, ids == 0)
+        tensor([[3, 4, 0]])
+    """
+    largest = torch.iinfo(ids.dtype).max
+    for dim in range(ids.dim()):
+        low = torch.where(void, largest, ids).amin(dim, keepdim=True)
+        high = torch.where(void, -largest, ids).amax(dim, keepdim=True)
+        if bool((low >= high).all()):
+            void = void.all(dim, keepdim=True)
+            ids = torch.where(void, 0, low)
+    return torch.where(void, 0, ids)
 
 
 def shrink(ids: Tensor) -> Tensor:
@@ -203,4 +278,4 @@ def shrink(ids: Tensor) -> Tensor:
     return distinct(compress(ids)) if ids.dim() else ids.clone()
 
 
-__all__ = ["assemble", "combine", "constant", "layout", "shrink"]
+__all__ = ["Ends", "assemble", "combine", "constant", "extended", "layout", "shrink"]

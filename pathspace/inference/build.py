@@ -8,7 +8,7 @@ from scipy.sparse import csr_array, eye_array, vstack
 from torch import Tensor
 
 from pathspace.capture import Captured
-from pathspace.inference.assemble import assemble, combine, shrink
+from pathspace.inference.assemble import Ends, assemble, combine, extended, shrink
 from pathspace.inference.gathered import fold
 from pathspace.inference.relations import Relations, Solution
 from pathspace.inference.semantics import Pin
@@ -16,37 +16,38 @@ from pathspace.inference.units import Scales
 from pathspace.inference.values import NEUTRAL, distinct
 from pathspace.reduction import ReductionGraph, Statistic, WeightBlock
 
-Ends = tuple[Tensor, Tensor]
+Pair = tuple[Tensor, Tensor]
 POWERS_ONLY = "weights meet different powers of this scale, and never the scale itself"
 TOO_HIGH = "this scale is a power above 2^31 of another"
 
 
-def build(captured: Captured, scales: Scales, norm_eps: str = "ignore") -> ReductionGraph:
+def build(captured: Captured, scales: Scales, norm_eps: str = "ignore", traced: int | None = None) -> ReductionGraph:
     """The reduction graph of what an interpretation recorded.
 
     Args:
         captured: the captured model.
         scales: the interpretation, after its run.
         norm_eps: how normalisation layers were read (kept for later).
+        traced: how many uses of weights, the first ones, are those of ``captured``; the others, of graphs captured at
+            other sizes, restrict the scales and are no edges.
 
     Returns:
         The reduction graph.
     """
-    raw = assemble(scales)
+    raw = assemble(scales, traced)
     for name in list(raw):
         if scales.virtual.get(name, name) in scales.pinned_parameters:
             # a weight in one place and something unknown in another: its own factor has to be 1
-            scales.equations.unify(*raw.pop(name))
-    for table, uses in fold(scales, raw).items():
-        every = [*uses, raw[table]] if table in raw else uses
-        whole = tuple(slice(0, size, 1) for size in scales.shapes[table])
-        raw[table] = combine([(whole, *ends) for ends in every], scales.shapes[table], scales.equations)
+            ends = raw.pop(name)
+            scales.equations.unify(ends.tail, ends.head)
+    for table, uses in fold(scales, {name: (ends.tail, ends.head) for name, ends in raw.items()}).items():
+        raw[table] = _with_gathers(table, uses, raw, scales)
     raw = {name: ends for name, ends in raw.items() if name not in scales.virtual}
-    solution = effective(scales.equations, list(raw.values()))
+    solution = effective(scales.equations, [ends.here() for ends in raw.values()])
     if scales.equations.too_high:
         scales.pins.append(Pin("power", "", "", TOO_HIGH, scales.equations.too_high))
-    solution = _named(solution, [ids for ends in raw.values() for ids in ends], scales)
-    solution = _divided(solution, [ids for ends in raw.values() for ids in ends], scales)
+    spoken = [ids for ends in raw.values() for ids in (ends.tail, ends.head)]
+    solution = _divided(_named(solution, spoken, scales), spoken, scales)
     while True:
         graph = _graph(captured, scales, raw, solution, norm_eps)
         stuck = _stuck(graph)
@@ -54,6 +55,20 @@ def build(captured: Captured, scales: Scales, norm_eps: str = "ignore") -> Reduc
             return graph
         scales.pins.append(Pin("power", "", "", POWERS_ONLY, len(stuck)))
         solution = solution.fixed(stuck)
+
+
+def _with_gathers(table: str, uses: list[Pair], raw: dict[str, Ends], scales: Scales) -> Ends:
+    """Ends of a table of which data picks rows, and which is used in other ways, perhaps."""
+    whole = tuple(slice(0, size, 1) for size in scales.shapes[table])
+    own = raw.get(table)
+    every = uses if own is None else [*uses, (own.tail, own.head)]
+    tail, head = combine([(whole, *ends) for ends in every], scales.shapes[table], scales.equations)
+    if any(
+        raw[name].beyond is None for name, gather in scales.gathers.items() if gather.table == table and name in raw
+    ):
+        return Ends(tail, head)
+    new = tail != NEUTRAL if own is None else (tail != NEUTRAL) & (own.here()[0] == NEUTRAL)
+    return Ends(tail, head, new if bool(new.any()) else None)
 
 
 def _graph(
@@ -64,11 +79,13 @@ def _graph(
     for name, first in captured.canonical.items():
         if name != first:
             aliases.setdefault(first, []).append(name)
-    blocks = []
+    blocks, beyond = [], {}
     for name in captured.parameters:
         if name in raw:
-            tail, head = raw[name]
+            tail, head = raw[name].here()
             unused = tail == NEUTRAL
+            if bool(unused.any()):
+                beyond[name] = _everywhere(raw[name], classes, scales.shapes[name])
             blocks.append(
                 WeightBlock(
                     name=name,
@@ -93,9 +110,16 @@ def _graph(
         statistics=tuple(Statistic(mean, var, lookup(classes, ids), eps) for mean, var, ids, eps in scales.statistics),
         forms=solution.forms,
         norm_eps=norm_eps,
+        beyond=beyond,
         captured=captured,
         parameters=captured.parameters,
     )
+
+
+def _everywhere(ends: Ends, classes: Tensor, shape: tuple[int, ...]) -> Pair:
+    """Tail and head of all scalars of a parameter, also of those that only larger inputs use."""
+    tail, head = (extended(lookup(classes, ids), ids == NEUTRAL).expand(shape) for ids in (ends.tail, ends.head))
+    return distinct(tail), distinct(head)
 
 
 def _divided(solution: Solution, ends: list[Tensor], scales: Scales) -> Solution:
@@ -152,7 +176,7 @@ def lookup(classes: Tensor, ids: Tensor) -> Tensor:
     return classes[safe.abs()] * safe.sign()
 
 
-def effective(equations: Relations, raw: list[Ends]) -> Solution:
+def effective(equations: Relations, raw: list[Pair]) -> Solution:
     """Solve, and fix every scale that moves no weight, so that the units left act independently.
 
     Gauges that act trivially satisfy ``phi(head) = phi(tail)`` on every edge: scales that touch no weight, and a common
@@ -164,7 +188,7 @@ def effective(equations: Relations, raw: list[Ends]) -> Solution:
     return solution
 
 
-def _trivial(solution: Solution, raw: list[Ends]) -> np.ndarray:
+def _trivial(solution: Solution, raw: list[Pair]) -> np.ndarray:
     """Base units to fix, one for each direction that moves no weight; none when there is no such direction."""
     system = Relations()
     system.size = 1 + solution.units + solution.forms.shape[0]
@@ -188,7 +212,7 @@ def _trivial(solution: Solution, raw: list[Ends]) -> np.ndarray:
     return chosen if len(chosen) else first[own > 0][:1]
 
 
-def _star(near: Tensor, far: Tensor) -> Ends:
+def _star(near: Tensor, far: Tensor) -> Pair:
     """As few pairs as connect ids of a weight's two ends: with the same for the ends exchanged, all of them are."""
     # one along every dimension where one side is constant
     for dim in range(far.dim()):

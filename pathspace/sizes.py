@@ -1,0 +1,151 @@
+"""For inputs of which sizes a statement is made.
+
+A graph is captured at the sizes of the example inputs. Most of what it says holds at any size, since samples, tokens
+and pixels share their weights. It may not where the example was too small to show every use of every weight: a table
+of positions read in part, a recurrence of one step, taps of a kernel that met nothing but padding, as many factors as
+there are steps. Such signs are looked for, and where there is one, the model is captured once more at larger sizes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, fx, nn
+from torch.utils._pytree import tree_flatten, tree_unflatten
+
+from pathspace.capture import Captured, capture
+from pathspace.errors import PathspaceError
+from pathspace.inference.registry import operation_name
+from pathspace.inputs import describe, ordinary
+from pathspace.rehearsal import Rehearsal
+from pathspace.untouched import untouched
+
+Inputs = tuple[tuple[Any, ...], dict[str, Any]]
+# dimensions of input tensors: (number of the tensor, dimension)
+Dims = tuple[tuple[int, int], ...]
+
+# operation -> position of the dimension that it takes apart among its operands
+APART = {"select": 1, "unbind": 1, "squeeze": 1, "split": 2, "chunk": 2, "split_with_sizes": 2, "tensor_split": 2}
+RECURRENT = frozenset(["rnn_relu", "rnn_tanh", "lstm", "gru"])
+
+
+def _takes_apart(node: fx.Node) -> bool:
+    """Whether an operation walks along a first dimension of size 1, as loops over time and recurrent layers do."""
+    name = operation_name(node.target).removeprefix("aten.")
+    operand = node.args[0] if node.args else None
+    shown = operand.meta.get("val") if isinstance(operand, fx.Node) else None
+    if not isinstance(shown, Tensor) or not shown.dim():
+        return False
+    if name in RECURRENT:
+        return 1 in shown.shape[:-1]
+    if name not in APART or shown.shape[0] != 1:
+        return False
+    dim = node.args[APART[name]] if len(node.args) > APART[name] else 0
+    return dim in (0, -shown.dim())
+
+
+def _tensors(inputs: Inputs) -> list[Tensor]:
+    return [leaf for leaf in tree_flatten(inputs)[0] if isinstance(leaf, Tensor)]
+
+
+def thin(captured: Captured, inputs: Inputs) -> bool:
+    """Whether a dimension of an input has length 1, so that nothing can be seen to happen along it.
+
+    A batch of one does not count unless the model walks along it.
+    """
+    shapes = [tensor.shape for tensor in _tensors(inputs)]
+    if any(1 in shape[1:] for shape in shapes):
+        return True
+    calls = (node for node in captured.graph.graph.nodes if node.op == "call_function")
+    return any(len(shape) and shape[0] == 1 for shape in shapes) and any(map(_takes_apart, calls))
+
+
+def resized(inputs: Inputs, sizes: Mapping[tuple[int, int], int]) -> Inputs:
+    """Inputs with other sizes of some dimensions: their elements are repeated from the start.
+
+    Example:
+        >>> import torch
+        >>> resized(((torch.tensor([[3, 5]]),), {}), {(0, 1): 3})
+        ((tensor([[3, 5, 3]]),), {})
+    """
+    leaves, spec = tree_flatten(inputs)
+    number = -1
+    for i, leaf in enumerate(leaves):
+        if not isinstance(leaf, Tensor):
+            continue
+        number += 1
+        for dim in range(leaf.dim()):
+            size = sizes.get((number, dim), leaf.shape[dim])
+            if size != leaf.shape[dim]:
+                leaves[i] = leaves[i].index_select(dim, torch.arange(size, device=leaf.device) % leaf.shape[dim])
+    args, kwargs = tree_unflatten(leaves, spec)
+    return args, kwargs
+
+
+def _together(inputs: Inputs, thin_only: bool) -> Iterator[tuple[int, list[Dims]]]:
+    """Sizes, and which dimensions of that size may vary together: all of them, or those at one place each."""
+    found: dict[int, list[tuple[int, int]]] = {}
+    for number, tensor in enumerate(_tensors(inputs)):
+        for dim, size in enumerate(tensor.shape):
+            if size == 1 or (size and not thin_only):
+                found.setdefault(size, []).append((number, dim))
+    for size, dims in found.items():
+        apart: dict[int, list[tuple[int, int]]] = {}
+        for number, dim in dims:
+            apart.setdefault(dim, []).append((number, dim))
+        yield size, [tuple(dims), *([tuple(part) for part in apart.values()] if len(apart) > 1 else [])]
+
+
+def larger(runs: Callable[[Inputs], bool], inputs: Inputs, thin_only: bool) -> Inputs | None:
+    """The inputs with every dimension enlarged that a model lets vary.
+
+    Args:
+        runs: whether the model runs on given inputs.
+        inputs: example inputs, positional and by keyword.
+        thin_only: enlarge only dimensions of size 1.
+
+    Returns:
+        Larger inputs, or ``None`` if the model accepts no other sizes.
+    """
+    sizes: dict[tuple[int, int], int] = {}
+
+    def grown(dims: Dims, size: int) -> bool:
+        for new in (4, 2) if size == 1 else (2 * size, size + 1):
+            trial = sizes | dict.fromkeys(dims, new)
+            if runs(resized(inputs, trial)):
+                sizes.update(trial)
+                return True
+        return False
+
+    for size, (every, *apart) in _together(inputs, thin_only):
+        if not grown(every, size):
+            for dims in apart:
+                grown(dims, size)
+    return resized(inputs, sizes) if sizes else None
+
+
+def recapture(model: nn.Module, inputs: Inputs, thin_only: bool) -> tuple[Captured | None, Inputs | None]:
+    """The model captured at larger sizes, and the inputs; nothing where it runs at no others."""
+    try:
+        with untouched(model), torch.inference_mode(False):
+            rehearsal = Rehearsal(model)
+            other = larger(lambda trial: rehearsal.runs(*trial), ordinary(inputs), thin_only)
+        return (None, None) if other is None else (capture(model, *other), other)
+    except PathspaceError:
+        # what cannot be copied or captured is taken at the sizes it came with
+        return None, None
+
+
+def sentence(inputs: Inputs, other: Inputs | None, looked: bool) -> str:
+    """For which inputs a graph was derived, in words."""
+    text = f"inputs ({describe(*inputs)})"
+    if other is not None:
+        return f"{text}, and other sizes as captured at ({describe(*other)})"
+    if looked:
+        return f"{text} and none other, as it was not captured at other sizes"
+    return f"{text}; nothing there is seen to depend on their sizes"
+
+
+__all__ = ["larger", "recapture", "resized", "sentence", "thin"]

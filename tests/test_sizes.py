@@ -1,0 +1,262 @@
+"""Statements hold for inputs of other lengths, batches and images than the traced ones, wherever the model runs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+import pathspace as ps
+
+
+class Net(nn.Module):
+    """Parameters and modules by name, and a function of them."""
+
+    def __init__(self, way: Callable[[Any, Tensor], Tensor], **parts: Any) -> None:
+        super().__init__()
+        for name, part in parts.items():
+            setattr(self, name, part if isinstance(part, nn.Module) else nn.Parameter(part))
+        self.way = way
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.way(self, x)
+
+
+def lin(n: int, m: int, bias: bool = True) -> nn.Linear:
+    return nn.Linear(n, m, bias=bias)
+
+
+def rows(*shape: int) -> Tensor:
+    return torch.randn(*shape)
+
+
+def loop(net: Any, x: Tensor) -> Tensor:
+    h: Any = None
+    for t in range(x.shape[1]):
+        h = F.relu(net.enter(x[:, t])) if h is None else F.relu(net.enter(x[:, t]) + net.stay(h))
+    return net.leave(h)
+
+
+def started(net: Any, x: Tensor) -> Tensor:
+    h = net.start.expand(x.shape[0], -1)
+    for t in range(x.shape[1]):
+        h = F.relu(net.enter(x[:, t]) + net.stay(h))
+    return net.leave(h)
+
+
+def repeated(net: Any, x: Tensor) -> Tensor:
+    h = F.relu(net.enter(x.mean(1)))
+    for _ in range(x.shape[1]):
+        h = F.relu(net.stay(h))
+    return net.leave(h)
+
+
+def first_steps(net: Any, x: Tensor) -> Tensor:
+    return F.relu(torch.stack([layer(x[:, t]) for t, layer in zip(range(x.shape[1]), net.each, strict=False)], 1))
+
+
+def mixed(net: Any, x: Tensor) -> Tensor:
+    t = x.shape[1]
+    return net.w2[:t, :t] @ F.relu(net.w1[:t, :t] @ net.a(x) + net.shift[:t])
+
+
+def positions(net: Any, x: Tensor) -> Tensor:
+    near = torch.arange(x.shape[1])[:, None] - torch.arange(x.shape[1])[None] + 7
+    h = F.relu(net.a(x))
+    return net.b(F.relu(net.table)[near].squeeze(-1) @ h)
+
+
+# model, traced shape, other shapes
+CASES: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...], list[tuple[int, ...]]]] = {
+    "table of positions, sliced": (
+        lambda: Net(lambda m, x: m.b(F.relu(m.a(x) + m.p[: x.shape[1]])), a=lin(4, 3), b=lin(3, 2), p=rows(8, 3)),
+        (2, 5, 4), [(2, 8, 4), (3, 1, 4)],
+    ),
+    "table of positions, all but one row read": (
+        lambda: Net(lambda m, x: m.b(F.relu(m.a(x) + m.p[: x.shape[1]])), a=lin(4, 3), b=lin(3, 2), p=rows(6, 3)),
+        (2, 5, 4), [(2, 6, 4)],
+    ),
+    "table of positions, indexed": (
+        lambda: Net(lambda m, x: m.b(F.relu(m.a(x) + m.p[torch.arange(x.shape[1])])), a=lin(4, 3), b=lin(3, 2),
+                    p=rows(8, 3)),
+        (2, 5, 4), [(2, 8, 4)],
+    ),
+    "table of positions from the end": (
+        lambda: Net(lambda m, x: m.b(F.relu(m.a(x) + m.p[-x.shape[1]:])), a=lin(4, 3), b=lin(3, 2), p=rows(8, 3)),
+        (2, 5, 4), [(2, 8, 4)],
+    ),
+    "time first": (
+        lambda: Net(lambda m, x: m.b(F.relu(m.a(x) + m.p[: x.shape[0]])), a=lin(4, 3), b=lin(3, 2), p=rows(8, 1, 3)),
+        (1, 2, 4), [(8, 2, 4)],
+    ),
+    "factors of positions": (
+        lambda: Net(lambda m, x: m.b(F.layer_norm(m.a(x) * m.p[: x.shape[1]], (3,), eps=0.0)), a=lin(4, 3), b=lin(3, 2),
+                    p=rows(8, 3)),
+        (2, 2, 4), [(2, 8, 4)],
+    ),
+    "one unit per position": (
+        lambda: Net(mixed, a=lin(4, 3), w1=rows(8, 8), w2=rows(8, 8), shift=rows(8, 1)), (2, 3, 4), [(2, 8, 4)],
+    ),
+    "relative positions": (
+        lambda: Net(positions, a=lin(4, 3), b=lin(3, 2), table=rows(15, 1)), (2, 3, 4), [(2, 8, 4)],
+    ),
+    "ReLU RNN of one step": (
+        lambda: Net(lambda m, x: m.b(m.rnn(x)[0]), rnn=nn.RNN(4, 3, 2, nonlinearity="relu"), b=lin(3, 2)),
+        (1, 2, 4), [(7, 2, 4), (2, 2, 4)],
+    ),
+    "ReLU RNN of one step, batch first": (
+        lambda: Net(lambda m, x: m.b(m.rnn(x)[0]), b=lin(6, 2),
+                    rnn=nn.RNN(4, 3, 1, nonlinearity="relu", batch_first=True, bidirectional=True)),
+        (1, 1, 4), [(2, 7, 4)],
+    ),
+    "LSTM of one step": (
+        lambda: Net(lambda m, x: m.b(m.rnn(F.relu(m.a(x)))[0]), a=lin(4, 3), b=lin(2, 2),
+                    rnn=nn.LSTM(3, 4, proj_size=2, batch_first=True)),
+        (2, 1, 4), [(2, 7, 4)],
+    ),
+    "loop of one step": (
+        lambda: Net(loop, enter=lin(4, 3), stay=lin(3, 3), leave=lin(3, 2)), (2, 1, 4), [(2, 7, 4), (1, 2, 4)],
+    ),
+    "loop of one step with a state of its own": (
+        lambda: Net(started, start=rows(3), enter=lin(4, 3), stay=lin(3, 3), leave=lin(3, 2)),
+        (2, 1, 4), [(2, 7, 4), (1, 2, 4)],
+    ),
+    "one step, taken out": (
+        lambda: Net(lambda m, x: m.b(F.relu(m.a(x)).squeeze(1)), a=lin(4, 3), b=lin(3, 2)), (2, 1, 4), [(2, 5, 4)],
+    ),
+    "as many repetitions as steps": (
+        lambda: Net(repeated, enter=lin(4, 3, False), stay=lin(3, 3, False), leave=lin(3, 2, False)),
+        (2, 3, 4), [(2, 4, 4), (2, 1, 4), (1, 7, 4)],
+    ),
+    "a product over steps": (
+        lambda: Net(lambda m, x: m.b(F.relu(m.a(x)).prod(1)), a=lin(4, 3), b=lin(3, 2)), (2, 3, 4),
+        [(2, 5, 4), (2, 1, 4)],
+    ),
+    "a layer for each step": (
+        lambda: Net(lambda m, x: m.b(first_steps(m, x)), each=nn.ModuleList(lin(4, 3) for _ in range(6)), b=lin(3, 2)),
+        (2, 3, 4), [(2, 6, 4)],
+    ),
+    "attention to one token": (
+        lambda: Net(lambda m, x: m.b(m.t(x, x, x)[0]), t=nn.MultiheadAttention(4, 2, batch_first=True), b=lin(4, 2)),
+        (1, 1, 4), [(2, 6, 4)],
+    ),
+    "padding seen by a single pixel": (
+        lambda: nn.Sequential(nn.Conv2d(2, 3, 3, padding=1), nn.ReLU(), nn.Conv2d(3, 4, 3, padding=1), nn.ReLU(),
+                              nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 2)),
+        (2, 2, 1, 1), [(2, 2, 6, 5), (1, 2, 1, 4)],
+    ),
+    "features of a single pixel": (
+        lambda: nn.Sequential(nn.Conv2d(2, 3, 3, 2, 1), nn.ReLU(), nn.Conv2d(3, 4, 3, 2, 1), nn.ReLU(),
+                              nn.Conv2d(4, 4, 3, 1, 1), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(),
+                              nn.Linear(4, 2)),
+        (1, 2, 4, 4), [(2, 2, 16, 9)],
+    ),
+    "holes wider than the image": (
+        lambda: nn.Sequential(nn.Conv1d(2, 3, 3, dilation=9, padding=9), nn.ReLU(), nn.Conv1d(3, 2, 1)),
+        (2, 2, 4), [(2, 2, 30)],
+    ),
+    "causal convolutions": (
+        lambda: Net(lambda m, x: m.c(F.relu(m.b(F.pad(F.relu(m.a(F.pad(x, (2, 0)))), (4, 0))))),
+                    a=nn.Conv1d(2, 3, 3), b=nn.Conv1d(3, 4, 3, dilation=2), c=nn.Conv1d(4, 2, 1)),
+        (2, 2, 1), [(1, 2, 9), (2, 2, 2)],
+    ),
+    "transposed convolution of a pixel": (
+        lambda: nn.Sequential(nn.ConvTranspose2d(2, 3, 2, 2), nn.ReLU(), nn.Conv2d(3, 3, 3, padding=1), nn.ReLU(),
+                              nn.Conv2d(3, 2, 1)),
+        (1, 2, 1, 1), [(2, 2, 3, 4)],
+    ),
+    "map of positions, cropped": (
+        lambda: Net(lambda m, x: m.b(F.relu(m.a(x) + m.p[:, : x.shape[2], : x.shape[3]])), a=nn.Conv2d(2, 3, 3, 1, 1),
+                    b=nn.Conv2d(3, 2, 1), p=rows(3, 8, 8)),
+        (2, 2, 4, 4), [(2, 2, 8, 8), (1, 2, 5, 8)],
+    ),
+    "map of positions, resized": (
+        lambda: Net(lambda m, x: m.b(F.relu(m.a(x) + F.interpolate(m.p, x.shape[2:], mode="bilinear"))),
+                    a=nn.Conv2d(2, 3, 3, 1, 1), b=nn.Conv2d(3, 2, 1), p=rows(1, 3, 4, 4)),
+        (2, 2, 4, 4), [(2, 2, 9, 7)],
+    ),
+    "positions met by a batch of one": (
+        lambda: Net(lambda m, x: m.b(F.relu(m.a(x) + m.p)), a=lin(4, 3), b=lin(3, 2), p=rows(4, 3)),
+        (1, 4), [(4, 4)],
+    ),
+    "sums over a batch of one": (
+        lambda: Net(lambda m, x: m.b(F.relu(m.a(x)) - F.relu(m.a(x)).cumsum(0).flip(0)), a=lin(4, 3), b=lin(3, 2)),
+        (1, 4), [(5, 4)],
+    ),
+    "class token": (
+        lambda: Net(lambda m, x: m.b(m.c(torch.cat([m.p.expand(x.shape[0], -1, -1), F.relu(m.a(x))], 1).mT).mT),
+                    a=lin(4, 3), p=rows(1, 1, 3), b=lin(3, 2), c=nn.Conv1d(3, 3, 3, padding=1)),
+        (2, 1, 4), [(2, 6, 4)],
+    ),
+}  # fmt: skip
+
+
+@torch.no_grad()
+def changes(model: nn.Module, graph: ps.ReductionGraph, shapes: list[tuple[int, ...]]) -> list[float]:
+    """The relative change of the outputs at each shape under a random rescaling."""
+    inputs = [torch.randn(shape).double() for shape in shapes]
+    before = [model(x) for x in inputs]
+    ps.rescale(model, graph, torch.randn(graph.num_units).double())
+    return [float((model(x) - y).abs().max() / y.abs().max()) for x, y in zip(inputs, before, strict=True)]
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_rescaling_keeps_outputs_at_other_sizes(name: str) -> None:
+    build, traced, others = CASES[name]
+    torch.manual_seed(0)
+    model = build().double().eval()
+    graph = ps.trace(model, torch.randn(traced).double())
+    assert max(changes(model, graph, [traced, *others])) < 1e-9
+
+
+def test_counts_are_those_of_the_traced_length() -> None:
+    model = CASES["ReLU RNN of one step"][0]()
+    graph = ps.trace(model, torch.randn(1, 2, 4))
+    # of one step, without the recurrent matrices
+    assert graph.num_weights == sum(p.numel() for n, p in model.named_parameters() if "weight_hh" not in n)
+    assert set(graph.unused) == set(graph.beyond) == {"rnn.weight_hh_l0", "rnn.weight_hh_l1"}
+    assert graph.range == "inputs (1x2x4:float32), and other sizes as captured at (4x4x4:float32)"
+
+
+def test_scales_of_one_length_only() -> None:
+    build, traced, others = CASES["as many repetitions as steps"]
+    model, x = build().double(), torch.randn(traced).double()
+    one, every = (ps.trace(model, x, sizes=sizes) for sizes in ("given", "any"))
+    assert (one.num_units, every.num_units) == (4, 3)
+    assert one.range == "inputs (2x3x4:float64) and none other"
+    here, there, *_ = changes(model, one, [traced, *others])
+    assert here < 1e-9 < there
+    certificate = ps.verify(model, x)
+    assert (certificate.units, certificate.range) == (4, one.range)
+    assert certificate.holds and certificate.range in str(certificate)
+
+
+def test_a_model_of_one_size_says_so() -> None:
+    model = nn.Sequential(nn.Conv2d(1, 2, 3, padding=1), nn.ReLU(), nn.Flatten(0), nn.Linear(18, 2))
+    assert ps.trace(model, torch.randn(1, 1, 3, 3)).range == (
+        "inputs (1x1x3x3:float32) and none other, as it was not captured at other sizes"
+    )
+    assert "seen to depend" in ps.trace(nn.Linear(3, 2), torch.randn(2, 3)).range
+
+
+def test_lengths_of_several_inputs_vary_together() -> None:
+    class Two(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b, self.p = lin(4, 3), lin(3, 2), nn.Parameter(rows(9, 3))
+
+        def forward(self, x: Tensor, mask: Tensor) -> Tensor:
+            return self.b(F.relu(self.a(x) + self.p[: x.shape[1]]) * mask[..., None])
+
+    model = Two()
+    graph = ps.trace(model, torch.randn(2, 4, 4), kwargs={"mask": torch.ones(2, 4)})
+    assert graph.range.endswith("captured at (4x8x4:float32, mask=4x8:float32)")
+
+
+def test_unknown_sizes_are_refused() -> None:
+    with pytest.raises(ps.InputError, match="expected 'any' or 'given'"):
+        ps.trace(nn.Linear(3, 2), torch.randn(2, 3), sizes="all")
