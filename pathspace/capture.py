@@ -168,15 +168,43 @@ def _export(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) 
     twin = stand_in(model)
     tensors = opened(twin, args, kwargs)
     known = {name for name, _ in twin.named_parameters()}
-    with quiet(), mock.patch.object(transformer, "_detect_is_causal_mask", _told_to_be_causal):
+    with (
+        quiet(),
+        experts_at_once(twin),
+        mock.patch.object(transformer, "_detect_is_causal_mask", _told_to_be_causal),
+    ):
         program = torch.export.export(
             twin, args if tensors is None else tensors, dict(kwargs) if tensors is None else {}, strict=False
         )
-        if writes_are_seen(program.graph_module):
+        if writes_are_seen(program.graph_module) or _maps(program.graph_module):
             program = program.run_decompositions({})
     if any(name not in known for name, _ in twin.named_parameters()):
         raise RuntimeError("makes parameters while it runs")
     return program
+
+
+def _maps(module: fx.GraphModule) -> bool:
+    """Whether a graph has operations of ``torch.vmap``, within which every tensor hides a dimension."""
+    names = ("_vmap_increment_nesting", "_add_batch_dim")
+    return any(getattr(node.target, "__name__", "") in names for node in module.graph.nodes)
+
+
+@contextmanager
+def experts_at_once(model: nn.Module) -> Iterator[None]:
+    """Let mixtures of experts of transformers compute all experts at once: the same function without a loop over data.
+
+    Args:
+        model: a model whose configurations may say ``experts_implementation="eager"``; they do again afterwards.
+    """
+    configs = {id(c): c for module in model.modules() if (c := getattr(module, "config", None)) is not None}
+    loops = [c for c in configs.values() if getattr(c, "_experts_implementation", None) == "eager"]
+    for config in loops:
+        config._experts_implementation = "batched_mm"
+    try:
+        yield
+    finally:
+        for config in loops:
+            config._experts_implementation = "eager"
 
 
 def _told_to_be_causal(mask: Any, is_causal: bool | None = None, size: int | None = None) -> bool:

@@ -7,6 +7,7 @@ import re
 import sysconfig
 import traceback
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import PurePath
 from typing import Any
 
 import torch
@@ -88,6 +89,11 @@ def check_capturable(model: nn.Module) -> None:
             raise InputError(
                 f"{name} has a {kind} {key!r} without values (on the meta device or of a fake mode), expected numbers; "
                 "load or initialise the weights first."
+            )
+        if kind == "parameter" and tensor.layout != torch.strided:
+            raise InputError(
+                f"{name} has a sparse parameter {key!r}, expected a dense one; keep its values as a parameter and make "
+                "the sparse tensor of them in forward."
             )
         if type(tensor).__name__ == "DTensor":
             raise InputError(
@@ -181,6 +187,11 @@ def failed_capture(model: nn.Module, error: BaseException) -> CaptureError:
     """
     chain = list(_chain(error))
     said = " ".join(str(each) for each in chain)
+    frames = [
+        frame for each in chain for frame in traceback.extract_tb(each.__traceback__) if "/torch/" in frame.filename
+    ]
+    calls = {frame.name for frame in frames}
+    files = {PurePath(frame.filename).parent.name for frame in frames}
     observing = any(hasattr(module, "calculate_qparams") for module in model.modules())
     packed = "torch.classes" in said or any("_packed_params" in vars(m) for m in model.modules())
     if packed:
@@ -191,6 +202,20 @@ def failed_capture(model: nn.Module, error: BaseException) -> CaptureError:
         advice = (
             "trace the model before it was prepared, or call model.apply(torch.ao.quantization.disable_observer) first"
         )
+    elif calls & {"pack_padded_sequence", "pack_sequence", "pad_packed_sequence"} or (
+        isinstance(error, TypeError) and any(frame.filename.endswith("nn/modules/rnn.py") for frame in frames)
+    ):
+        what = "it packs sequences, whose lengths are data"
+        advice = "trace it with the padded batch given to the recurrent layer itself, which has the same weights"
+    elif "nested" in files or "NestedTensor" in said or "cast NotImplemented" in said:
+        what = "it computes on nested tensors, whose lengths are data"
+        advice = "trace it on a padded batch"
+    elif calls & {"grad_impl", "vjp", "jvp", "jacrev", "jacfwd"} or "fake tensor in the exported program" in said:
+        what = "it takes gradients inside forward"
+        advice = "pass the module that is differentiated, or write its derivative out"
+    elif "broadcast" in said:
+        what = "it takes another way while it is traced than when it runs, on which shapes do not fit"
+        advice = "pass masks and lengths explicitly, so that nothing is chosen at that line, or the part around it"
     elif "numpy" in said:
         what = "it computes in numpy, where no operation can be seen"
         advice = "write this step with torch"

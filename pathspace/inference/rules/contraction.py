@@ -72,7 +72,8 @@ def _vector(semantics: Semantics, ids: Tensor, vector: Value) -> Tensor:
     return contract_ids(semantics, ids, vector, [-1])
 
 
-@rule("aten.addmm", "aten.addmm_", "aten.addmv", "aten.baddbmm", "aten.baddbmm_")
+@rule("aten.addmm", "aten.addmm_", "aten.addmv", "aten.baddbmm", "aten.baddbmm_", "aten._sparse_addmm",
+      "aten.sspaddmm")  # fmt: skip
 def addmm(semantics: Semantics, bias: Value, x: Value, weight: Value, **kwargs: Any) -> Tensor:
     """``b + x W`` with ``W`` of shape (in, out)."""
     product = matmul(semantics, x, weight)
@@ -86,8 +87,9 @@ def addbmm(semantics: Semantics, bias: Value, x: Value, y: Value, **kwargs: Any)
 
 
 @rule(
-    "aten.mm", "aten.matmul", "aten.bmm", "aten.mv", "aten.dot", "aten.vdot", "aten.linalg_matmul", "aten.chain_matmul"
-)
+    "aten.mm", "aten.matmul", "aten.bmm", "aten.mv", "aten.dot", "aten.vdot", "aten.linalg_matmul", "aten.chain_matmul",
+    "aten._sparse_mm", "aten.hspmm", "aten.smm",
+)  # fmt: skip
 def matmul(semantics: Semantics, x: Value, y: Value) -> Tensor:
     """A product of matrices or vectors, each a parameter or an activation."""
     if len(y.shape) == 1:
