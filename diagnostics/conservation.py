@@ -38,7 +38,7 @@ def conserved(graph: ReductionGraph) -> Tensor:
     """
     total = torch.zeros(graph.expand.shape[0], dtype=torch.float64)
     for block in graph.blocks:
-        square = graph.parameters[block.name].detach().double().cpu().square()
+        square = block.values(graph.parameters[block.name].double()).cpu().square()
         if block.unused is not None:
             square = square.masked_fill(block.unused.expand(block.shape), 0)
         for ids, sign in ((block.head, 1), (block.tail, -1)):

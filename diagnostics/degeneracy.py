@@ -287,7 +287,7 @@ def gauge_directions(graph: ReductionGraph, starts: Mapping[str, int], total: in
         name = next((n for n in (block.name, *block.aliases) if n in starts), None)
         if name is None:
             continue
-        weight = graph.parameters[block.name].detach().double().cpu().reshape(-1).numpy().copy()
+        weight = block.values(graph.parameters[block.name].double()).cpu().reshape(-1).numpy().copy()
         if block.unused is not None:
             weight[block.unused.expand(block.shape).reshape(-1).numpy()] = 0
         place = starts[name] + np.arange(len(weight))

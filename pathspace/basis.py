@@ -73,7 +73,8 @@ class Path:
         """``v_p = prod_e w_e^(c_e)``."""
         result = 1.0
         for name, index, count in self.edges:
-            result *= float(self.graph.parameters[name].detach()[index]) ** count
+            shift = self.graph.shifts.get(name, 0.0)
+            result *= (float(self.graph.parameters[name].detach()[index]) + shift) ** count
         return result
 
     @property
@@ -341,7 +342,7 @@ class BasisPaths:
         parts[0][chain[keep]] = through[keep]
         parts[0] = parts[0][1:]
         for i, block in enumerate(graph.blocks):
-            weight = graph.parameters[block.name].detach().double().cpu()
+            weight = block.values(graph.parameters[block.name].double()).cpu()
             value = weight * power(prefix, block.tail) * power(suffix, block.head)
             parts.append(value.reshape(-1)[self._free(i)])
         return torch.cat(parts)
@@ -394,7 +395,7 @@ class BasisPaths:
         result, position = {}, skeleton.num_chains
         for i, block in enumerate(graph.blocks):
             free = self._free(i)
-            path = graph.parameters[block.name].detach().double().cpu().reshape(-1).clone()
+            path = block.values(graph.parameters[block.name].double()).cpu().reshape(-1).clone()
             path[free] = values[position : position + int(free.sum())]
             position += int(free.sum())
             mine = np.flatnonzero(skeleton.tree_in.block == i)
@@ -404,10 +405,10 @@ class BasisPaths:
             weight = (path.reshape(block.shape) / scale).reshape(-1)
             if block.unused is not None:
                 dead = block.unused.expand(block.shape).reshape(-1)
-                weight[dead] = graph.parameters[block.name].detach().double().cpu().reshape(-1)[dead]
+                weight[dead] = block.values(graph.parameters[block.name].double()).cpu().reshape(-1)[dead]
             mine = np.flatnonzero(skeleton.tree_out.block == i)
             weight[torch.from_numpy(skeleton.tree_out.index[mine])] = signs.double()[torch.from_numpy(mine - 1)]
-            result[block.name] = weight.reshape(block.shape)
+            result[block.name] = weight.reshape(block.shape) - block.shift
         buffers = graph.captured.buffers
         scale = prefix / skeleton.prefixes()
         for statistic in graph.statistics:

@@ -93,6 +93,8 @@ class Tensor:
     head: np.ndarray
     unused: np.ndarray | None
     edges: int
+    # what the model adds to the tensor wherever it uses it: the sum scales
+    shift: float = 0.0
 
     def at(self, ids: np.ndarray, flat: np.ndarray) -> np.ndarray:
         """Entries of a broadcast table at flat positions of the tensor."""
@@ -216,7 +218,9 @@ def _tensors(document: Mapping[str, Any]) -> Iterator[Tensor]:
             dead = int(table.sum()) * size // table.size
         edges = size - dead
         _require(entry["edges"] == edges and type(entry["edges"]) is int, f"{name} has {edges} edges, not as stated")
-        yield Tensor(name, shape, tail, head, unused, edges)
+        shift = entry.get("shift", 0.0)
+        _require(type(shift) in (int, float) and math.isfinite(shift), f"the shift of {name} is no number")
+        yield Tensor(name, shape, tail, head, unused, edges, float(shift))
 
 
 def _products(document: Mapping[str, Any]) -> list[dict[int, int]]:
@@ -343,7 +347,9 @@ def _compare(document: Mapping[str, Any], blocks: list[Tensor], tensors: Mapping
         for side in ("in", "out"):
             tree = document["trees"][side]
             places = [i for t, i in zip(tree["tensor"], tree["index"], strict=True) if t == number]
-            _require(not places or bool((flat[places] != 0).all()), f"a tree weight of {block.name} is zero")
+            _require(
+                not places or bool((flat[places] + block.shift != 0).all()), f"a tree weight of {block.name} is zero"
+            )
 
 
 def _duplicate(model: Any) -> Any:
@@ -479,16 +485,23 @@ def _rescale(
 
     products, units = _products(document), document["units"]
     generator = np.random.default_rng(0)
+    shifts = {block.name: block.shift for block in blocks if block.shift}
+    # sums with a constant are rounded, where powers of two alone are not
+    largest, tolerance = (2, max(tolerance, 1e-4)) if shifts else (8, tolerance)
+    before_moving = {name: named[name].data.clone() for name in shifts}
     # two units may draw equal scales by chance, but hardly three times
     for _ in range(3):
-        phi = np.concatenate([np.zeros(1, np.int64), generator.integers(-8, 9, units)])
+        phi = np.concatenate([np.zeros(1, np.int64), generator.integers(-largest, largest + 1, units)])
         derived = [sum(times * phi[unit] for unit, times in factors.items()) for factors in products]
         phi = np.concatenate([phi, np.array(derived, np.int64)])
         for direction in (1, -1):
             for name, ids, power in sides:
                 factor = np.exp2(direction * power * np.sign(ids) * phi[np.abs(ids)])
-                named[name].data.mul_(torch.from_numpy(factor).to(named[name]))
+                shift = shifts.get(name, 0.0)
+                named[name].data.add_(shift).mul_(torch.from_numpy(factor).to(named[name])).sub_(shift)
             if direction == 1:
                 after = run()
+        for name, kept in before_moving.items():
+            named[name].data.copy_(kept)
         compare(after, "rescaling changes")
     return ""

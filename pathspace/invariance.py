@@ -55,6 +55,7 @@ class Activations(TorchDispatchMode):
     def __init__(self) -> None:
         super().__init__()
         self.seen: list[Tensor] = []
+        self.types: set[torch.dtype] = set()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if str(getattr(func, "overloadpacket", "")) in GATES and isinstance(args[0], Tensor):
@@ -62,15 +63,19 @@ class Activations(TorchDispatchMode):
             value = args[0].detach()
             size = value.abs().amax() if value.numel() else 0
             self.seen.append(torch.where(value.abs() > 1e-9 * size, value.sign(), 0).to(torch.int8))
-        return func(*args, **(kwargs or {}))
+        result = func(*args, **(kwargs or {}))
+        if isinstance(result, Tensor) and result.is_floating_point():
+            self.types.add(result.dtype)
+        return result
 
 
 @dataclass(frozen=True)
 class Run:
-    """Outputs of one run, flattened and joined, and the activations passed on the way."""
+    """Outputs of one run, flattened and joined, the activations passed on the way, and the types it computed in."""
 
     outputs: Tensor
     activations: list[Tensor]
+    types: frozenset[torch.dtype] = frozenset()
 
 
 @contextmanager
@@ -124,7 +129,16 @@ def run(
         if isinstance(leaf, Tensor) and leaf.is_floating_point()
     ]
     joined = torch.cat([leaf.double() for leaf in leaves]) if leaves else torch.zeros(0, dtype=torch.float64)
-    return Run(joined, recorder.seen)
+    return Run(joined, recorder.seen, frozenset(recorder.types))
+
+
+def resolution(graph: ReductionGraph, model: nn.Module, before: Run) -> torch.dtype:
+    """The type to whose precision a rescaling can be seen: the model's, or a coarser one that it computes in.
+
+    Powers of two pass through any type without rounding, sums with a constant do not.
+    """
+    own = precision(model)
+    return max({own, *(before.types if graph.shifts else ())}, key=lambda dtype: torch.finfo(dtype).eps)
 
 
 def difference(before: Run, after: Run) -> float:
@@ -217,7 +231,7 @@ def balance(graph: ReductionGraph, weights: Mapping[str, Tensor], grads: Mapping
     for block in graph.blocks:
         if block.name not in grads:
             continue
-        product = (weights[block.name].detach() * grads[block.name]).double()
+        product = (block.values(weights[block.name]) * grads[block.name]).double()
         for ids, sign in ((block.head, 1), (block.tail, -1)):
             dims = [d for d in range(len(block.shape)) if ids.shape[d] == 1 and block.shape[d] > 1]
             total = product.sum(dims, keepdim=True) if dims else product
@@ -333,11 +347,11 @@ def measure(
     Returns:
         Evidence for the certificate, and how many rectifiers switched of how many seen under the rescaling.
     """
-    dtype = precision(model)
+    before, drawn = run(model, args, kwargs, seed=seed), 0
+    dtype = resolution(graph, model, before)
     # a rounding error is multiplied by the power that is taken
     power = abs(graph.forms).sum(1).max() if graph.forms.shape[0] else 1
     tolerance = max(TOLERANCE.get(dtype, 1e-3), 16 * float(power) * torch.finfo(dtype).eps)
-    before, drawn = run(model, args, kwargs, seed=seed), 0
     if not seen(before) and graph.num_weights <= LARGE:
         # a head that starts at zero hides everything behind it
         drawn = draw_zeros(model, seed)

@@ -14,13 +14,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from pathspace.eps import precision
 from pathspace.invariance import (
     LARGE,
     TOLERANCE,
     difference,
     rescaled_in_place,
     rescaled_weights,
+    resolution,
     run,
     seen,
 )
@@ -56,12 +56,12 @@ def measure_levels(
         >>> levels["exact"]["units"], levels["all"]["units"], levels["holds"]
         (3, 4, True)
     """
-    dtype = precision(model)
+    before = run(model, args, kwargs, seed=seed)
+    dtype = resolution(graph, model, before)
     tolerance = TOLERANCE.get(dtype, 1e-3)
     deviations = DEVIATIONS if dtype == torch.float64 else DEVIATIONS[:1]
     generator = torch.Generator().manual_seed(seed)
     normal = torch.randn(graph.num_units, generator=generator, dtype=torch.float64)
-    before = run(model, args, kwargs, seed=seed)
 
     def change(phi: Tensor) -> float:
         if graph.num_weights > LARGE:

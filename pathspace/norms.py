@@ -468,7 +468,7 @@ def log_factors(skeleton: Skeleton) -> Iterator[tuple[np.ndarray, np.ndarray]]:
     yield np.zeros(len(first)), prefix[first] + suffix[first]
     basis = skeleton.basis()
     for i, block in enumerate(graph.blocks):
-        weight = graph.parameters[block.name].detach().double().cpu().abs().log()
+        weight = block.values(graph.parameters[block.name].double()).cpu().abs().log()
         tail, head = (
             torch.from_numpy(np.asarray(np.sign(ids.numpy()) * table[ids.abs().numpy()]))
             for ids, table in ((block.tail, prefix), (block.head, suffix))

@@ -33,7 +33,7 @@ class Table:
 
 def edge_values(block: WeightBlock, parameters: Mapping[str, Tensor]) -> Tensor:
     """Values of a tensor's edges, float64, 0 for scalars that no path passes."""
-    value = parameters[block.name].detach().double().cpu()
+    value = block.values(parameters[block.name].double()).cpu()
     return value if block.unused is None else value.masked_fill(block.unused.expand(block.shape), 0)
 
 

@@ -64,6 +64,7 @@ def proof(skeleton: Skeleton, name: str = "") -> dict[str, Any]:
                 "head": _array(block.head),
                 "unused": None if block.unused is None else _array(block.unused),
                 "edges": block.num_edges,
+                **({"shift": block.shift} if block.shift else {}),
             }
             for block in graph.blocks
         ],

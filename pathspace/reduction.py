@@ -45,6 +45,7 @@ class WeightBlock:
         unused: which scalars no path passes (rows of a table that were never read, taps that only ever meet padding),
             or ``None``.
         aliases: further names of the same parameter.
+        shift: the constant that the model adds to the parameter wherever it uses it: the edges are ``w + shift``.
     """
 
     name: str
@@ -53,6 +54,12 @@ class WeightBlock:
     head: Tensor
     unused: Tensor | None = None
     aliases: tuple[str, ...] = ()
+    shift: float = 0.0
+
+    def values(self, parameter: Tensor) -> Tensor:
+        """What the edges multiply by: the parameter, and the constant that is added to it."""
+        value = parameter.detach()
+        return value + self.shift if self.shift else value
 
     @property
     def numel(self) -> int:
@@ -103,6 +110,7 @@ class ReductionGraph:
             of
             activations, matrices reused in depth); empty for most models.
         norm_eps: how normalisation layers were read.
+        affine: whether the sum of a parameter and a constant scales.
         statistics: running statistics that are rescaled along with their channels.
         beyond: name -> (tail, head) of all scalars of a parameter that is not used whole, for larger inputs, which use
             more of it: as captured there, or like the used scalars next to them.
@@ -133,6 +141,7 @@ class ReductionGraph:
     captured: Captured = field(repr=False)
     parameters: Mapping[str, nn.Parameter] = field(repr=False)
     range: str = ""
+    affine: bool = True
 
     @cached_property
     def num_weights(self) -> int:
@@ -156,8 +165,12 @@ class ReductionGraph:
 
     @cached_property
     def shifts(self) -> dict[str, float]:
-        """Tensor name -> the constant ``c`` where ``p + c`` is what scales, not ``p`` itself (``eps`` of variances)."""
-        return {entry.var: entry.eps for entry in self.statistics if entry.var is not None and entry.eps}
+        """Tensor name -> the constant ``c`` where ``p + c`` is what scales, not ``p`` itself.
+
+        The ``eps`` of running variances, and the 1 of norms that multiply by ``1 + weight``.
+        """
+        found = {entry.var: entry.eps for entry in self.statistics if entry.var is not None and entry.eps}
+        return found | {block.name: block.shift for block in self.blocks if block.shift}
 
     def exact_part(self, phi: Tensor) -> Tensor:
         """The nearest log-scales to ``phi`` that change nothing as the model stands, every ``eps`` included.
@@ -244,7 +257,7 @@ class ReductionGraph:
         """Values of all edges in order, float64, length m."""
         parts = [torch.zeros(0, dtype=torch.float64)]
         for block in self.blocks:
-            flat = self.parameters[block.name].detach().double().cpu().reshape(-1)
+            flat = block.values(self.parameters[block.name].double()).cpu().reshape(-1)
             parts.append(flat if block.unused is None else flat[~block.unused.expand(block.shape).reshape(-1)])
         return torch.cat(parts)
 
@@ -413,6 +426,7 @@ def trace(
     norm_eps: str = "ignore",
     strict: bool = False,
     sizes: str = "any",
+    affine: bool = True,
 ) -> ReductionGraph:
     """Build the reduction graph of a model, without running or changing it.
 
@@ -428,6 +442,8 @@ def trace(
         norm_eps: ``"ignore"`` treats normalisation layers as exactly scale-free, ``"respect"`` pins their inputs.
         strict: raise where an operation without a rule would fix a scale, instead of listing it in ``graph.pinned``.
         sizes: ``"any"``, or ``"given"`` for the scales of the model on inputs of exactly these sizes.
+        affine: let ``w + c`` scale where a model adds a constant to a whole parameter, as norms do that multiply by
+            ``1 + weight``; ``False`` keeps such parameters as they are (optimizers on path values need that).
 
     Returns:
         The reduction graph.
@@ -444,7 +460,7 @@ def trace(
         >>> ps.trace(model, torch.randn(1, 3, 9, 9)).num_units  # channels are units
         8
     """
-    return remember(model, derive(model, args, kwargs, norm_eps, strict, sizes))
+    return remember(model, derive(model, args, kwargs, norm_eps, strict, sizes, affine))
 
 
 def derive(
@@ -454,6 +470,7 @@ def derive(
     norm_eps: str = "ignore",
     strict: bool = False,
     sizes: str = "any",
+    affine: bool = True,
 ) -> ReductionGraph:
     """The same as :func:`trace`, without noting the graph as the model's last one."""
     if norm_eps not in ("ignore", "respect"):
@@ -465,7 +482,7 @@ def derive(
 
     # what the analysis makes for itself has numbers, whatever is the default outside
     with torch.device("cpu"), torch.inference_mode(False):
-        scales, _ = interpret(captured, Scales, strict, norm_eps)
+        scales, _ = interpret(captured, Scales, strict, norm_eps, affine)
         before = Snapshot.of(scales)
         graph = build(captured, scales, norm_eps)
     args, kwargs = arranged(model, args, kwargs)

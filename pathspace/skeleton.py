@@ -56,7 +56,8 @@ class Tree:
         result = torch.ones(len(self.block), dtype=torch.float64)
         for block, units in self.by_block():
             flat = graph.parameters[graph.blocks[block].name].detach().reshape(-1)
-            result[torch.from_numpy(units)] = flat[torch.from_numpy(self.index[units])].double().cpu()
+            chosen = flat[torch.from_numpy(self.index[units])].double().cpu()
+            result[torch.from_numpy(units)] = graph.blocks[block].values(chosen)
         return result
 
     def by_block(self) -> Iterator[tuple[int, np.ndarray]]:

@@ -12,10 +12,10 @@ from scipy.sparse import csr_array
 from torch import Tensor, nn
 
 from pathspace.basis import BasisPaths
-from pathspace.eps import precision, without_eps
+from pathspace.eps import without_eps
 from pathspace.errors import UnsupportedError
 from pathspace.exact import modular_rank, whole_product
-from pathspace.invariance import LARGE, difference, run, switched
+from pathspace.invariance import LARGE, difference, resolution, run, switched
 from pathspace.reduction import ReductionGraph
 from pathspace.skeleton import Skeleton, Tree
 from pathspace.symbolic import MOST_WEIGHTS, symbolic
@@ -195,7 +195,7 @@ def theorem2(
         }
     gap = difference(before, after)
     wrong, total = switched(before, after)
-    tolerance = 1e-6 if precision(model) == torch.float64 else 1e-2
+    tolerance = 1e-6 if resolution(graph, model, before) == torch.float64 else 1e-2
     # a rectifier behind unused weights lies on no path, and nothing ties its scale
     dangling = any(block.unused is not None for block in graph.blocks) or bool(graph.unused)
     words = f"{total - wrong:,} of {total:,} rectifiers are switched alike"

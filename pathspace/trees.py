@@ -276,7 +276,7 @@ class Grower:
         score = np.zeros(len(position)) if self.rule == "modulo" else self.random.random(len(position))
         flat = rows.row_offset[position] + rows.column_offset[column] + tap
         # a skeleton weight must not vanish: where it does, take the largest of its row instead
-        weight = self.graph.parameters[self.graph.blocks[block].name].detach().reshape(-1)
+        weight = self.graph.blocks[block].values(self.graph.parameters[self.graph.blocks[block].name]).reshape(-1)
         zero = np.flatnonzero((weight[torch.from_numpy(flat)] == 0).cpu().numpy())
         if len(zero):
             flat[zero], column[zero], size = self._largest(block, rows, position[zero], open_)
@@ -286,7 +286,7 @@ class Grower:
     def _largest(
         self, block: int, rows: _Rows, position: np.ndarray, open_: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        weight = self.graph.parameters[self.graph.blocks[block].name].detach()
+        weight = self.graph.blocks[block].values(self.graph.parameters[self.graph.blocks[block].name])
         table = weight.permute(rows.order).reshape(rows.shape) if weight.dim() else weight.reshape(1, 1, 1)
         step = max(1, CHUNK // max(1, rows.shape[1] * rows.shape[2]))
         columns, taps, scores = [], [], []

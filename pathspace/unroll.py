@@ -47,7 +47,9 @@ def unroll(graph: ReductionGraph, max_steps: int | None = None) -> UnrolledNetwo
     Raises:
         UnsupportedError: the unrolled network is too large.
     """
-    semantics, _ = interpret(graph.captured, partial(Unrolled, max_steps=max_steps), norm_eps=graph.norm_eps)
+    semantics, _ = interpret(
+        graph.captured, partial(Unrolled, max_steps=max_steps), norm_eps=graph.norm_eps, affine=graph.affine
+    )
     total = sum(int(np.prod(shape, dtype=np.int64)) for shape in semantics.shapes.values())
     number = np.full(total, -1, np.int64)
     for i, block in enumerate(graph.blocks):

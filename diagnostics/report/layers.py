@@ -213,7 +213,7 @@ def describe(skeleton: Skeleton, scales: Skeleton | None = None) -> dict[str, An
 
 def _tensor(skeleton: Skeleton, block: WeightBlock) -> dict[str, Any]:
     incoming, outgoing = skeleton.incoming[block.name], skeleton.outgoing[block.name]
-    weight = skeleton.graph.parameters[block.name].detach()
+    weight = block.values(skeleton.graph.parameters[block.name])
     return {
         "name": block.name,
         "aliases": list(block.aliases),

@@ -47,7 +47,7 @@ class Snapshot:
         scales.equations, scales.approximate = self.equations, list(self.approximate)
         scales.pins = list(self.pins)
         uses = len(scales.uses)
-        interpret(captured, lambda *_: scales, norm_eps=norm_eps)
+        interpret(captured, lambda *_: scales, norm_eps=norm_eps, affine=scales.affine)
         known = {(pin.op, pin.module, pin.source, pin.reason) for pin in self.pins}
         new = [p for p in scales.pins[len(self.pins) :] if (p.op, p.module, p.source, p.reason) not in known]
         scales.pins = [*self.pins, *new]

@@ -94,6 +94,7 @@ def _graph(
                     head=shrink(lookup(classes, head)),
                     unused=unused if bool(unused.any()) else None,
                     aliases=tuple(aliases.get(name, ())),
+                    shift=scales.shifts.get(name, 0.0),
                 )
             )
     used = tuple(block for block in blocks if block.num_edges)
@@ -110,6 +111,7 @@ def _graph(
         statistics=tuple(Statistic(mean, var, lookup(classes, ids), eps) for mean, var, ids, eps in scales.statistics),
         forms=solution.forms,
         norm_eps=norm_eps,
+        affine=scales.affine,
         beyond=beyond,
         captured=captured,
         parameters=captured.parameters,

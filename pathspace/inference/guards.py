@@ -94,6 +94,13 @@ def may_be_infinite(node: fx.Node, sources: Mapping[str, tuple[str, str]]) -> bo
     return False
 
 
+def is_parameter_itself(node: fx.Node, sources: Mapping[str, tuple[str, str]]) -> bool:
+    """Whether a value is a parameter as it is, or a movement or another type of it."""
+    while node.op == "call_function" and _name(node) in MOVEMENTS and isinstance(node.args[0], fx.Node):
+        node = node.args[0]
+    return node.op == "placeholder" and sources.get(node.name, ("", ""))[0] == "parameter"
+
+
 def _followed(user: fx.Node, value: fx.Node, inverted: bool) -> tuple[bool, bool] | None:
     """What an operation makes of a divisor.
 
@@ -141,4 +148,4 @@ def _kind(node: fx.Node) -> str:
     return name if name.startswith("_") else name.rstrip("_")
 
 
-__all__ = ["guards_a_division", "may_be_infinite"]
+__all__ = ["guards_a_division", "is_parameter_itself", "may_be_infinite"]

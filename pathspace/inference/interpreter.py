@@ -43,7 +43,7 @@ def positions(captured: Captured) -> tuple[dict[str, int], dict[str, tuple[int, 
 
 
 def interpret(
-    captured: Captured, make: Callable[..., S], strict: bool = False, norm_eps: str = "ignore"
+    captured: Captured, make: Callable[..., S], strict: bool = False, norm_eps: str = "ignore", affine: bool = True
 ) -> tuple[S, list[Tensor]]:
     """Run the graph under one interpretation.
 
@@ -52,6 +52,7 @@ def interpret(
         make: the interpretation, called with offsets and shapes of the parameters.
         strict: raise where an operation without a rule would fix a scale.
         norm_eps: ``"ignore"`` or ``"respect"`` the ``eps`` of normalisation layers.
+        affine: whether a parameter that a constant is added to scales as their sum.
 
     Returns:
         The interpretation with everything it recorded, and the ids of the outputs (already fixed).
@@ -61,6 +62,7 @@ def interpret(
     """
     semantics = make(*positions(captured))
     semantics.exact_norms, semantics.sources = norm_eps == "respect", captured.sources
+    semantics.graph, semantics.affine = captured.graph.graph, affine
     values: dict[str, Any] = {}
     for node in captured.graph.graph.nodes:
         if node.op == "placeholder":

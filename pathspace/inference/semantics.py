@@ -90,6 +90,9 @@ class Semantics(ABC):
         self.approximate: list[Tensor] = []
         # name of a virtual weight -> the parameter that data picks its rows from
         self.virtual: dict[str, str] = {}
+        # the captured graph itself, without the regions in it; whether constants added to parameters are followed
+        self.graph: fx.Graph | None = None
+        self.affine = True
 
     # -- what the two interpretations define -------------------------------------------------------------------
 

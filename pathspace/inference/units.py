@@ -24,6 +24,7 @@ from pathspace.inference.values import NEUTRAL, ROOT, Value, Weight, compress, c
 # weights met with more scales than this are taken to meet one: sound, and exact where it matters
 EXACT_USES = 20_000
 EXACT_RESULTS = 20_000
+UNLIKE = "different constants are added to this parameter"
 SHARED = "norms with different eps divide by one running variance"
 # tables of which more scalars than this are picked by data are taken to have equal rows
 MOST_GATHERED = 4_000_000
@@ -240,6 +241,8 @@ class Scales(Semantics):
         # running variance -> the eps that is added to it, and whether something divides by their sum
         self._eps: dict[str, tuple[float, bool]] = {}
         self._read: set[str] = set()
+        # parameter -> the constant that is added to it wherever it is used
+        self.shifts: dict[str, float] = {}
         # virtual weight -> what it was picked from
         self.gathers: dict[str, Gather] = {}
         # run and node of an index -> its number
@@ -248,7 +251,7 @@ class Scales(Semantics):
     def gathered(self, weight: Weight, rows: Sequence[int], node: object) -> Weight | None:
         """A virtual weight with one row for each position of an index."""
         table = weight.name
-        if table is None or weight.kept is not None or table in self.gathers:
+        if table is None or weight.kept is not None or weight.shift or table in self.gathers:
             return None
         shape, step = self.shapes[table], prod(self.shapes[table][1:])
         # a view that keeps the rows apart
@@ -336,6 +339,7 @@ class Scales(Semantics):
 
     def contract(self, weight: Weight, value: Value, dims: Sequence[int]) -> Tensor:
         """Record the edges and return the ids of their heads."""
+        self._note_shift(weight)
         ids = self.activation(value)
         rank = max(ids.dim(), len(weight.shape))
         full = torch.broadcast_shapes(weight.shape, ids.shape)
@@ -389,8 +393,15 @@ class Scales(Semantics):
             self._log.append((_index(small[kept]), _index(target[kept])))
         return baseline.expand(full), change
 
+    def _note_shift(self, weight: Weight) -> None:
+        """``w + shift`` scales: all uses of a parameter have to agree on the constant, or its factor is 1."""
+        for name in dict.fromkeys(self.virtual.get(name, name) for name in self.parameters_of(weight)):
+            if self.shifts.setdefault(name, weight.shift) != weight.shift and name not in self.pinned_parameters:
+                self.pin([Weight.of(name, self.shapes[name])], UNLIKE)
+
     def attach(self, weight: Weight) -> Tensor:
         """Edges from the root to fresh ids, one per scalar; the same ids whenever the scalar is attached again."""
+        self._note_shift(weight)
         if weight.name is not None:
             return weight.of_table(self._table(weight.name))
         ids = torch.full((weight.index.numel(),), ROOT)

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -166,12 +166,14 @@ class Weight:
             or, when ``name`` is ``None``, an ``int64`` tensor of positions in the numbering of all scalars.
         moves: the movements that made the view out of the parameter.
         kept: where a constant mask multiplies the weight: which scalars it keeps, in the shape of the view.
+        shift: a constant added to every scalar: what is multiplied is ``w + shift``.
     """
 
     name: str | None
     index: Tensor
     moves: tuple[Callable[[Tensor], Tensor], ...] = ()
     kept: Tensor | None = None
+    shift: float = 0.0
 
     @property
     def shape(self) -> torch.Size:
@@ -201,11 +203,11 @@ class Weight:
     def masked(self, kept: Tensor) -> Weight:
         """The weight times a constant mask."""
         kept = kept if self.kept is None else kept & self.kept
-        return Weight(self.name, self.index, self.moves, kept)
+        return replace(self, kept=kept)
 
     def unmasked(self) -> Weight:
         """The weight without its mask."""
-        return Weight(self.name, self.index, self.moves)
+        return replace(self, kept=None)
 
     def moved(self, function: Callable[[Tensor], Tensor], offsets: dict[str, int]) -> Weight:
         """The weight after a movement operation: still a view if the operation is one, dense positions otherwise."""
@@ -213,8 +215,8 @@ class Weight:
         if self.name is not None:
             moved = function(self.index)
             if moved.untyped_storage()._cdata == self.index.untyped_storage()._cdata:
-                return Weight(self.name, moved, (*self.moves, function), kept)
-        return Weight(None, function(self.positions(offsets)), (), kept)
+                return Weight(self.name, moved, (*self.moves, function), kept, self.shift)
+        return Weight(None, function(self.positions(offsets)), (), kept, self.shift)
 
 
 Value = Tensor | Weight

@@ -226,6 +226,11 @@ def gradients(runner: Runner, seed: int = 1) -> dict[str, Tensor]:
     return computing(back)
 
 
+def added(graph: ps.ReductionGraph, name: str) -> float:
+    """What a model adds to a parameter (norms run without the eps that they add to a variance)."""
+    return graph.shifts.get(name, 0.0) if name in graph.index else 0.0
+
+
 def unbalanced(graph: ps.ReductionGraph, runner: Runner) -> float:
     """Largest `|sum_in w g - sum_out w g|` over the units, relative to `sum |w g|`, where that is no rounding error."""
     weights, grads = runner.moving(), gradients(runner)
@@ -237,7 +242,7 @@ def unbalanced(graph: ps.ReductionGraph, runner: Runner) -> float:
     for name, head, tail, factor in ends:
         if name not in grads:
             continue
-        product = factor * weights[name] * grads[name]
+        product = factor * (weights[name] + added(graph, name)) * grads[name]
         for ids, sign in ((head, 1), (tail, -1)):
             flat = ids.expand(product.shape).reshape(-1)
             net.index_add_(0, flat.abs(), product.reshape(-1) * flat.sign() * sign)
@@ -250,10 +255,10 @@ def unbalanced(graph: ps.ReductionGraph, runner: Runner) -> float:
 def rescaled(graph: ps.ReductionGraph, runner: Runner, seed: int = 0) -> float:
     """Largest relative change of the outputs after a random rescaling by powers of two up to 4096."""
     factors = graph.gauge_factors(random_powers(graph, seed))
-    moved = {
-        name: tensor * factors[name][0].to(tensor) / factors[name][1].to(tensor) if name in factors else tensor
-        for name, tensor in runner.moving().items()
-    }
+    moved = dict(runner.moving())
+    for name in moved.keys() & factors.keys():
+        (head, tail), constant = (factor.to(moved[name]) for factor in factors[name]), added(graph, name)
+        moved[name] = (moved[name] + constant) * head / tail - constant
     with torch.no_grad():
         before, after = computing(lambda: runner({})), computing(lambda: runner(moved))
     finite = torch.isfinite(before)
@@ -323,7 +328,10 @@ def scaling_dimension(
                     (outputs * weights).sum(), [leaves[n] for n in names], retain_graph=True, allow_unused=True
                 )
                 pairs = zip(names, grads, strict=True)
-                flat = [(torch.zeros_like(leaves[n]) if g is None else g * leaves[n]).reshape(-1) for n, g in pairs]
+                flat = [
+                    (torch.zeros_like(leaves[n]) if g is None else g * (leaves[n] + added(runner.graph, n))).reshape(-1)
+                    for n, g in pairs
+                ]
                 found.append(torch.cat(flat).detach())
             return torch.stack(found)
 

@@ -48,5 +48,7 @@ def init_skeleton(model: nn.Module, skeleton: Skeleton) -> None:
                 "traced, or a copy of it."
             )
         weight = parameters[name]
-        ones = torch.where(weight < 0, -1.0, 1.0).to(weight)
+        # (of 1 + weight it is the sum that is to have size one)
+        shift = skeleton.graph.shifts.get(name, 0.0)
+        ones = (torch.where(weight + shift < 0, -1.0, 1.0) - shift).to(weight)
         weight.copy_(torch.where(mask.to(weight.device), ones, weight))

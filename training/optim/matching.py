@@ -32,6 +32,20 @@ def refuse_complex(owner: str, parameters: Sequence[tuple[str | None, Tensor]]) 
             )
 
 
+def refuse_shifts(owner: str, graph: ReductionGraph) -> None:
+    """Refuse graphs in which the sum of a parameter and a constant scales.
+
+    Raises:
+        UnsupportedError: naming the first such parameter.
+    """
+    block = next((block for block in graph.blocks if block.shift), None)
+    if block is not None:
+        raise UnsupportedError(
+            f"{owner} found parameter {block.name!r}, to which the model adds {block.shift:g}, expected weights that "
+            "scale themselves; trace with affine=False, which keeps such parameters out of the gauge."
+        )
+
+
 def match(owner: str, parameters: Sequence[tuple[str | None, Tensor]], graph: ReductionGraph) -> list[int | None]:
     """The block of every parameter; ``None`` for those outside path space.
 
@@ -48,9 +62,10 @@ def match(owner: str, parameters: Sequence[tuple[str | None, Tensor]], graph: Re
 
     Raises:
         InputError: a block has no parameter, two of them, or one of another shape.
-        UnsupportedError: complex parameters.
+        UnsupportedError: complex parameters, or parameters that a constant is added to.
     """
     refuse_complex(owner, parameters)
+    refuse_shifts(owner, graph)
     own = {id(graph.parameters[b.name]): i for i, b in enumerate(graph.blocks) if b.name in graph.parameters}
     result = [own.get(id(parameter)) for _, parameter in parameters]
     taken = {block for block in result if block is not None}
@@ -83,4 +98,4 @@ def match(owner: str, parameters: Sequence[tuple[str | None, Tensor]], graph: Re
     return result
 
 
-__all__ = ["match", "named", "refuse_complex"]
+__all__ = ["match", "named", "refuse_complex", "refuse_shifts"]

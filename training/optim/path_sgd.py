@@ -83,7 +83,7 @@ class PathNorm:
             raise InputError(f"PathSGD found a model of type {type(model).__name__}, expected a torch.nn.Module.")
         args = (args,) if isinstance(args, Tensor) else tuple(args)
         with evaluating(model):
-            graph = trace_graph(model, *args)
+            graph = trace_graph(model, *args, affine=False)
         expected = "expected weighted sums, averages and ReLU-like activations from the inputs to the outputs"
         driven: set[fx.Node] = set()
         for node in graph.captured.graph.graph.nodes:

@@ -201,7 +201,7 @@ def concatenated(parts: Sequence[Tensor], dim: int) -> Tensor:
 
 def _gathered(semantics: Semantics, values: Sequence[Value], dim: int) -> Value:
     """Concatenate: parameters among themselves stay parameters, mixed with activations they become activations."""
-    if all(isinstance(value, Weight) and value.kept is None for value in values):
+    if all(isinstance(value, Weight) and value.kept is None and not value.shift for value in values):
         dense = [value.positions(semantics.offsets) for value in values if isinstance(value, Weight)]
         return Weight(None, torch.cat(dense, dim))
     return concatenated([semantics.activation(value) for value in values], dim)

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from fractions import Fraction
+from math import isfinite
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.fx import Node
 
+from pathspace.inference.guards import is_parameter_itself
 from pathspace.inference.registry import rule
 from pathspace.inference.rules.edges import edges, is_constant, is_plain, negligible, powers, times
 from pathspace.inference.semantics import Semantics
-from pathspace.inference.values import NEUTRAL, Value, Weight, compress, constant, reshaped, shape_of, value_of
+from pathspace.inference.values import NEUTRAL, Value, Weight, compress, constant, numel, reshaped, shape_of, value_of
 
 INFINITE = (float("inf"), -float("inf"))
 
@@ -26,8 +30,27 @@ def add(semantics: Semantics, x: Any, y: Any, *args: Any, **kwargs: Any) -> Valu
     if _is_number(y) and y != 0:
         if negligible(semantics, y, x):
             return x
+        sum_ = shifted(semantics, x, y, args[0] if args else kwargs.get("alpha", 1))
+        if sum_ is not None:
+            return sum_
         semantics.pin([semantics.activation(x)], "a constant is added")
     return semantics.join(semantics.activation(x), semantics.activation(y))
+
+
+def shifted(semantics: Semantics, x: Any, constant: float, alpha: Any) -> Weight | None:
+    """A whole parameter and a constant, as in ``1 + weight``: their sum scales, ``s (w + c) - c`` in place of ``w``."""
+    node, name = semantics.place.node, semantics.place.op.removeprefix("aten.")
+    if not (isinstance(x, Weight) and x.name is not None and x.kept is None and not x.shift and semantics.affine):
+        return None
+    if name not in ("add", "sub", "rsub", "subtract") or node is None or node.graph is not semantics.graph:
+        return None
+    if not (isinstance(node.args[0], Node) and is_parameter_itself(node.args[0], semantics.sources)):
+        return None
+    if x.index.numel() != numel(semantics.shapes[x.name]) or not alpha or not isfinite(constant):
+        return None
+    # c - a w = -a (w - c / a)
+    value = {"add": float(constant) * alpha, "rsub": -float(constant) / alpha}.get(name, -float(constant) * alpha)
+    return replace(x, shift=value)
 
 
 @rule("aten.maximum", "aten.minimum", "aten.fmax", "aten.fmin", "aten.hypot")
