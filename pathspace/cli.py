@@ -1,4 +1,4 @@
-"""The command line: ``pathspace verify``, ``check``, ``masks``, ``draw``, and what other packages add.
+"""The command line: ``pathspace verify``, ``check``, ``explain``, ``masks``, ``draw``, and what other packages add.
 
 Torch and the analysis are imported inside the commands, so that ``pathspace --help`` answers at once.
 """
@@ -218,6 +218,45 @@ def check(
     else:
         console.print(f"[red]Rejected[/]: {escape(judgement.reason)}.", highlight=False, soft_wrap=True)
     raise typer.Exit(0 if judgement.accepted else FAILED)
+
+
+@app.command()
+def explain(
+    target: TargetArgument,
+    inputs: InputOption = None,
+    json: JsonOption = None,
+    seed: SeedOption = 0,
+    norm_eps: NormEpsOption = NormEps.ignore,
+    train: TrainOption = None,
+) -> None:
+    """Say where every parameter of a model went, and for every fixed scale the shortest chain of reasons.
+
+    [bold]pathspace explain net.py:Net --input 2x3x32x32[/]
+
+    Exit codes: 0 done, 2 bad input.
+    """
+    from pathspace.files import ensure_writable, replacing
+    from pathspace.target import load_target
+
+    to_stdout = json == "-"
+    if json is not None and not to_stdout:
+        ensure_writable(json)
+    with working("Loading", target) as status:
+        loaded = load_target(target, inputs or (), seed=seed, train=train)
+        status("Tracing and explaining")
+        from pathspace import trace
+        from pathspace.explain import account
+
+        graph = trace(loaded.model, *loaded.args, kwargs=loaded.kwargs, norm_eps=norm_eps.value)
+        explanation = account(graph)
+        text = _dump(explanation.to_dict())
+    if to_stdout:
+        print(text)
+        return
+    if json is not None:
+        with replacing(json) as temporary:
+            temporary.write_text(text + "\n", encoding="utf-8")
+    Console().print(explanation)
 
 
 class Level(StrEnum):

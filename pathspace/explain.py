@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
+from pathspace.reasons import Reason
 from pathspace.reduction import ReductionGraph, trace
 
 if TYPE_CHECKING:
@@ -51,6 +53,8 @@ class Explanation:
     Attributes:
         graph: the reduction graph.
         parameters: one entry per parameter.
+
+    Its :attr:`reasons` say, for every fixed scale, what ties it to the root.
     """
 
     graph: ReductionGraph
@@ -63,9 +67,19 @@ class Explanation:
             key: sum(getattr(entry, key) for entry in self.parameters) for key in ("path_space", "pinned", "unused")
         }
 
+    @cached_property
+    def reasons(self) -> tuple[Reason, ...]:
+        """For every fixed scale, the shortest chain of operations to the root (found when first asked for)."""
+        return self.graph.reasons()
+
     def to_dict(self) -> dict[str, Any]:
         """Everything as plain values."""
-        return {"totals": self.totals, "parameters": [asdict(entry) for entry in self.parameters]}
+        return {
+            "totals": self.totals,
+            "parameters": [asdict(entry) for entry in self.parameters],
+            "reasons": [asdict(entry) for entry in self.reasons],
+            "pinned": [asdict(entry) for entry in self.graph.pinned],
+        }
 
     def __rich__(self) -> Table:
         from rich import box
@@ -84,7 +98,10 @@ class Explanation:
             shape = "x".join(map(str, entry.shape)) or "scalar"
             free = sides[entry.free_in, entry.free_out] if entry.path_space else ""
             part = f"{entry.unused:,} of its scalars unused" if entry.unused and entry.path_space else ""
-            table.add_row(escape(entry.name), shape, entry.status, free, escape(entry.by or part))
+            why = [
+                text for text in (entry.by, part, *(str(r) for r in self.reasons if r.parameter == entry.name)) if text
+            ]
+            table.add_row(escape(entry.name), shape, entry.status, free, escape("\n".join(why)))
         return table
 
     def __str__(self) -> str:
@@ -121,6 +138,8 @@ def explain(
         {'path_space': 26, 'pinned': 0, 'unused': 0}
         >>> [(pin.op, pin.elements) for pin in explanation.graph.pinned]
         [('aten.gelu', 4)]
+        >>> [(each.parameter, each.scales, [step.op for step in each.chain]) for each in explanation.reasons]
+        [('0.weight', 4, ['aten.gelu']), ('2.weight', 2, ['output'])]
     """
     return account(trace(model, *args, kwargs=kwargs, norm_eps=norm_eps))
 

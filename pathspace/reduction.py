@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     import networkx as nx
 
     from pathspace.basis import Path
+    from pathspace.reasons import Reason
     from pathspace.skeleton import Skeleton
 
 MAX_SCALAR_EDGES = 100_000
@@ -360,6 +361,12 @@ class ReductionGraph:
         unrolled = unroll(self, max_steps)
         for walk in unrolled.walks():
             yield Path.from_edges(self, unrolled.edges(walk))
+
+    def reasons(self) -> tuple[Reason, ...]:
+        """For every fixed scale, the shortest chain of operations to the root (:func:`pathspace.reasons.reasons`)."""
+        from pathspace.reasons import reasons
+
+        return reasons(self)
 
     def path_norm(self, p: float = 1, log: bool = False, batch_dim: int | None = 0) -> float:
         """``(sum over paths |v|^p)^(1/p)``, or its logarithm; see :func:`pathspace.path_norm`."""

@@ -248,6 +248,17 @@ def test_something_failing_is_exit_code_1(folder: Path, monkeypatch: pytest.Monk
     assert json.loads((folder / "out.json").read_text())["holds"] is False
 
 
+def test_scales_are_explained(folder: Path) -> None:
+    result = run("explain", "nets.py:Net", "--input", "2x3", "--json", "why.json")
+    assert result.exit_code == 0, result.output
+    assert "outputs of the model" in " ".join(result.stdout.split())
+    record = json.loads((folder / "why.json").read_text())
+    assert {"totals", "parameters", "reasons", "pinned"} <= set(record)
+    assert record["reasons"][-1]["chain"][-1]["op"] == "output"
+    result = run("explain", "nets.py:Net", "--input", "2x3", "--json", "-")
+    assert json.loads(result.stdout) == record
+
+
 @pytest.mark.parametrize("rule", ["modulo", "magnitude", "random"])
 def test_masks_are_written(folder: Path, rule: str) -> None:
     result = run("masks", "nets.py:Net", "--input", "2x3", "-o", "masks.safetensors", "--rule", rule)

@@ -67,10 +67,11 @@ def test_models_repeat_themselves_and_leave_random_numbers_alone(build: Callable
 
 
 @pytest.mark.parametrize("build", PAPERS, ids=lambda build: build.__name__)
-def test_models_of_the_papers_are_verified_without_anything_pinned(build: Callable) -> None:
+def test_models_of_the_papers_are_verified_with_nothing_pinned_but_by_positions(build: Callable) -> None:
     model, inputs = build()
     certificate = ps.verify(model, *inputs)
-    assert certificate.holds and not certificate.pinned
+    assert certificate.holds
+    assert {pin["reason"] for pin in certificate.pinned} <= {"shares one scale with the buffer places"}
     assert certificate.dimension == certificate.weights - certificate.units
 
 

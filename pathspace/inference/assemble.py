@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from pathspace.inference.relations import Relations
+from pathspace.inference.semantics import Place
 from pathspace.inference.units import Scales, Use, negated
 from pathspace.inference.values import NEUTRAL, compress, constant, distinct
 
@@ -240,6 +241,8 @@ def assemble(scales: Scales, traced: int | None = None) -> dict[str, Ends]:
                 pieces.setdefault(other, []).append(piece)
     result = {}
     for name, uses in pieces.items():
+        # what it takes for several uses of a weight to agree is said of the weight
+        scales.place = Place(f"uses of {name}")
         tail, head = combine(uses, scales.shapes[name], scales.equations)
         count = len(uses) if traced is None or traced == len(scales.uses) else own.get(name, 0)
         beyond = None if count == len(uses) else _beyond(tail, uses[:count], scales.shapes[name])

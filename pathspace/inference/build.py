@@ -34,15 +34,7 @@ def build(captured: Captured, scales: Scales, norm_eps: str = "ignore", traced: 
     Returns:
         The reduction graph.
     """
-    raw = assemble(scales, traced)
-    for name in list(raw):
-        if scales.virtual.get(name, name) in scales.pinned_parameters:
-            # a weight in one place and something unknown in another: its own factor has to be 1
-            ends = raw.pop(name)
-            scales.equations.unify(ends.tail, ends.head)
-    for table, uses in fold(scales, {name: (ends.tail, ends.head) for name, ends in raw.items()}).items():
-        raw[table] = _with_gathers(table, uses, raw, scales)
-    raw = {name: ends for name, ends in raw.items() if name not in scales.virtual}
+    raw = ends_of(scales, traced)
     solution = effective(scales.equations, [ends.here() for ends in raw.values()])
     if scales.equations.too_high:
         scales.pins.append(Pin("power", "", "", TOO_HIGH, scales.equations.too_high))
@@ -55,6 +47,19 @@ def build(captured: Captured, scales: Scales, norm_eps: str = "ignore", traced: 
             return graph
         scales.pins.append(Pin("power", "", "", POWERS_ONLY, len(stuck)))
         solution = solution.fixed(stuck)
+
+
+def ends_of(scales: Scales, traced: int | None = None) -> dict[str, Ends]:
+    """Ids of the tails and heads of every used parameter, in its layout; what its uses have in common is unified."""
+    raw = assemble(scales, traced)
+    for name in list(raw):
+        if scales.virtual.get(name, name) in scales.pinned_parameters:
+            # a weight in one place and something unknown in another: its own factor has to be 1
+            ends = raw.pop(name)
+            scales.equations.unify(ends.tail, ends.head)
+    for table, uses in fold(scales, {name: (ends.tail, ends.head) for name, ends in raw.items()}).items():
+        raw[table] = _with_gathers(table, uses, raw, scales)
+    return {name: ends for name, ends in raw.items() if name not in scales.virtual}
 
 
 def _with_gathers(table: str, uses: list[Pair], raw: dict[str, Ends], scales: Scales) -> Ends:
@@ -306,4 +311,4 @@ def _define(system: Relations, solution: Solution, ends: list[Tensor]) -> None:
     system.relate_rows(coefficients, rows)
 
 
-__all__ = ["build", "effective", "lookup"]
+__all__ = ["build", "effective", "ends_of", "lookup"]

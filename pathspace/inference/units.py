@@ -9,7 +9,7 @@ both land in one component then ``phi(k) = -phi(k)``, so the unit is pinned.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 
 import numpy as np
@@ -18,7 +18,8 @@ from scipy.sparse import coo_array
 from scipy.sparse.csgraph import connected_components
 from torch import Tensor
 
-from pathspace.inference.semantics import Semantics
+from pathspace.inference.origins import constant_behind
+from pathspace.inference.semantics import Pin, Semantics
 from pathspace.inference.values import NEUTRAL, ROOT, Value, Weight, compress, constant, distinct, reshaped
 
 # weights met with more scales than this are taken to meet one: sound, and exact where it matters
@@ -247,6 +248,8 @@ class Scales(Semantics):
         self.gathers: dict[str, Gather] = {}
         # run and node of an index -> its number
         self._indices: dict[tuple[int, object], int] = {}
+        # operations that met a constant -> the number of their pin
+        self._constants: dict[tuple[str, str, str, str], int] = {}
 
     def gathered(self, weight: Weight, rows: Sequence[int], node: object) -> Weight | None:
         """A virtual weight with one row for each position of an index."""
@@ -304,6 +307,21 @@ class Scales(Semantics):
         pairs = self.equations.unify(source, target)
         if pairs is not None:
             self._log.append((_index(pairs[0]), _index(pairs[1])))
+            fixed = (pairs == ROOT).any(0)
+            if bool(fixed.any()):
+                self._meets_constant(int(fixed.sum()))
+
+    def _meets_constant(self, elements: int) -> None:
+        """Put on record that scales are fixed by a constant, where one is behind what the operation reads."""
+        place = self.place
+        found = "" if place.node is None else constant_behind(place.node, self.sources)
+        if found:
+            key = (place.op, place.module, place.source, f"shares one scale with {found}")
+            number = self._constants.setdefault(key, len(self.pins))
+            if number == len(self.pins):
+                self.pins.append(Pin(*key, elements))
+            else:
+                self.pins[number] = replace(self.pins[number], elements=self.pins[number].elements + elements)
 
     def alive(self) -> list[Tensor]:
         """For every use, which heads reach a fixed scale or a normalisation: one sweep back over the execution."""
