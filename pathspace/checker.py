@@ -13,8 +13,10 @@ The argument it checks, in time linear in the ids the document lists:
 * *The model.* Given its tensors, shapes are compared and tree weights must not vanish. Given the model and a batch,
   all its parameters must be accounted for, and two things are done to a copy: scalars said to be unused are drawn anew,
   and every weight is rescaled by random combinations of all generators, by powers of two, which floating point carries
-  out without rounding; the outputs must stay what they were. So they depend on at most ``m - H`` independent values of
-  the listed weights. Whether the model has symmetries that the document does not list is not tried.
+  out without rounding; the outputs must stay what they were. This is done for the model as it stands, and again with
+  all parameters and running statistics drawn anew and inputs of several sizes, as zeros hide where they are. So the
+  outputs depend on at most ``m - H`` independent values of the listed weights. Whether the model has symmetries that
+  the document does not list is not tried.
 """
 
 from __future__ import annotations
@@ -53,6 +55,10 @@ FIELDS = {
     "basis_paths": int,
     "digest": str,
 }
+
+
+# inputs are multiplied by these, one after the other, with all weights drawn anew each time
+SIZES = (1.0, 100.0, 0.01)
 
 
 class Rejected(Exception):
@@ -419,11 +425,11 @@ def _rescale(
 
     args, kwargs = _arranged(model, args, kwargs)
 
-    def run() -> Any:
+    def run(size: float = 1.0) -> Any:
         try:
             with torch.no_grad(), torch.random.fork_rng(devices=[]):
                 torch.manual_seed(0)
-                outputs = bench(*args, **kwargs)
+                outputs = bench(*_times(args, size), **_times(kwargs, size))
         except Exception as error:
             raise Rejected(f"the model fails on these inputs: {type(error).__name__} ({error})") from error
         found = [leaf.double().reshape(-1) for leaf in leaves(outputs) if leaf.is_floating_point()]
@@ -477,31 +483,95 @@ def _rescale(
 
     masks = [(block.name, torch.from_numpy(block.unused)) for block in blocks if block.unused is not None]
     masks += [(name, torch.ones(1, dtype=torch.bool)) for name in document["unused"] if name in named]
-    for name, mask in masks:
-        drawn = torch.randn(named[name].shape, generator=torch_generator).to(named[name])
-        named[name].data = torch.where(mask.to(drawn.device), drawn, named[name].data)
-    if masks:
-        compare(run(), "scalars said to be unused change")
-
     products, units = _products(document), document["units"]
     generator = np.random.default_rng(0)
     shifts = {block.name: block.shift for block in blocks if block.shift}
     # sums with a constant are rounded, where powers of two alone are not
     largest, tolerance = (2, max(tolerance, 1e-4)) if shifts else (8, tolerance)
-    before_moving = {name: named[name].data.clone() for name in shifts}
-    # two units may draw equal scales by chance, but hardly three times
-    for _ in range(3):
-        phi = np.concatenate([np.zeros(1, np.int64), generator.integers(-largest, largest + 1, units)])
-        derived = [sum(times * phi[unit] for unit, times in factors.items()) for factors in products]
-        phi = np.concatenate([phi, np.array(derived, np.int64)])
-        for direction in (1, -1):
-            for name, ids, power in sides:
-                factor = np.exp2(direction * power * np.sign(ids) * phi[np.abs(ids)])
-                shift = shifts.get(name, 0.0)
-                named[name].data.add_(shift).mul_(torch.from_numpy(factor).to(named[name])).sub_(shift)
-            if direction == 1:
-                after = run()
-        for name, kept in before_moving.items():
-            named[name].data.copy_(kept)
-        compare(after, "rescaling changes")
+    numbers = _numbers(bench)
+    kept = [value.detach().clone() for _, value in numbers]
+    # as the model stands; then with other numbers, as what is 0 (a bias, a running mean) stays 0 whatever its scale
+    for size, seed in ((1.0, 0), *((size, seed) for seed, size in enumerate(SIZES, 1))):
+        for gentle in (False, True) if seed else (True,):
+            for (name, value), own in zip(numbers, kept, strict=True):
+                value.data.copy_(_redrawn(name, own, seed, gentle) if seed else own)
+            try:
+                before = run(size)
+            except Rejected:
+                if not seed:
+                    raise
+                continue
+            if not before.isnan().any() and before[torch.isfinite(before)].any():
+                break
+        else:
+            # this model does not work with such numbers
+            continue
+        for name, mask in masks:
+            drawn = torch.randn(named[name].shape, generator=torch_generator).to(named[name])
+            named[name].data = torch.where(mask.to(drawn.device), drawn, named[name].data)
+        if masks:
+            compare(run(size), "scalars said to be unused change")
+        # two units may draw equal scales by chance, but hardly three times
+        for _ in range(3 if not seed else 1):
+            before_moving = {name: named[name].data.clone() for name in shifts}
+            phi = _powers(products, units, generator, largest)
+            for direction in (1, -1):
+                for name, ids, power in sides:
+                    factor = np.exp2(direction * power * np.sign(ids) * phi[np.abs(ids)])
+                    shift = shifts.get(name, 0.0)
+                    named[name].data.add_(shift).mul_(torch.from_numpy(factor).to(named[name])).sub_(shift)
+                if direction == 1:
+                    after = run(size)
+            for name, own in before_moving.items():
+                named[name].data.copy_(own)
+            compare(after, "rescaling changes")
     return ""
+
+
+def _times(value: Any, size: float) -> Any:
+    """Inputs multiplied by a number, where they are numbers that have a size."""
+    if isinstance(value, Mapping):
+        return {key: _times(entry, size) for key, entry in value.items()} if size != 1 else value
+    if type(value) in (tuple, list):
+        return type(value)(_times(entry, size) for entry in value)
+    plain = hasattr(value, "is_floating_point") and "strided" in str(getattr(value, "layout", ""))
+    if size == 1 or not plain or not value.is_floating_point() or not bool(value.isfinite().all()):
+        return value
+    return value * size
+
+
+def _numbers(model: Any) -> list[tuple[str, Any]]:
+    """Parameters and running statistics of a model, which can be drawn anew."""
+    found = [("", parameter) for parameter in model.parameters()]
+    for module in model.modules():
+        held = ((name, getattr(module, name, None)) for name in ("running_mean", "running_var"))
+        found += [(name, value) for name, value in held if hasattr(value, "is_floating_point")]
+    return [(name, value) for name, value in found if value.is_floating_point() and value.numel()]
+
+
+def _redrawn(name: str, value: Any, seed: int, gentle: bool) -> Any:
+    """Other numbers of the same size; running variances stay positive, and so does everything of its sign if gentle."""
+    import torch
+
+    generator = torch.Generator().manual_seed(1_000 * seed + value.numel())
+    noise = torch.randn(value.shape, generator=generator, dtype=torch.float64).to(value)
+    spread = float(value.double().square().mean().sqrt()) or 0.1
+    if name == "running_var" or gentle:
+        return torch.where(value == 0, 0.1 * spread * noise.abs(), value * (0.5 * noise).exp())
+    return value + (0.3 if name == "running_mean" else 0.5 * spread) * noise
+
+
+def _powers(products: list[dict[int, int]], units: int, generator: np.random.Generator, largest: int) -> np.ndarray:
+    """Exponents of two for the root, all units and products; units of which high powers are taken stay closer to 1."""
+    phi = np.concatenate([np.zeros(1), generator.integers(-largest, largest + 1, units).astype(float)])
+    most = np.ones(units + 1)
+    for factors in products:
+        total = float(sum(abs(times) for times in factors.values()))
+        for unit in factors:
+            most[unit] = max(most[unit], total)
+    room = 64 / most
+    fraction = generator.uniform(-1, 1, units + 1)
+    closer = np.where(room < 1, fraction * room, np.round(fraction * np.floor(room)))
+    phi = np.where(room < largest, closer, phi)
+    derived = [sum(times * phi[unit] for unit, times in factors.items()) for factors in products]
+    return np.concatenate([phi, np.array(derived, float)])

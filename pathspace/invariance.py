@@ -215,6 +215,11 @@ def random_powers(graph: ReductionGraph, seed: int, largest: int = 12) -> Tensor
     return exponents * math.log(2)
 
 
+def powers_for(graph: ReductionGraph, dtype: torch.dtype, seed: int) -> Tensor:
+    """Log-scales to measure with: as large as rounding in a precision allows, where constants stand beside a scale."""
+    return random_powers(graph, seed, LARGEST.get(dtype, 1) if graph.shifts else 12)
+
+
 def balance(graph: ReductionGraph, weights: Mapping[str, Tensor], grads: Mapping[str, Tensor]) -> float:
     """Largest ``|sum_in w g - sum_out w g|`` over the units, relative to ``sum |w g|`` there.
 
@@ -358,7 +363,7 @@ def measure(
         before = run(model, args, kwargs, seed=seed)
     silent, undefined = not seen(before), int(before.outputs.isnan().sum())
     largest = LARGEST.get(dtype, 1) if graph.shifts else 12
-    phi = random_powers(graph, seed, largest)
+    phi = powers_for(graph, dtype, seed)
 
     def rescaled(before: Run) -> tuple[float, tuple[int, int]]:
         if graph.num_weights > LARGE:
@@ -402,8 +407,10 @@ def measure(
     )
     words += f"; {undefined:,} of {len(before.outputs):,} outputs are NaN, and stay so" if undefined else ""
     words += "; no output is a number other than 0, so that nothing could have been seen to change" if silent else ""
+    words = words if len(before.outputs) else "the model returns no tensor in floating point, which could change"
     evidence = {
-        "holds": worst <= tolerance,
+        # (a model without outputs in floating point has nothing that could change)
+        "holds": worst <= tolerance if len(before.outputs) else None,
         "evidence": f"{words}; tolerance {tolerance:.0e} in {str(dtype).removeprefix('torch.')}",
         "max_relative_violation": worst,
         "tolerance": tolerance,

@@ -21,6 +21,7 @@ from pathspace.nested import leaves
 from pathspace.reduction import derive
 from pathspace.refusals import check_capturable, check_surroundings
 from pathspace.theorems import enumerable, theorem1, theorem2, theorem3, tree_problem
+from pathspace.trials import trials, trials_in_words
 from pathspace.untouched import untouched
 from pathspace.upper_bound import upper_bound as bound_from_above
 
@@ -152,8 +153,13 @@ def _verified(
     inputs = (cast(args, dtype), cast(dict(kwargs), dtype))
     invariance, switches = measure(graph, bench, *inputs, seed=seed)
     levels = measure_levels(graph, bench, *inputs, seed=seed)
-    invariance["holds"] = invariance["holds"] and levels["holds"] is not False
-    invariance["evidence"] += f"; {levels_in_words(levels)}"
+    if invariance["holds"] is not None:
+        tried = trials(graph, bench, *inputs, seed=seed)
+        worst = max(tried["rescaling"] or 0.0, tried["unused"] or 0.0)
+        invariance["trials"] = tried
+        invariance["max_relative_violation"] = max(invariance["max_relative_violation"], worst)
+        invariance["holds"] = invariance["holds"] and levels["holds"] is not False and worst <= invariance["tolerance"]
+        invariance["evidence"] += f"; {levels_in_words(levels)}{trials_in_words(tried)}"
     network = enumerable(graph)
     first, vectors = theorem1(basis, network, problem)
     second = theorem2(basis, bench, inputs, (invariance, switches), seed)

@@ -1,0 +1,139 @@
+"""What is 0 in a model as it stands hides nothing from `verify`: weights and inputs are drawn anew."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from cases import CASES
+from torch import Tensor, nn
+
+import pathspace as ps
+from pathspace.inference.registry import RULES
+from pathspace.inference.values import NEUTRAL, constant
+
+
+class Between(nn.Module):
+    """Two layers, and an operation between them."""
+
+    def __init__(self, operation: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.a, self.b, self.operation = nn.Linear(3, 4), nn.Linear(4, 2), operation
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.b(self.operation(self.a(x)))
+
+
+def unused(semantics: Any, x: Any, *rest: Any, **kwargs: Any) -> Tensor:
+    return constant(tuple(semantics.place.result.shape), NEUTRAL)
+
+
+def copied(semantics: Any, x: Any, *rest: Any, **kwargs: Any) -> Any:
+    return semantics.activation(x)
+
+
+@pytest.fixture
+def wrong(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str, Any], None]]:
+    yield lambda name, rule: monkeypatch.setitem(RULES, name, rule)
+
+
+def test_a_rule_that_calls_what_is_used_unused_is_refuted(wrong: Callable[[str, Any], None]) -> None:
+    wrong("aten.tanh", unused)
+    model, x = Between(torch.tanh), torch.randn(5, 3)
+    graph = ps.trace(model, x)
+    assert {"a.weight", "a.bias"} <= set(graph.unused)
+    certificate = ps.verify(model, x)
+    assert not certificate.holds
+    assert certificate.invariance["trials"]["unused"] > 1e-3
+
+
+@pytest.mark.parametrize(
+    ("name", "operation"),
+    [
+        ("aten.gelu", nn.functional.gelu),
+        ("aten.tanh", torch.tanh),
+        ("aten.sigmoid", torch.sigmoid),
+        ("aten.softmax", lambda x: x.softmax(-1)),
+        ("aten.silu", nn.functional.silu),
+        ("aten.softplus", nn.functional.softplus),
+        ("aten.elu", nn.functional.elu),
+        ("aten.hardtanh", lambda x: nn.functional.hardtanh(x, -40.0, 40.0)),
+        ("aten.threshold", lambda x: nn.functional.threshold(x, 0.0, 1e-3)),
+        ("aten.exp", lambda x: x.exp()),
+        ("aten.cos", lambda x: x.cos()),
+    ],
+)
+def test_operations_taken_for_the_identity_are_refuted(
+    wrong: Callable[[str, Any], None], name: str, operation: Callable[[Tensor], Tensor]
+) -> None:
+    x = torch.randn(5, 3)
+    assert ps.verify(Between(operation), x).holds
+    wrong(name, copied)
+    certificate = ps.verify(Between(operation), x)
+    assert certificate.units == 4 and not certificate.holds
+
+
+def test_a_bias_of_zero_hides_nothing(wrong: Callable[[str, Any], None]) -> None:
+    """`x + 0 * b` looks homogeneous for as long as a bias is 0."""
+    model, x = Between(lambda x: x), torch.randn(5, 3)
+    model.shift = nn.Parameter(torch.zeros(4))
+    model.operation = lambda x: torch.relu(torch.add(x, model.shift))
+    # the shift said to be another layer's input, whose scale is fixed
+    wrong("aten.add", lambda semantics, x, other, **kwargs: semantics.activation(x))
+    certificate = ps.verify(model, x)
+    assert not certificate.holds
+
+
+def test_limits_far_from_the_example_are_met() -> None:
+    """A clamp at 50 is not seen by inputs of ordinary size; ones of 100 times the size see it."""
+    known = RULES["aten.clamp"]
+    RULES["aten.clamp"] = copied
+    try:
+        assert not ps.verify(Between(lambda x: x.clamp(-50, 50)), torch.randn(5, 3)).holds
+    finally:
+        RULES["aten.clamp"] = known
+
+
+def test_models_without_tensor_outputs_are_not_applicable() -> None:
+    class Chosen(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b = nn.Linear(3, 4), nn.Linear(4, 2)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.b(torch.relu(self.a(x))).argmax(-1)
+
+    certificate = ps.verify(Chosen(), torch.randn(4, 3))
+    assert certificate.invariance["holds"] is None
+    assert "no tensor in floating point" in certificate.invariance["evidence"]
+    assert certificate.holds
+
+
+@pytest.mark.parametrize("name", sorted(CASES)[3::7])
+def test_true_models_stay_verified(name: str) -> None:
+    model, args = CASES[name]()
+    before = {key: value.clone() for key, value in model.state_dict().items()}
+    certificate = ps.verify(model, *args)
+    assert certificate.holds, certificate
+    assert certificate.invariance["trials"]["tried"] > 0
+    assert all(torch.equal(value, before[key]) for key, value in model.state_dict().items())
+
+
+def test_weights_under_a_logarithm_are_drawn_gently() -> None:
+    class Logarithm(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b, self.p = nn.Linear(3, 4), nn.Linear(4, 2), nn.Parameter(torch.full((4,), 0.3))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.b(torch.relu(self.a(x)) * (1 + self.p).log())
+
+    certificate = ps.verify(Logarithm(), torch.randn(5, 3))
+    assert certificate.holds and certificate.invariance["trials"]["tried"] == 3
+
+
+def test_random_operations_draw_the_same_numbers_in_every_trial() -> None:
+    certificate = ps.verify(Between(lambda x: nn.functional.dropout(torch.relu(x), 0.5, True)), torch.randn(9, 3))
+    assert certificate.holds and certificate.invariance["trials"]["rescaling"] < 1e-12
