@@ -177,9 +177,15 @@ class Experts(nn.Module):
             h = h * torch.bmm(self.gate[chosen], x[:, :, None])[:, :, 0]
         if self.how == "mixed tokens":
             h = h + h.roll(1, 0)
+        if self.how == "swapped":
+            h = h.flip(0)
         if self.how == "other expert":
             chosen = EXPERTS - 1 - chosen
         y = self.shared(h) if self.shared is not None else torch.bmm(self.down[chosen], h[:, :, None])[:, :, 0]
+        if self.how == "capacity":
+            hot = F.one_hot(chosen, EXPERTS)
+            kept = (hot.cumsum(0) * hot).sum(-1) <= 2
+            return torch.where(kept[:, None], value[:, None] * y, x)
         return value[:, None] * y
 
 
@@ -218,6 +224,8 @@ CASES: dict[str, tuple[Callable[[], nn.Module], Callable[[], Sample], int]] = {
     "experts with bias": (lambda: Experts("bias"), vectors, EXPERTS * HIDDEN),
     "gated experts": (lambda: Experts("gate"), vectors, 2 * EXPERTS * HIDDEN),
     "shared output": (lambda: Experts("shared"), vectors, HIDDEN),
+    "full experts pass": (lambda: Experts("capacity"), vectors, EXPERTS * HIDDEN),
+    "one expert's units read by another": (lambda: Experts("swapped"), vectors, HIDDEN),
     "tokens meet in experts": (lambda: Experts("mixed tokens"), vectors, HIDDEN),
 }
 
@@ -273,6 +281,17 @@ def test_units_of_rows_hold_at_eps_0_only() -> None:
     assert graph.num_units == WORDS + WIDTH
     assert ps.trace(model, *tokens(), norm_eps="respect").num_units == WIDTH
     assert len(graph.approximate) == WORDS
+
+
+def test_large_tables_of_matrices_are_followed_without_their_scalars(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pathspace.inference.units.MOST_GATHERED", 8 * (HIDDEN + WIDTH))
+    torch.manual_seed(0)
+    model = randomised(Experts("one"))
+    assert ps.trace(model, *vectors()).num_units == EXPERTS * HIDDEN
+    monkeypatch.setattr("pathspace.inference.units.MOST_GATHERED", 8)
+    graph = ps.trace(model, *vectors())
+    assert graph.num_units < EXPERTS * HIDDEN
+    assert worst_change(model, graph, [vectors() for _ in range(4)]) < 1e-11
 
 
 def test_theorems_hold_with_units_of_rows() -> None:

@@ -261,7 +261,9 @@ class Scales(Semantics):
         whole = weight.shape[:1] == shape[:1] and weight.index.stride(0) == step > weight.index.storage_offset()
         # what is done to several positions at once cannot be seen where there is one
         alone = len(rows) > 0 and (prod(rows) < 2 or 1 in rows[1:])
-        if not whole or alone or prod(rows) * step > MOST_GATHERED:
+        # matrices are mostly multiplied with, which needs ids of their rows and columns alone
+        many = prod(rows) * (step if len(shape) < 3 else sum(shape[1:]))
+        if not whole or alone or many > MOST_GATHERED:
             return None
         number = self._indices.setdefault((self.place.run, node), len(self._indices))
         name = f"{table}[{number}]"
@@ -420,6 +422,9 @@ class Scales(Semantics):
     def attach(self, weight: Weight) -> Tensor:
         """Edges from the root to fresh ids, one per scalar; the same ids whenever the scalar is attached again."""
         self._note_shift(weight)
+        if weight.name in self.gathers and prod(self.shapes[weight.name]) > MOST_GATHERED:
+            self.pin([weight], "more scalars picked by data than can be followed")
+            return constant(weight.shape)
         if weight.name is not None:
             return weight.of_table(self._table(weight.name))
         ids = torch.full((weight.index.numel(),), ROOT)
