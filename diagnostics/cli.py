@@ -6,9 +6,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from pathspace.errors import InputError
 from pathspace.options import InputOption, JsonOption, SeedOption, TargetArgument, TrainOption
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from torch import Tensor
 
     from diagnostics.chain import MarkovChain
@@ -113,14 +116,21 @@ def _loss(seed: int) -> Any:
     import torch
     from torch.nn import functional as F
 
-    def first(outputs: Any) -> Tensor:
+    def tensors(outputs: Any) -> Iterator[Tensor]:
+        """In order; numbers and other things among the outputs are passed over."""
         if isinstance(outputs, torch.Tensor):
-            return outputs
-        values = outputs.values() if hasattr(outputs, "values") else outputs
-        return next(value for value in map(first, values) if value.is_floating_point())
+            yield outputs
+        elif hasattr(outputs, "values") or isinstance(outputs, list | tuple):
+            for value in outputs.values() if hasattr(outputs, "values") else outputs:
+                yield from tensors(value)
 
     def loss(outputs: Any, _: Any) -> Tensor:
-        scores = first(outputs).float() if first(outputs).dtype != torch.float64 else first(outputs)
+        scores = next((tensor for tensor in tensors(outputs) if tensor.is_floating_point()), None)
+        if scores is None:
+            raise InputError(
+                "The outputs hold no tensor of real numbers, expected one to take a loss of; pass loss_fn=."
+            )
+        scores = scores if scores.dtype == torch.float64 else scores.float()
         if scores.ndim in (2, 3) and scores.shape[-1] > 1:
             generator = torch.Generator().manual_seed(seed)
             classes = torch.randint(0, scores.shape[-1], scores.shape[:-1], generator=generator).to(scores.device)

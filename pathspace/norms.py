@@ -6,7 +6,7 @@ import math
 import operator
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 import torch
@@ -114,6 +114,7 @@ class _Forward(fx.Interpreter):
         self.extra_traceback = False
         self.captured, self.p = graph.captured, p
         self.node: fx.Node | None = None
+        self.chosen: set[fx.Node] = set()
 
     def inputs(self) -> list[Any]:
         """Ones for inputs, the model's own tensors for the rest."""
@@ -128,6 +129,7 @@ class _Forward(fx.Interpreter):
             elif name in held:
                 values.append(self.real(held[name]))
             else:
+                self.chosen.add(node)
                 shown = node.meta.get("val")
                 if not isinstance(shown, Tensor):
                     values.append(shown)
@@ -152,7 +154,27 @@ class _Forward(fx.Interpreter):
 
     def run_node(self, n: fx.Node) -> Any:
         self.node = n
-        return super().run_node(n)
+        result = super().run_node(n)
+        if n.op == "call_function" and any(node in self.chosen for node in n.all_input_nodes):
+            self.chosen.add(n)
+            if isinstance(result, Tensor) and result.is_floating_point():
+                return self.picked(n, result)
+        return result
+
+    def picked(self, n: fx.Node, result: Tensor) -> Sum:
+        """Rows of a table that whole numbers pick are weights on paths; other maps of whole numbers are none."""
+        name = getattr(getattr(n.target, "overloadpacket", None), "__name__", str(n.target))
+        if name not in ("embedding", "index", "index_select"):
+            self.refuse(name)
+        return self.sums(result)
+
+    def refuse(self, name: str) -> NoReturn:
+        """Say which operation has no paths, and where it is."""
+        module, line = place(self.node) if self.node is not None else ("", "")
+        raise UnsupportedError(
+            f"path_norm cannot pass '{name}' (module {module or 'at the top'}, {line or 'unknown line'}): it is "
+            "not positively homogeneous, or has no rule; norms of the part of the model before it can be taken."
+        )
 
     def call_function(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Operations on parameters alone run as they are, all others by rule."""
@@ -171,11 +193,7 @@ class _Forward(fx.Interpreter):
             log = args[0].log
             return [Sum(part, log) for part in moved] if isinstance(moved, list | tuple) else Sum(moved, log)
         if name not in _RULES:
-            module, line = place(self.node) if self.node is not None else ("", "")
-            raise UnsupportedError(
-                f"path_norm cannot pass '{name}' (module {module or 'at the top'}, {line or 'unknown line'}): it is "
-                "not positively homogeneous, or has no rule; norms of the part of the model before it can be taken."
-            )
+            self.refuse(name)
         return _RULES[name](self, *args, **kwargs)
 
     def linear(self, operation: Callable[..., Tensor], x: Any, weight: Any, bias: Any, channel: int) -> Sum:

