@@ -24,8 +24,9 @@ from torch.nn.modules import transformer
 
 from pathspace.errors import InputError, InputTypeError
 from pathspace.in_place import writes_are_seen
-from pathspace.inputs import arranged, check_inputs, describe, opened, ordinary
+from pathspace.inputs import arranged, check_inputs, describe, opened, ordinary, without_values
 from pathspace.refusals import (
+    LOST,
     check_capturable,
     check_memory,
     check_surroundings,
@@ -178,6 +179,8 @@ def _export(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) 
         )
         if writes_are_seen(program.graph_module) or _maps(program.graph_module):
             program = program.run_decompositions({})
+    if any(isinstance(value, torch.Tensor) and not _has_numbers(value) for value in program.constants.values()):
+        raise RuntimeError(LOST)
     if any(name not in known for name, _ in twin.named_parameters()):
         raise RuntimeError("makes parameters while it runs")
     return program
@@ -205,6 +208,15 @@ def experts_at_once(model: nn.Module) -> Iterator[None]:
     finally:
         for config in loops:
             config._experts_implementation = "eager"
+
+
+def _has_numbers(value: torch.Tensor) -> bool:
+    """Whether the numbers in a constant can be read."""
+    try:
+        found = value.detach().to_dense().reshape(-1)[:1].tolist()
+    except Exception:
+        return False
+    return not without_values(value) and all(isinstance(number, int | float | complex) for number in found)
 
 
 def _told_to_be_causal(mask: Any, is_causal: bool | None = None, size: int | None = None) -> bool:

@@ -120,9 +120,12 @@ def run(
     """Run a model with some parameters replaced; random operations draw the same numbers every time."""
     recorder = Activations()
     buffers = {name: buffer.clone() for name, buffer in model.named_buffers()}
+    # models that differentiate in their forward ask for gradients by their parameters
+    wanted = {name for name, parameter in model.named_parameters(remove_duplicate=False) if parameter.requires_grad}
+    given = {n: w.detach().requires_grad_() if n in wanted else w for n, w in (weights or {}).items()}
     with quiet(), computing_in(precision(model)), torch.no_grad(), recorder:
         torch.manual_seed(seed)
-        outputs = evaluate(model, {**buffers, **(weights or {})}, args, kwargs)
+        outputs = evaluate(model, {**buffers, **given}, args, kwargs)
     leaves = [
         leaf.detach().reshape(-1)
         for leaf in leaves_of(outputs)

@@ -25,6 +25,8 @@ _INTERNAL = re.compile(
     r"|tensor subclass|\bmeta\b|_impl|_cpu\b|_cuda\b|HigherOrder|autograd\.Function|tracing|Unsupported"
 )
 _LONGEST = 240
+# what export says of tensors that it has lost sight of
+LOST = "a fake tensor in the exported program"
 
 
 def first_line(error: BaseException) -> str:
@@ -62,6 +64,11 @@ def check_capturable(model: nn.Module) -> None:
         InputError: lazily shaped, sharded or meta parameters, a data-parallel wrapper, or a scripted module.
     """
     name = type(model).__name__
+    if type(model).__hash__ is None:
+        raise InputError(
+            f"{name} has no hash, as dataclasses have none, so torch cannot list its parameters; write "
+            "@dataclass(eq=False)."
+        )
     if isinstance(model, nn.DataParallel | nn.parallel.DistributedDataParallel):
         raise InputError(f"{name} wraps a model for several devices; pass the model inside, model.module.")
     if isinstance(model, torch.jit.ScriptModule):
@@ -216,6 +223,12 @@ def failed_capture(model: nn.Module, error: BaseException) -> CaptureError:
     elif "broadcast" in said:
         what = "it takes another way while it is traced than when it runs, on which shapes do not fit"
         advice = "pass masks and lengths explicitly, so that nothing is chosen at that line, or the part around it"
+    elif LOST in said:
+        what = "a tensor that it makes cannot be followed, as from a derivative or a change of weights inside forward"
+        advice = "move this step out of forward"
+    elif any(isinstance(each, RecursionError) for each in chain):
+        what = "its modules hold one another in a circle"
+        advice = "keep the outer module in a list of one, [module], which does not make it a child"
     elif "numpy" in said:
         what = "it computes in numpy, where no operation can be seen"
         advice = "write this step with torch"
@@ -232,7 +245,9 @@ def failed_capture(model: nn.Module, error: BaseException) -> CaptureError:
 
 def _on_values(message: str) -> bool:
     """Whether a message of export is about control flow that depends on data."""
-    return any(words in message for words in ("data-dependent", ".item()", "_local_scalar_dense", "tolist"))
+    return any(
+        words in message for words in ("data-dependent", ".item()", "_local_scalar_dense", "tolist", "__format__")
+    )
 
 
 def _chain(error: BaseException | None) -> Iterator[BaseException]:
@@ -243,6 +258,7 @@ def _chain(error: BaseException | None) -> Iterator[BaseException]:
 
 
 __all__ = [
+    "LOST",
     "check_capturable",
     "check_memory",
     "check_surroundings",

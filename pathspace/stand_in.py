@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from inspect import iscoroutine
 from typing import Any
 
 import torch
@@ -10,6 +11,8 @@ from torch import Tensor, nn
 
 from pathspace.copies import duplicate
 from pathspace.nested import leaves, mapped
+
+_REGISTERED = ("_parameters", "_buffers", "_modules")
 
 
 def stand_in(model: nn.Module, share_tensors: bool = True) -> nn.Module:
@@ -43,12 +46,20 @@ def stand_in(model: nn.Module, share_tensors: bool = True) -> nn.Module:
         written = module._modules.get("_orig_mod")
         if written is not None and "forward" in module.__dict__:
             module.__dict__["forward"] = written.__call__
-    twin.register_forward_hook(lambda module, args, outputs: tuple(leaves(outputs)))
+    twin.register_forward_hook(lambda module, args, outputs: _tensors(outputs))
     return twin
 
 
+def _tensors(outputs: Any) -> tuple[Any, ...]:
+    """Every tensor in what a model returned."""
+    if iscoroutine(outputs):
+        outputs.close()
+        raise TypeError("forward returned a coroutine, expected tensors")
+    return tuple(leaves(outputs))
+
+
 def repeatable(twin: nn.Module) -> nn.Module:
-    """Let a stand-in start anew at each call: with the inputs as they were given, and generators as they are now.
+    """Let a stand-in start anew at each call: inputs, generators and what modules keep are as they were before.
 
     Args:
         twin: what :func:`stand_in` returned; it is changed.
@@ -63,12 +74,33 @@ def repeatable(twin: nn.Module) -> nn.Module:
         if isinstance(value, torch.Generator)
     ]
 
+    before: list[tuple[dict[str, Any], dict[str, Any], list[tuple[Any, Any]]]] = []
+
     def anew(module: nn.Module, args: Any, kwargs: Any) -> Any:
         for generator, state in generators:
             generator.set_state(state)
+        before.clear()
+        for part in twin.modules():
+            kept = {key: value for key, value in vars(part).items() if key not in _REGISTERED}
+            lists = [(value, value.copy()) for value in kept.values() if type(value) in (list, dict, set)]
+            before.append((vars(part), kept, lists))
         return mapped(Tensor.clone, (args, kwargs))
 
+    def restored(module: nn.Module, args: Any, outputs: Any) -> None:
+        for held, kept, lists in before:
+            for key in [key for key in held if key not in kept and key not in _REGISTERED]:
+                del held[key]
+            held.update(kept)
+            for value, contents in lists:
+                if isinstance(value, list):
+                    value[:] = contents
+                else:
+                    value.clear()
+                    value.update(contents)
+        before.clear()
+
     twin.register_forward_pre_hook(anew, prepend=True, with_kwargs=True)
+    twin.register_forward_hook(restored, always_call=True)
     return twin
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
-from weakref import WeakKeyDictionary
+from weakref import finalize, ref
 
 from torch import nn
 
@@ -12,12 +12,16 @@ from pathspace.errors import InputError
 if TYPE_CHECKING:
     from pathspace.reduction import ReductionGraph
 
-_LAST: WeakKeyDictionary[nn.Module, ReductionGraph] = WeakKeyDictionary()
+# by identity: models may be equal without being the same
+_LAST: dict[int, tuple[ref[nn.Module], ReductionGraph]] = {}
 
 
 def remember(model: nn.Module, graph: ReductionGraph) -> ReductionGraph:
     """Keep ``graph`` for as long as ``model`` lives, or until it is traced again."""
-    _LAST[model] = graph
+    known = _LAST.get(id(model))
+    if known is None or known[0]() is not model:
+        finalize(model, _LAST.pop, id(model), None)
+    _LAST[id(model)] = ref(model), graph
     return graph
 
 
@@ -38,8 +42,8 @@ def last_graph(model: nn.Module, asking: str) -> ReductionGraph:
         >>> last_graph(model, "rescale") is graph
         True
     """
-    found = _LAST.get(model)
-    if found is None:
+    held, found = _LAST.get(id(model), (None, None))
+    if held is None or found is None or held() is not model:
         raise InputError(
             f"{asking} found no graph of this {type(model).__name__}, expected a model that was traced before; call "
             f"pathspace.trace(model, *inputs) first, or pass the graph of the model it is a copy of."

@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
+import torch
 from torch import nn
 
 _CONTAINERS = (list, dict, set, deque, OrderedDict, defaultdict)
@@ -20,7 +21,7 @@ _LIBRARY = ("torch.", "builtins", "pathspace.")
 def untouched(model: nn.Module) -> Iterator[None]:
     """Put back global names, and lists and dictionaries of modules and classes, that the code of a model changes.
 
-    The random numbers of Python and numpy go on as if nothing had been drawn.
+    The random numbers of Python and numpy go on as if nothing had been drawn, and torch's settings are as before.
 
     Args:
         model: the model whose code will run.
@@ -40,6 +41,8 @@ def untouched(model: nn.Module) -> Iterator[None]:
     classes = {kind for module in model.modules() for kind in type(module).__mro__ if _is_users(kind)}
     functions = [function for kind in classes for function in _functions(kind.__dict__.values())]
     hooks = [hook for module in model.modules() for hook in _hooks(module)]
+    for name in ("_global_forward_hooks", "_global_forward_pre_hooks", "_global_backward_hooks"):
+        hooks += getattr(nn.modules.module, name, {}).values()
     functions += [function for function in _functions(hooks) if _is_users(function)]
     names = {(id(f.__globals__), name): (f.__globals__, name) for f in functions for name in _names(f.__code__)}
     rebound = [(space, name, space[name]) for space, name in names.values() if name in space]
@@ -49,11 +52,14 @@ def untouched(model: nn.Module) -> Iterator[None]:
     values = [value for _, _, value in rebound] + [value for _, held in attributes for value in held.values()]
     kept = {id(value): (value, _copied(value)) for value in values if type(value) in _CONTAINERS}
     drawn, state = random.getstate(), np.random.get_state()
+    differentiating, default = torch.is_grad_enabled(), torch.get_default_dtype()
     try:
         yield
     finally:
         random.setstate(drawn)
         np.random.set_state(state)
+        torch.set_grad_enabled(differentiating)
+        torch.set_default_dtype(default)
         for value, before in kept.values():
             if not _same(value, before):
                 value.clear()
@@ -74,8 +80,9 @@ def _is_users(thing: Any) -> bool:
 
 
 def _hooks(module: nn.Module) -> Iterator[Any]:
-    for held in (module._forward_hooks, module._forward_pre_hooks):
-        yield from held.values()
+    own = vars(module)
+    for name in ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks"):
+        yield from own.get(name, {}).values()
 
 
 def _functions(values: Any) -> Iterator[types.FunctionType]:

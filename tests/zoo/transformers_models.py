@@ -44,11 +44,11 @@ def text(**more: Any) -> dict[str, Any]:
 
 
 def causal() -> dict[str, Any]:
-    return {"input_ids": words(), "use_cache": False}
+    return {"input_ids": words()}
 
 
 def paired() -> dict[str, Any]:
-    return {"input_ids": words(), "decoder_input_ids": words(5), "use_cache": False}
+    return {"input_ids": words(), "decoder_input_ids": words(5)}
 
 
 def picture(size: int = 32) -> dict[str, Any]:
@@ -60,7 +60,7 @@ def speech() -> dict[str, Any]:
 
 
 def spoken() -> dict[str, Any]:
-    return {"input_features": torch.randn(2, 8, 16), "decoder_input_ids": words(5), "use_cache": False}
+    return {"input_features": torch.randn(2, 8, 16), "decoder_input_ids": words(5)}
 
 
 def both() -> dict[str, Any]:
@@ -92,7 +92,7 @@ TABLE: dict[str, tuple[str, str, dict[str, Any], Any]] = {
     "mobilebert": ("MobileBert", "Model", {**SMALL, "embedding_size": 12, "true_hidden_size": 12, "intra_bottleneck_size": 12}, text),
     "squeezebert": ("SqueezeBert", "Model", {**SMALL, "embedding_size": 24, "q_groups": 1, "k_groups": 1, "v_groups": 1, "post_attention_groups": 1, "intermediate_groups": 2, "output_groups": 2}, text),
     "fnet": ("FNet", "Model", {**SMALL, "use_tpu_fourier_optimizations": False}, lambda: {"input_ids": words()}),
-    "xlnet": ("XLNet", "LMHeadModel", {"vocab_size": WORDS, "d_model": 24, "n_layer": 2, "n_head": 4, "d_inner": 40}, lambda: {"input_ids": words(), "use_mems": False}),
+    "xlnet": ("XLNet", "LMHeadModel", {"vocab_size": WORDS, "d_model": 24, "n_layer": 2, "n_head": 4, "d_inner": 40}, lambda: {"input_ids": words()}),
     "nystromformer": ("Nystromformer", "Model", {**SMALL, "num_landmarks": 8, "segment_means_seq_len": 8}, lambda: {"input_ids": words(8), "attention_mask": torch.ones(2, 8, dtype=torch.long)}),
     "esm": ("Esm", "Model", {**SMALL, "mask_token_id": 3, "position_embedding_type": "rotary"}, text),
     "layoutlm": ("LayoutLM", "Model", {**SMALL, "max_2d_position_embeddings": 16}, text),
@@ -140,6 +140,29 @@ TABLE: dict[str, tuple[str, str, dict[str, Any], Any]] = {
     "mamba2": ("Mamba2", "ForCausalLM", {**SMALL, "state_size": 4, "num_heads": 4, "head_dim": 12, "n_groups": 2, "chunk_size": 8, "conv_kernel": 3}, causal),
     "rwkv": ("Rwkv", "ForCausalLM", {**SMALL, "attention_hidden_size": 24, "context_length": 32}, causal),
     "recurrent_gemma": ("RecurrentGemma", "ForCausalLM", {**GROUPED, "lru_width": 24, "attention_window_size": 4, "num_hidden_layers": 3}, causal),
+    "arcee": ("Arcee", "ForCausalLM", GROUPED, causal),
+    "apertus": ("Apertus", "ForCausalLM", GROUPED, causal),
+    "bert_generation": ("BertGeneration", "Decoder", {**SMALL, "is_decoder": True}, causal),
+    "blenderbot": ("Blenderbot", "ForConditionalGeneration", PAIRED, paired),
+    "cohere2": ("Cohere2", "ForCausalLM", GROUPED, causal),
+    "ctrl": ("CTRL", "LMHeadModel", {"vocab_size": WORDS, "n_positions": 32, "n_embd": 24, "dff": 40, "n_layer": 2, "n_head": 4}, causal),
+    "diffllama": ("DiffLlama", "ForCausalLM", GROUPED, causal),
+    "ernie4_5": ("Ernie4_5", "ForCausalLM", GROUPED, causal),
+    "exaone4": ("Exaone4", "ForCausalLM", GROUPED, causal),
+    "falcon_mamba": ("FalconMamba", "ForCausalLM", {**SMALL, "state_size": 4, "time_step_rank": 2, "conv_kernel": 3}, causal),
+    "glm": ("Glm", "ForCausalLM", GROUPED, causal),
+    "gpt_bigcode": ("GPTBigCode", "ForCausalLM", {"vocab_size": WORDS, "n_positions": 32, "n_embd": 24, "n_layer": 2, "n_head": 4}, causal),
+    "granitemoe": ("GraniteMoe", "ForCausalLM", EXPERTS, causal),
+    "helium": ("Helium", "ForCausalLM", GROUPED, causal),
+    "m2m_100": ("M2M100", "ForConditionalGeneration", PAIRED, paired),
+    "olmo3": ("Olmo3", "ForCausalLM", GROUPED, causal),
+    "olmoe": ("Olmoe", "ForCausalLM", EXPERTS, causal),
+    "persimmon": ("Persimmon", "ForCausalLM", {**SMALL, "partial_rotary_factor": 0.67}, causal),
+    "plbart": ("PLBart", "ForConditionalGeneration", PAIRED, paired),
+    "seed_oss": ("SeedOss", "ForCausalLM", GROUPED, causal),
+    "smollm3": ("SmolLM3", "ForCausalLM", GROUPED, causal),
+    "umt5": ("UMT5", "ForConditionalGeneration", {**SMALL, "d_model": 24, "d_kv": 6, "d_ff": 40, "num_layers": 1, "num_heads": 4, "decoder_start_token_id": 0}, paired),
+    "xlstm": ("xLSTM", "ForCausalLM", {"vocab_size": WORDS, "hidden_size": 16, "num_hidden_layers": 1, "num_heads": 2}, causal),
     "t5": ("T5", "ForConditionalGeneration", {**SMALL, "d_model": 24, "d_kv": 6, "d_ff": 40, "num_layers": 1, "num_heads": 4, "decoder_start_token_id": 0}, paired),
     "mt5": ("MT5", "ForConditionalGeneration", {**SMALL, "d_model": 24, "d_kv": 6, "d_ff": 40, "num_layers": 1, "num_heads": 4, "decoder_start_token_id": 0}, paired),
     "bart": ("Bart", "ForConditionalGeneration", PAIRED, paired),

@@ -1,0 +1,757 @@
+"""More odd models: what code in a forward may do, and what weights and inputs may be."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import functools
+import random
+import threading
+import warnings
+from collections import OrderedDict
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from odd_models import LOG, Named, Net, net, odd, x
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+from torch.utils.checkpoint import checkpoint
+
+
+def doing(step: Callable[[Any, Tensor], Any]) -> Any:
+    """A small network that does something to its hidden activations."""
+
+    class Doing(Net):
+        def forward(self, x: Tensor) -> Any:
+            return self.second(step(self, self.hidden(x)))
+
+    return net(Doing())
+
+
+# -- ways to call
+
+
+@odd(units=4)
+def call_overridden() -> Any:
+    class Model(Net):
+        def __call__(self, x: Tensor) -> Any:
+            return super().__call__(x + 1)
+
+    return net(Model())
+
+
+@odd(units=4)
+def takes_anything() -> Any:
+    class Model(Net):
+        def forward(self, *args: Any, **kwargs: Any) -> Any:
+            return super().forward(args[0] if args else kwargs["x"])
+
+    return Model(), Named(x=x())
+
+
+@odd(units=4)
+def optional_inputs_left_out() -> Any:
+    class Model(Net):
+        def forward(self, x: Any = None, y: Any = None, *, deep: bool = False) -> Any:
+            return super().forward(x if y is None else y)
+
+    return Model(), None, x(), Named(deep=True)
+
+
+@odd(units=4)
+def forward_is_static() -> Any:
+    class Model(nn.Sequential):
+        def __getattr__(self, name: str) -> Any:
+            return super().__getattr__({"a": "0"}.get(name, name))
+
+        def forward(self, x: Tensor) -> Any:
+            return self.get_submodule("2")(torch.relu(self.a(x)))
+
+    return net(Model(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2)))
+
+
+@odd(units=4)
+def generator_function_as_forward() -> Any:
+    class Model(Net):
+        def forward(self, x: Tensor) -> Any:
+            hidden = self.hidden(x)
+            yield self.second(hidden)
+            yield self.second(2 * hidden)
+
+    return net(Model())
+
+
+@odd("coroutine")
+def coroutine_as_forward() -> Any:
+    class Model(Net):
+        async def forward(self, x: Tensor) -> Any:  # type: ignore[override]
+            await asyncio.sleep(0)
+            return super().forward(x)
+
+    return net(Model())
+
+
+@odd(units=4)
+def thread_in_forward() -> Any:
+    def step(self: Any, h: Tensor) -> Tensor:
+        thread = threading.Thread(target=lambda: None)
+        thread.start()
+        thread.join()
+        return h
+
+    return doing(step)
+
+
+@odd(units=4)
+def one_layer_twice_in_a_row() -> Any:
+    layer = nn.Linear(3, 3)
+    return net(nn.Sequential(layer, nn.ReLU(), layer, nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 1)))
+
+
+@odd("circle")
+def child_that_holds_its_parent() -> Any:
+    class Child(nn.Module):
+        def forward(self, h: Tensor) -> Tensor:
+            return self.parent.second(h)
+
+    class Model(Net):
+        def __init__(self) -> None:
+            super().__init__()
+            self.child = Child()
+            self.child.parent = self
+
+        def forward(self, x: Tensor) -> Any:
+            return self.child(self.hidden(x))
+
+    return net(Model())
+
+
+@odd("no hash")
+def module_that_is_a_dataclass() -> Any:
+    @dataclasses.dataclass
+    class Model(nn.Module):
+        width: int = 4
+
+        def __post_init__(self) -> None:
+            super().__init__()
+            self.first, self.second = nn.Linear(3, self.width), nn.Linear(self.width, 2)
+
+        def forward(self, x: Tensor) -> Any:
+            return self.second(torch.relu(self.first(x)))
+
+    return net(Model())
+
+
+@odd(units=4)
+def module_that_compares_by_value() -> Any:
+    class Model(Net):
+        def __eq__(self, other: object) -> bool:
+            return type(other) is type(self)
+
+        def __hash__(self) -> int:
+            return 1
+
+    return net(Model())
+
+
+@odd(units=4)
+def cached_method() -> Any:
+    class Model(Net):
+        @functools.lru_cache  # noqa: B019
+        def table(self, size: int) -> Tensor:
+            return torch.ones(size)
+
+        def forward(self, x: Tensor) -> Any:
+            return super().forward(x * self.table(x.shape[-1]))
+
+    return net(Model())
+
+
+@odd(units=4)
+def cached_property() -> Any:
+    class Model(Net):
+        @functools.cached_property
+        def table(self) -> Tensor:
+            return torch.ones(3)
+
+        def forward(self, x: Tensor) -> Any:
+            return super().forward(x * self.table)
+
+    return net(Model())
+
+
+@odd(units=4)
+def symbolically_traced() -> Any:
+    return net(torch.fx.symbolic_trace(Net()))
+
+
+@odd(units=4)
+def exported_and_unlifted() -> Any:
+    return net(torch.export.export(Net(), (x(),)).module())
+
+
+@odd(units=4)
+def scripted_function_inside() -> Any:
+    scripted = torch.jit.script(_doubled)
+
+    def step(self: Any, h: Tensor) -> Any:
+        return scripted(h)
+
+    model, inputs = doing(step)
+    model.step = scripted
+    return model, inputs
+
+
+def _doubled(h: Tensor) -> Tensor:
+    return 2 * h
+
+
+@odd(units=4)
+def compiled_function_inside() -> Any:
+    compiled = torch.compile(_doubled, backend="eager")
+    return doing(lambda self, h: compiled(h))
+
+
+@odd(units=4)
+def not_to_be_compiled() -> Any:
+    disabled = torch.compiler.disable(_doubled)
+    return doing(lambda self, h: disabled(h))
+
+
+# -- autograd inside
+
+
+@odd(units=4)
+def checkpointed() -> Any:
+    return doing(lambda self, h: checkpoint(_doubled, h, use_reentrant=False))
+
+
+@odd(units=4)
+def checkpointed_reentrantly() -> Any:
+    return doing(lambda self, h: checkpoint(_doubled, h, use_reentrant=True))
+
+
+class Straight(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, h: Tensor) -> Tensor:
+        return h.clamp(min=0)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:  # type: ignore[override]
+        return grad
+
+
+@odd(units=4)
+def gradient_of_its_own() -> Any:
+    return doing(lambda self, h: Straight.apply(h))
+
+
+@odd()
+def derivative_in_forward() -> Any:
+    def step(self: Any, h: Tensor) -> Any:
+        with torch.enable_grad():
+            y = self.first.weight.square().sum()
+            return h + torch.autograd.grad(y, self.first.weight, create_graph=True)[0].sum()
+
+    return doing(step)
+
+
+@odd("derivative")
+def functional_derivative_in_forward() -> Any:
+    return doing(lambda self, h: torch.func.grad(lambda v: (v**2).sum())(h))
+
+
+@odd("")
+def mapped_over_rows() -> Any:
+    return doing(lambda self, h: torch.vmap(torch.relu)(h))
+
+
+@odd()
+def functional_call_inside() -> Any:
+    def step(self: Any, h: Tensor) -> Any:
+        weights = {"weight": self.second.weight.mT @ self.second.weight, "bias": torch.zeros(4)}
+        return torch.func.functional_call(nn.Linear(4, 4), weights, (h,))
+
+    return doing(step)
+
+
+@odd(units=4)
+def tensor_hooks_inside() -> Any:
+    def step(self: Any, h: Tensor) -> Any:
+        if h.requires_grad:
+            h.register_hook(lambda grad: grad)
+            h.retain_grad()
+        return h
+
+    return doing(step)
+
+
+@odd("")
+def backward_pass_in_forward() -> Any:
+    def step(self: Any, h: Tensor) -> Any:
+        with torch.enable_grad():
+            probe = torch.ones(1, requires_grad=True)
+            (probe * 2).sum().backward()
+        return h * probe.grad
+
+    return doing(step)
+
+
+@odd(units=4)
+def switches_gradients_off_for_all() -> Any:
+    def step(self: Any, h: Tensor) -> Any:
+        torch.set_grad_enabled(False)
+        return h
+
+    return doing(step)
+
+
+@odd(units=4)
+def sets_the_default_type() -> Any:
+    def step(self: Any, h: Tensor) -> Any:
+        torch.set_default_dtype(torch.float64)
+        return h
+
+    return doing(step)
+
+
+@odd(units=4)
+def freezes_its_layers() -> Any:
+    def step(self: Any, h: Tensor) -> Any:
+        self.second.requires_grad_(False)
+        return h
+
+    return doing(step)
+
+
+@odd("change of weights")
+def clips_its_weights() -> Any:
+    def step(self: Any, h: Tensor) -> Any:
+        with torch.no_grad():
+            self.second.weight.data.clamp_(-0.1, 0.1)
+        return h
+
+    return doing(step)
+
+
+@odd()
+def returns_a_penalty_of_its_weights() -> Any:
+    class Model(Net):
+        def forward(self, x: Tensor) -> Any:
+            return super().forward(x), sum(p.square().sum() for p in self.parameters())
+
+    return net(Model())
+
+
+@odd()
+def returns_a_parameter() -> Any:
+    class Model(Net):
+        def forward(self, x: Tensor) -> Any:
+            return super().forward(x), self.first.weight
+
+    return net(Model())
+
+
+@odd(units=4)
+def returns_its_inputs() -> Any:
+    class Model(Net):
+        def forward(self, x: Tensor) -> Any:
+            return x, x.view(-1), super().forward(x)
+
+    return net(Model())
+
+
+@odd(units=4)
+def keys_that_are_numbers() -> Any:
+    class Model(Net):
+        def forward(self, x: Tensor) -> Any:
+            return OrderedDict({1: super().forward(x), (2, "a"): None})
+
+    return net(Model())
+
+
+# -- values looked at
+
+
+@odd("values of tensors")
+def prints_a_value() -> Any:
+    return doing(lambda self, h: LOG.append(f"{h.mean():.2f}") or h)
+
+
+@odd("values of tensors")
+def checks_for_nan() -> Any:
+    def step(self: Any, h: Tensor) -> Any:
+        if torch.isnan(h).any():
+            raise ValueError("NaN")
+        return h
+
+    return doing(step)
+
+
+@odd("values of tensors")
+def asserts_finite() -> Any:
+    def step(self: Any, h: Tensor) -> Any:
+        assert torch.isfinite(h).all()
+        return h
+
+    return doing(step)
+
+
+@odd("")
+def asserts_types() -> Any:
+    def step(self: Any, h: Tensor) -> Any:
+        assert (isinstance(h, Tensor) and h.dtype == torch.float32) or h.dtype == torch.float64
+        assert h.dim() == 2 and h.shape[1] == 4
+        return h
+
+    return doing(step)
+
+
+@odd("no plain tensor")
+def exact_type_of_inputs() -> Any:
+    class Model(Net):
+        def forward(self, x: Tensor) -> Any:
+            if type(x) not in (Tensor, nn.Parameter):
+                raise TypeError("no plain tensor")
+            return super().forward(x)
+
+    return net(Model())
+
+
+@odd("inside torch")
+def looks_at_the_memory() -> Any:
+    def step(self: Any, h: Tensor) -> Any:
+        return h if h.data_ptr() % 2 == 0 else -h
+
+    return doing(step)
+
+
+@odd(units=4)
+def falls_back_on_errors() -> Any:
+    def step(self: Any, h: Tensor) -> Any:
+        try:
+            return h @ torch.ones(7, 7)
+        except RuntimeError:
+            return h
+
+    return doing(step)
+
+
+@odd(units=4)
+def warns() -> Any:
+    def step(self: Any, h: Tensor) -> Any:
+        warnings.warn("a warning", stacklevel=2)
+        return h
+
+    return doing(step)
+
+
+@odd("")
+def chooses_a_branch_at_random() -> Any:
+    return doing(lambda self, h: h if random.random() < 2 else -h)
+
+
+@odd("")
+def noise_from_numpy() -> Any:
+    return doing(lambda self, h: h * float(np.random.default_rng(0).random()))
+
+
+@odd("")
+def condition_of_torch() -> Any:
+    return doing(lambda self, h: torch.cond(h.sum() > 0, lambda v: 2 * v, lambda v: 3 * v, (h,)))
+
+
+@odd("stopped")
+def raises_an_exception_of_its_own() -> Any:
+    class StoppedError(Exception):
+        pass
+
+    def step(self: Any, h: Tensor) -> Any:
+        raise StoppedError("stopped")
+
+    return doing(step)
+
+
+@odd("StopIteration")
+def raises_stop_iteration() -> Any:
+    return doing(lambda self, h: next(iter([])))
+
+
+@odd("RecursionError")
+def calls_itself_for_ever() -> Any:
+    class Model(Net):
+        def forward(self, x: Tensor) -> Any:
+            return self(x)
+
+    return net(Model())
+
+
+# -- state from call to call
+
+
+@odd("")
+def hidden_state_kept() -> Any:
+    class Model(Net):
+        state: Any = None
+
+        def forward(self, x: Tensor) -> Any:
+            hidden = self.hidden(x)
+            self.state = hidden if self.state is None else self.state.detach() + hidden
+            return self.second(self.state)
+
+    return net(Model())
+
+
+@odd("")
+def hidden_state_kept_after_a_call() -> Any:
+    model, inputs = hidden_state_kept()
+    model(inputs)
+    return model, inputs
+
+
+@odd(units=4)
+def backward_hooks() -> Any:
+    model = Net()
+    model.first.register_full_backward_hook(lambda module, incoming, outgoing: None)
+    model.second.register_full_backward_pre_hook(lambda module, outgoing: LOG.append(outgoing))
+    return net(model)
+
+
+@odd(units=4)
+def hooks_with_keywords() -> Any:
+    model = Net()
+    model.register_forward_hook(lambda module, args, kwargs, output: LOG.append(kwargs), with_kwargs=True)
+    model.register_forward_hook(lambda module, args, output: LOG.append(1), always_call=True)
+    model.register_forward_pre_hook(lambda module, args, kwargs: (args, kwargs), with_kwargs=True)
+    return net(model)
+
+
+@contextlib.contextmanager
+def hook_on_all_modules() -> Any:
+    handle = nn.modules.module.register_module_forward_hook(lambda module, args, output: LOG.append(output))
+    try:
+        yield
+    finally:
+        handle.remove()
+        LOG.clear()
+
+
+@odd(units=4, around=hook_on_all_modules)
+def hooks_on_all_modules() -> Any:
+    return net()
+
+
+class Watching(TorchFunctionMode):
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return func(*args, **(kwargs or {}))
+
+
+@odd(units=4, around=Watching)
+def function_mode_outside() -> Any:
+    return net()
+
+
+# -- weights
+
+
+@odd(units=4)
+def half_precision() -> Any:
+    return Net().half(), x().half()
+
+
+@odd(units=4)
+def brain_floats() -> Any:
+    return Net().bfloat16(), x().bfloat16()
+
+
+@odd(units=4)
+def two_precisions() -> Any:
+    class Model(Net):
+        def forward(self, x: Tensor) -> Any:
+            return self.second(self.hidden(x).double())
+
+    model = Model()
+    model.second.double()
+    return net(model)
+
+
+@odd("")
+def lists_and_dictionaries_of_parameters() -> Any:
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.many = nn.ParameterList([nn.Parameter(torch.randn(3, 4)), nn.Parameter(torch.randn(4, 2))])
+            self.named = nn.ParameterDict({"shift": nn.Parameter(torch.randn(4)), "size": nn.Parameter(torch.ones(()))})
+
+        def forward(self, x: Tensor) -> Any:
+            return torch.relu(x @ self.many[0] + self.named["shift"]) @ self.many[1] * self.named["size"]
+
+    return net(Model())
+
+
+@odd(units=4)
+def empty_parameter() -> Any:
+    model = Net()
+    model.nothing = nn.Parameter(torch.zeros(0, 3))
+    return net(model)
+
+
+@odd(units=4)
+def integer_parameter() -> Any:
+    model = Net()
+    model.number = nn.Parameter(torch.tensor(3), requires_grad=False)
+    return net(model)
+
+
+class Tagged(nn.Parameter):
+    """A parameter with a name of its own."""
+
+
+@odd(units=4)
+def parameter_of_another_class() -> Any:
+    model = Net()
+    model.first.weight = Tagged(torch.randn(4, 3))
+    return net(model)
+
+
+@odd("NaN")
+def weights_that_are_no_numbers() -> Any:
+    class Model(Net):
+        def forward(self, x: Tensor) -> Any:
+            raise ValueError("NaN")
+
+    model = Model()
+    with torch.no_grad():
+        model.first.weight.fill_(float("nan"))
+    return net(model)
+
+
+@odd(units=4)
+def weights_that_are_views() -> Any:
+    model = Net()
+    model.first.weight = nn.Parameter(torch.randn(3, 4).T)
+    return net(model)
+
+
+@odd("same memory")
+def weights_cut_from_one_tensor() -> Any:
+    model, flat = Net(), torch.randn(12)
+    model.first.weight.data = flat.view(4, 3)
+    model.second.weight.data = flat[:8].view(2, 4)
+    return net(model)
+
+
+@odd(units=4)
+def no_weights_behind() -> Any:
+    model = Net()
+    model.unused = nn.Linear(5, 5)
+    return net(model)
+
+
+@odd(units=0)
+def no_parameters() -> Any:
+    return net(nn.ReLU())
+
+
+# -- inputs
+
+
+@odd("")
+def sparse_input() -> Any:
+    return Net(), x().relu().to_sparse()
+
+
+@odd(units=4)
+def channels_last() -> Any:
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Conv2d(4, 2, 1))
+    return model.to(memory_format=torch.channels_last), x(2, 3, 5, 5).to(memory_format=torch.channels_last)
+
+
+@odd(units=4)
+def expanded_input() -> Any:
+    return Net(), x(1, 3).expand(5, 3)
+
+
+@odd(units=4)
+def no_dimensions() -> Any:
+    return nn.Sequential(nn.Unflatten(0, (1, 1)), nn.Linear(1, 4), nn.ReLU(), nn.Linear(4, 1)), torch.tensor([2.0])
+
+
+@odd(units=4)
+def one_tensor_twice() -> Any:
+    class Model(Net):
+        def forward(self, x: Tensor, y: Tensor) -> Any:  # type: ignore[override]
+            return super().forward(x + y)
+
+    inputs = x()
+    return Model(), inputs, inputs
+
+
+@odd(units=4)
+def input_overwritten() -> Any:
+    class Model(Net):
+        def forward(self, x: Tensor) -> Any:
+            x.mul_(2)
+            x[0] = 0
+            return super().forward(x)
+
+    return net(Model())
+
+
+@odd(units=4)
+def dictionary_emptied() -> Any:
+    class Model(Net):
+        def forward(self, batch: dict[str, Tensor]) -> Any:  # type: ignore[override]
+            return super().forward(batch.pop("x"))
+
+    return Model(), {"x": x()}, Named()
+
+
+@odd(units=4)
+def list_extended() -> Any:
+    class Model(Net):
+        def forward(self, parts: list[Tensor]) -> Any:  # type: ignore[override]
+            parts.append(parts[0])
+            return super().forward(parts[-1])
+
+    return Model(), [x()]
+
+
+@odd("values of tensors")
+def packed_sequence() -> Any:
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer, self.out = nn.RNN(3, 4, nonlinearity="relu"), nn.Linear(4, 2)
+
+        def forward(self, packed: Any) -> Any:
+            return self.out(self.layer(packed)[1])
+
+    return Model(), nn.utils.rnn.pack_sequence([x(4, 3), x(2, 3)])
+
+
+@odd(units=4)
+def tensor_of_another_class() -> Any:
+    class Marked(Tensor):
+        pass
+
+    return Net(), x().as_subclass(Marked)
+
+
+@odd("dtype")
+def input_of_another_type() -> Any:
+    return Net(), x().double()
+
+
+@odd("shapes cannot be multiplied")
+def input_of_another_shape() -> Any:
+    return Net(), x(5, 7)
+
+
+@odd(units=4)
+def dropout_of_everything_else() -> Any:
+    return doing(lambda self, h: F.dropout(h, 0.5, training=True))
