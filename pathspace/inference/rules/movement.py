@@ -23,7 +23,7 @@ aten = torch.ops.aten
       "aten.alias", "aten.neg", "aten.neg_", "aten.negative", "aten.abs", "aten.abs_", "aten.absolute",
       "aten.lift_fresh", "aten.lift_fresh_copy", "aten.positive", "aten.float", "aten.double", "aten.half",
       "aten.real", "aten.imag", "aten.conj", "aten._conj", "aten.resolve_conj",
-      "aten.resolve_neg", "aten.requires_grad_", "aten.set_", "aten.view_as_real_copy")  # fmt: skip
+      "aten.resolve_neg", "aten.requires_grad_", "aten.view_as_real_copy")  # fmt: skip
 def homogeneous(semantics: Semantics, x: Value, *args: Any, **kwargs: Any) -> Any:
     """``f(c x) = c f(x)`` elementwise for ``c > 0`` (or ``|f|`` for scales): the ids stay."""
     shown = semantics.place.result
