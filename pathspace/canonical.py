@@ -11,7 +11,7 @@ from torch.optim import Optimizer
 from pathspace.errors import InputError
 from pathspace.potentials import log_prefixes, log_suffixes
 from pathspace.rescale import rescale
-from pathspace.skeleton import Skeleton
+from pathspace.skeleton import Skeleton, warn_of_dead
 
 M = TypeVar("M", bound=nn.Module)
 
@@ -21,7 +21,8 @@ def canonicalise(model: M, skeleton: Skeleton, tree: str = "out", optimizer: Opt
 
     ``phi(v) = log |suf(v)|`` makes every suffix +-1, hence every weight of ``T_out`` (``phi(v) = -log |pre(v)|`` those
     of ``T_in``). There are as many units as edges in a tree, so this uses up the whole gauge: two models compute the
-    same function by the same activations exactly if their canonical forms are equal.
+    same function by the same activations exactly if their canonical forms are equal. Dead units (``skeleton.dead``),
+    which only weights of 0 connect to the rest, keep their scale.
 
     Args:
         model: the traced model, or a copy of it.
@@ -33,7 +34,7 @@ def canonicalise(model: M, skeleton: Skeleton, tree: str = "out", optimizer: Opt
         The model.
 
     Raises:
-        InputError: unknown ``tree``, or a skeleton weight is zero.
+        InputError: unknown ``tree``, or a skeleton weight is zero that was not when the skeleton was chosen.
 
     Example:
         >>> import torch, pathspace as ps
@@ -45,6 +46,8 @@ def canonicalise(model: M, skeleton: Skeleton, tree: str = "out", optimizer: Opt
     """
     if tree not in ("in", "out"):
         raise InputError(f"canonicalise found tree={tree!r}, expected 'in' or 'out'.")
+    warn_of_dead("canonicalise", skeleton)
+    skeleton = skeleton.live
     units = slice(1, skeleton.graph.num_units + 1)
     logs = log_suffixes(skeleton)[units] if tree == "out" else -log_prefixes(skeleton)[units]
     return rescale(model, skeleton.graph, torch.from_numpy(logs), optimizer)

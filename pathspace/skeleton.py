@@ -7,8 +7,9 @@ a tree ``T_out`` towards it, and basis paths follow for any graph.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING
 
@@ -40,6 +41,7 @@ class Tree:
         other: sign of the parent's.
         rounds: the units in the order in which they can be computed from their parents.
         rest: where an end of an edge is a product of scales: exponents ``(H + 1, H + 1)`` of the other factors.
+        dead: mask of the units that only weights of 0 connect to the root.
     """
 
     block: np.ndarray
@@ -50,6 +52,24 @@ class Tree:
     other: np.ndarray
     rounds: tuple[np.ndarray, ...]
     rest: csr_array
+    dead: np.ndarray
+
+    def without(self, units: np.ndarray) -> Tree:
+        """The tree with some units taken off: they have no edge, and values of 1.
+
+        Args:
+            units: mask, ``(H + 1,)``, with every unit whose walk passes one of them.
+        """
+        return replace(
+            self,
+            block=np.where(units, -1, self.block),
+            index=np.where(units, -1, self.index),
+            parent=np.where(units, 0, self.parent),
+            own=np.where(units, 1, self.own),
+            other=np.where(units, 1, self.other),
+            rounds=tuple(some[~units[some]] for some in self.rounds),
+            rest=csr_array(self.rest.multiply((~units).astype(np.int64)[:, None])),
+        )
 
     def gather(self, graph: ReductionGraph) -> Tensor:
         """Weights of the tree's edges, float64, shape ``(H + 1,)``; 1 for the root."""
@@ -62,7 +82,7 @@ class Tree:
 
     def by_block(self) -> Iterator[tuple[int, np.ndarray]]:
         """Block indices with the units whose edge lies there."""
-        for block in np.unique(self.block[1:]):
+        for block in np.unique(self.block[self.block >= 0]):
             yield int(block), np.flatnonzero(self.block == block)
 
 
@@ -93,6 +113,28 @@ class Skeleton:
     tree_out: Tree
     rule: str
     seed: int
+
+    @cached_property
+    def dead(self) -> np.ndarray:
+        """Ids of the units that only weights of 0 connect to the root: every path value through them is 0."""
+        return np.flatnonzero(self.tree_in.dead | self.tree_out.dead)
+
+    @cached_property
+    def live(self) -> Skeleton:
+        """The skeleton without its dead units, which optimizers and canonical forms leave as they are."""
+        if not len(self.dead):
+            return self
+        units = np.isin(np.arange(len(self.tree_in.block)), self.dead)
+        tree_in = self.tree_in.without(units)
+        tree_out = tree_in if self.tree_out is self.tree_in else self.tree_out.without(units)
+        return Skeleton(self.graph, tree_in, tree_out, self.rule, self.seed)
+
+    @cached_property
+    def lost(self) -> np.ndarray:
+        """Mask over all ids, derived ones included: those that depend on the scale of a dead unit."""
+        mask = np.isin(np.arange(self.graph.num_units + 1), self.dead)
+        lost: np.ndarray = abs(self.graph.expand) @ mask.astype(np.int64) > 0
+        return lost
 
     @property
     def in_block(self) -> np.ndarray:
@@ -257,6 +299,8 @@ def choose(graph: ReductionGraph, rule: str = "modulo", seed: int = 0) -> Skelet
         graph: the reduction graph.
         rule: ``"modulo"`` (Algorithm 1 of the path-space paper, extended to any graph: the j-th unit takes the ``j
             mod n``-th open edge), ``"magnitude"`` (the largest weight: the best conditioned choice) or ``"random"``.
+            Sizes are compared in a gauge that all rescaled copies of a network share, so these get the same trees.
+            Edges of weight 0 are taken last, those of frozen weights first.
         seed: seed of the random rule.
 
     Returns:
@@ -273,3 +317,26 @@ def choose(graph: ReductionGraph, rule: str = "modulo", seed: int = 0) -> Skelet
     # products of scales have no leaving edge of their own: one tree then serves both ways, and all p_v vanish
     tree_out = tree_in if graph.forms.shape[0] else Grower(graph, False, rule, seed).grow()
     return Skeleton(graph, tree_in, tree_out, rule, seed)
+
+
+def warn_of_dead(owner: str, skeleton: Skeleton) -> None:
+    """Say which units are left out because only weights of 0 connect them.
+
+    Args:
+        owner: who leaves them out.
+        skeleton: the skeleton.
+    """
+    dead = skeleton.dead
+    if not len(dead):
+        return
+    touched = [
+        block.name
+        for block in skeleton.graph.blocks
+        if any(np.isin(np.abs(ids.numpy()), dead).any() for ids in (block.head, block.tail))
+    ]
+    warnings.warn(
+        f"{owner} leaves {len(dead)} of {skeleton.graph.num_units} units as they are, because only weights of 0 "
+        f"connect them to the rest: see skeleton.dead; they lie in {', '.join(touched[:3])}"
+        f"{' and others' * (len(touched) > 3)}.",
+        stacklevel=3,
+    )

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import numpy as np
 import torch
 from scipy.sparse import coo_array, csr_array
 from torch import Tensor
 
-from pathspace.errors import UnsupportedError
+from pathspace.balanced import canonical_scales
+from pathspace.errors import InputError, UnsupportedError
 from pathspace.reduction import ReductionGraph, WeightBlock
 from pathspace.skeleton import Tree
 
 CHUNK = 1 << 22
 STAR = 200_000
+# sizes this close count as equal, so that rounding does not tell copies of a network apart
+TIES = 1e-5
 
 
 @dataclass(frozen=True)
@@ -30,6 +34,7 @@ class _Rows:
     order: tuple[int, ...]
     tap_dims: tuple[int, ...]
     shape: tuple[int, int, int]
+    entering: bool
 
 
 def _rows(block: WeightBlock, entering: bool) -> _Rows:
@@ -73,14 +78,27 @@ def _rows(block: WeightBlock, entering: bool) -> _Rows:
         (*rows, *columns, *taps),
         tuple(taps),
         (sizes[0], sizes[1], sizes[2]),
+        entering,
     )
 
 
 class Grower:
-    """Grow one spanning tree breadth first, by one rule."""
+    """Grow one spanning tree breadth first, by one rule.
 
-    def __init__(self, graph: ReductionGraph, entering: bool, rule: str, seed: int) -> None:
-        self.graph, self.rule, self.entering = graph, rule, entering
+    Edges of weight 0 come last: a tree walks against an edge rather than along one of these, and units that nothing
+    else connects are dead. Among edges of one kind frozen weights come first: these fix a scale already, and a weight
+    on ``T_out`` is not to move.
+
+    Args:
+        graph: the reduction graph.
+        entering: whether to grow ``T_in``.
+        rule: see :func:`pathspace.skeleton.choose`.
+        seed: seed of the random rule.
+        blind: look at no weight, only at how units are connected.
+    """
+
+    def __init__(self, graph: ReductionGraph, entering: bool, rule: str, seed: int, blind: bool = False) -> None:
+        self.graph, self.rule, self.entering, self.blind = graph, rule, entering, blind
         self.random = np.random.default_rng([seed, int(entering)])
         count = graph.num_units + 1
         self.tree = Tree(
@@ -92,6 +110,7 @@ class Grower:
             other=np.ones(count, np.int64),
             rounds=(),
             rest=csr_array((count, count), dtype=np.int64),
+            dead=np.zeros(count, bool),
         )
         self.forms = csr_array(graph.forms)
         self._rest: list[tuple[np.ndarray, csr_array]] = []
@@ -124,15 +143,35 @@ class Grower:
     def reach(self) -> np.ndarray:
         """Grow as far as edges lead, and return the units left: forward edges of matrices first, then of vectors."""
         blocks = range(len(self.graph.blocks))
+        frozen = [] if self.blind else [i for i in blocks if not self.graph.parameters[self._name(i)].requires_grad]
         matrices = [i for i in blocks if len(self.graph.blocks[i].shape) > 1]
-        stages = [(matrices, True), (list(blocks), True), (matrices, False), (list(blocks), False)]
+        stages = []
+        for chosen, forward in ((matrices, True), (list(blocks), True), (matrices, False), (list(blocks), False)):
+            first = [i for i in chosen if i in frozen]
+            stages += [(first, forward), (chosen, forward)] if 0 < len(first) < len(chosen) else [(chosen, forward)]
+        zeros = self.blind
         while not self._reached.all():
-            # a tree of largest weights walks against an edge rather than along one of weight 0
-            kinds = (False, True) if self.rule == "magnitude" else (True,)
-            rounds = (self._round(chosen, forward, zeros) for zeros in kinds for chosen, forward in stages)
-            if not any(rounds) and not self._joint_round():
+            if any(self._round(*stage, zeros) for stage in stages) or self._joint_round(zeros):
+                continue
+            if zeros:
                 break
+            self.tree.dead[:] = ~self._reached
+            zeros = True
         return np.flatnonzero(~self._reached)
+
+    def _name(self, block: int) -> str:
+        return self.graph.blocks[block].name
+
+    @cached_property
+    def logs(self) -> np.ndarray:
+        """Log-scales of all ids that lead every copy of the network to the same one."""
+        try:
+            phi = canonical_scales(self.graph)
+        except InputError:
+            # weights that are no numbers: whoever uses the tree says so
+            phi = np.zeros(self.graph.num_units)
+        every: np.ndarray = self.graph.expand @ np.concatenate([np.zeros(1), phi])
+        return every
 
     def _look(self) -> None:
         """Which ids are reached; and for ids that lack exactly one unit (with coefficient +-1), that unit."""
@@ -186,7 +225,7 @@ class Grower:
                 continue
             flat, column, score = self._pick(block, rows, position, open_)
             if not zeros:
-                alive = score > 0
+                alive = score >= 0
                 if not alive.any():
                     continue
                 flat, column, score, position = flat[alive], column[alive], score[alive], position[alive]
@@ -198,9 +237,11 @@ class Grower:
         score = np.concatenate([entry[4] for entry in found])
         # one edge per unit: the best score, and among equals the first
         lacking = self.lacks[np.abs(near)]
-        order = np.lexsort((np.arange(len(near)), -score, lacking))
-        units, first = np.unique(lacking[order], return_index=True)
-        best = order[first]
+        top = np.full(len(self._reached), -np.inf)
+        np.maximum.at(top, lacking, score)
+        good = np.flatnonzero(score >= top[lacking] - TIES * np.abs(top[lacking]))
+        units, first = np.unique(lacking[good], return_index=True)
+        best = good[first]
         source = np.concatenate([np.full(len(entry[1]), entry[0]) for entry in found])
         far = np.concatenate([entry[3] for entry in found])
         tree = self.tree
@@ -218,7 +259,7 @@ class Grower:
         self.rounds.append(units)
         return True
 
-    def _joint_round(self) -> bool:
+    def _joint_round(self, zeros: bool) -> bool:
         """Where both ends of every open edge are products: edges on which exactly one unit is left in the quotient."""
         expand, count = self.graph.expand, len(self._reached)
         for block, entry in enumerate(self.graph.blocks):
@@ -233,6 +274,8 @@ class Grower:
             flat = positions.reshape(-1)
             if entry.unused is not None:
                 flat = flat[~entry.unused.expand(entry.shape).reshape(-1)[flat]]
+            if not zeros:
+                flat = flat[(self.graph.parameters[entry.name].detach().reshape(-1)[flat] != 0).cpu()]
             tails, heads = (ids.expand(entry.shape).reshape(-1)[flat].numpy() for ids in (entry.tail, entry.head))
             change = csr_array(
                 expand[np.abs(heads)].multiply(np.sign(heads)[:, None])
@@ -275,12 +318,14 @@ class Grower:
         tap = rows.tap
         score = np.zeros(len(position)) if self.rule == "modulo" else self.random.random(len(position))
         flat = rows.row_offset[position] + rows.column_offset[column] + tap
+        if self.blind:
+            return flat, column, score
         # a skeleton weight must not vanish: where it does, take the largest of its row instead
         weight = self.graph.blocks[block].values(self.graph.parameters[self.graph.blocks[block].name]).reshape(-1)
         zero = np.flatnonzero((weight[torch.from_numpy(flat)] == 0).cpu().numpy())
         if len(zero):
             flat[zero], column[zero], size = self._largest(block, rows, position[zero], open_)
-            score[zero] = np.where(size > 0, score[zero], -1)
+            score[zero] = np.where(size >= 0, score[zero], -1)
         return flat, column, score
 
     def _largest(
@@ -290,15 +335,21 @@ class Grower:
         table = weight.permute(rows.order).reshape(rows.shape) if weight.dim() else weight.reshape(1, 1, 1)
         step = max(1, CHUNK // max(1, rows.shape[1] * rows.shape[2]))
         columns, taps, scores = [], [], []
+        near, far = (self.logs[np.abs(ids)] * np.sign(ids) for ids in (rows.near, rows.far))
+        # in the gauge that all copies of the network share, the size of a weight is the same in all of them
+        side = 1.0 if rows.entering else -1.0
         for start in range(0, len(position), step):
             part = position[start : start + step]
-            size = table[torch.from_numpy(part)].abs().double().cpu()
-            shut = torch.from_numpy(~(open_[part] if len(open_) > 1 else open_))
-            by_column, at_tap = size.max(2)
-            best, at_column = by_column.masked_fill(shut, -1).max(1)
-            columns.append(at_column.numpy())
-            taps.append(at_tap.gather(1, at_column[:, None])[:, 0].numpy())
-            scores.append(best.numpy())
+            here = slice(None) if len(far) == 1 else part
+            scale = np.exp(side * (near[part][:, None] - far[here]))
+            size = table[torch.from_numpy(part)].abs().double().cpu().numpy() * scale[:, :, None]
+            shut = ~(open_[part] if len(open_) > 1 else open_)
+            size = np.where(shut[:, :, None] | (size == 0), -1.0, size).reshape(len(part), -1)
+            top = size.max(1)
+            first = np.argmax(size >= np.where(top > 0, top * (1 - TIES), top)[:, None], 1)
+            columns.append(first // rows.shape[2])
+            taps.append(first % rows.shape[2])
+            scores.append(top)
         column, rest = np.concatenate(columns), np.concatenate(taps)
         shape = self.graph.blocks[block].shape
         offset = np.zeros(len(rest), np.int64)

@@ -128,10 +128,11 @@ def test_wrong_requests_are_refused() -> None:
         ps.balance(model, graph, p=0)
     with pytest.raises(ps.InputError, match="after 500 steps"):
         ps.balance(model, graph, tolerance=-1)
+    skeleton = graph.skeleton()
     with torch.no_grad():
         model[2].weight.zero_()
     with pytest.raises(ps.InputError, match="zero"):
-        ps.canonicalise(model, graph.skeleton())
+        ps.canonicalise(model, skeleton)
 
 
 # --- optimizers

@@ -48,6 +48,21 @@ class BatchNormCNN(nn.Module):
         return self.head(torch.max_pool2d(torch.relu(self.shortcut(x) + y), 2).flatten(1))
 
 
+class OppositeParents(nn.Module):
+    """Factors of a product that ends at the root have opposite scales, and one of them feeds another layer.
+
+    So some units hang on edges whose other end has the opposite of a unit's scale, and chains run against each other.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b, self.c, self.head = (nn.Linear(3, 3) for _ in range(4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        a, b = torch.relu(self.a(x)), torch.relu(self.b(x))
+        return torch.softmax(a * b, -1) + self.head(torch.relu(self.c(b)))
+
+
 def seeded(build: Callable[[], nn.Module], *shape: int) -> Callable[[], Case]:
     def make() -> Case:
         with torch.random.fork_rng(devices=[]):
@@ -61,4 +76,5 @@ TRAINED: dict[str, Callable[[], Case]] = {
     **CASES,
     "transformer_block": seeded(TransformerBlock, 3, 4, 2),
     "batchnorm_cnn": seeded(BatchNormCNN, 4, 2, 4, 4),
+    "opposite_parents": seeded(OppositeParents, 4, 3),
 }

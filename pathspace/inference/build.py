@@ -163,7 +163,7 @@ def _stuck(graph: ReductionGraph) -> np.ndarray:
         return rare
     from pathspace.trees import Grower
 
-    return np.intersect1d(rare, Grower(graph, entering=True, rule="modulo", seed=0).reach())
+    return np.intersect1d(rare, Grower(graph, entering=True, rule="modulo", seed=0, blind=True).reach())
 
 
 def _units_of(cuts: list[Tensor], classes: Tensor, solution: Solution) -> np.ndarray:

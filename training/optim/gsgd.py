@@ -257,6 +257,26 @@ class GSGD(PathOptimizer):
             tail = self._factor[slice(*span)] * self._bounded(*self._chains(part, "tail"))
         return [factor for factor in (head, tail) if factor is not None]
 
+    def _divisors(self) -> Tensor:
+        square = super()._divisors()
+        # the root's stays infinite
+        return square if self.max_multiplier is None else square.clamp_(min=1 / self.max_multiplier)
+
+    def _applied(self, number: int) -> list[Tensor]:
+        part, span = self._layout.parts[number], self._layout.spans[number]
+        if self.max_multiplier is None:
+            return super()._applied(number)
+        if part.kind == PLAIN:
+            # both ends are the root's, whose share is 1
+            return [torch.full((1,) * len(part.view), min(1.0, self.max_multiplier)).to(self._factor)]
+        head, tail = self._bounded_head(number), self._tail[number]
+        if span is None:
+            share = min(1.0, self.max_multiplier**0.5)
+            tail = self._factor.new_tensor(share) if tail is None else tail * share
+            return [side for side in (head, part.spread(tail) if tail.dim() else tail) if side is not None]
+        tail = self._factor[slice(*span)] * self._bounded(*self._chains(part, "tail"))
+        return [side for side in (head, part.spread(tail.view(part.tail.shape))) if side is not None]
+
     @property
     def _capped(self) -> bool:  # type: ignore[override]
         """Whether multipliers are bounded."""
@@ -268,10 +288,7 @@ class GSGD(PathOptimizer):
 
     def _find_ratios(self, ratio: Tensor, gradient: Tensor) -> None:
         lr, decay = self._setting("lr"), self._setting("weight_decay")
-        square = self._value * self._value
-        if self.max_multiplier is not None:
-            # the root's stays infinite
-            square.clamp_(min=1 / self.max_multiplier)
+        square = self._divisors()
         ones = self._one
         if isinstance(lr, Tensor):
             gradient, rate = gradient * lr, 1.0

@@ -18,6 +18,9 @@ def init_skeleton(model: nn.Module, skeleton: Skeleton) -> None:
     ``1 / p_k^2`` of a chain and the relative change of a weight are invariant. With skeleton weights of size one every
     multiplier is 1. The method's authors start there.
 
+    Frozen weights are never written: those that ask for no gradient keep their values on the skeleton, too, and G-SGD
+    takes them as they are. Nor are weights at dead units (``skeleton.dead``).
+
     Args:
         model: the traced model, or a copy of it with the same parameter names.
         skeleton: its skeleton.
@@ -41,13 +44,15 @@ def init_skeleton(model: nn.Module, skeleton: Skeleton) -> None:
         )
     parameters = dict(model.named_parameters(remove_duplicate=False))
     refuse_shards("init_skeleton", list(parameters.values()), "set the skeleton weights before calling fully_shard.")
-    for name, mask in skeleton.masks.items():
+    for name, mask in skeleton.live.masks.items():
         if name not in parameters:
             raise InputError(
                 f"init_skeleton found no parameter {name!r} in {type(model).__name__}; pass the model that was "
                 "traced, or a copy of it."
             )
         weight = parameters[name]
+        if not weight.requires_grad:
+            continue
         # (of 1 + weight it is the sum that is to have size one)
         shift = skeleton.graph.shifts.get(name, 0.0)
         ones = (torch.where(weight + shift < 0, -1.0, 1.0) - shift).to(weight)

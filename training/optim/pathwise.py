@@ -17,10 +17,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from pathspace import InputError, Skeleton, UnsupportedError
+from pathspace.skeleton import warn_of_dead
 from training.optim.kernels import group_size, leaving, rows_of_group
 from training.optim.layout import Layout, make_layout
 from training.optim.matching import match, named, refuse_complex
@@ -55,7 +57,9 @@ class PathOptimizer(Products):
                 "graph.skeleton()."
             )
         number(type(self).__name__, "min_ratio", min_ratio, low=SMALLEST, high=1.0)
-        self.skeleton = skeleton
+        warn_of_dead(type(self).__name__, skeleton)
+        # weights at dead units stay as they are
+        self.skeleton = skeleton.live
         self.min_ratio = min_ratio
         super().__init__(params, defaults)
         self._blocks = match(type(self).__name__, named(self.param_groups), self.skeleton.graph)
@@ -318,9 +322,24 @@ class PathOptimizer(Products):
             return closure()
 
     @property
+    def dead(self) -> np.ndarray:
+        """Ids of the units that only weights of 0 connect to the root; all weights at them keep their values."""
+        return self.skeleton.dead
+
+    @property
     def guards(self) -> Tensor:
         """How many path values have changed sign, and how many were stopped before 0 (two integers)."""
         return self._counts.sum(1)
+
+    def _divisors(self) -> Tensor:
+        """By chain, what a step divides the derivative by the logarithm by: the square of the path value."""
+        return self._value * self._value
+
+    def _applied(self, number: int) -> list[Tensor]:
+        """By head and by tail, what a step multiplies the gradient of a tensor by, broadcastable to its view."""
+        part, span = self._layout.parts[number], self._layout.spans[number]
+        tail = self._tail[number] if span is None else self._factor[slice(*span)].view(part.tail.shape)
+        return [side for side in (self._head[number], part.spread(tail)) if side is not None]
 
     # --- clipping, in the only norm that rescaling leaves alone
 
@@ -329,7 +348,9 @@ class PathOptimizer(Products):
         """Scale all gradients so that the norm of ``dL/dv`` over basis path values is at most ``max_norm``.
 
         Call it where ``torch.nn.utils.clip_grad_norm_`` would be called. The norm of ``dL/dw`` depends on the scales of
-        the weights, this one does not. Parameters outside path space count with their own gradients.
+        the weights, this one does not. Its square is the sum of ``M_e (dL/dw_e)^2`` with the multipliers ``M_e`` of the
+        step; where these are bounded (``max_multiplier``), it is taken with the bounded ones. Parameters outside path
+        space count with their own gradients.
 
         Args:
             max_norm: the bound.
@@ -343,19 +364,12 @@ class PathOptimizer(Products):
             return torch.zeros(())
         views = self._current()
         directions = self._views(grads)
-        chains = (self._log_gradient(self._vectors, views, directions) / self._value)[1:].square().sum()
+        chains = (self._log_gradient(self._vectors, views, directions).square() / self._divisors())[1:].sum()
         total = torch.zeros_like(chains)
         for i, (part, grad) in enumerate(zip(self._layout.parts, directions, strict=True)):
-            span = self._layout.spans[i]
             square = grad.double().square()
-            head, tail = self._head[i], part.spread(self._tail[i])
-            if head is not None:
-                square = square * (head.double() if not self._linear else head.double().square())
-            if span is not None:
-                factor = part.spread(self._factor[span[0] : span[1]].view(part.tail.shape))
-                square = square * (factor.square() if self._linear else factor)
-            elif tail is not None:
-                square = square * (tail.double() if not self._linear else tail.double().square())
+            for side in self._applied(i):
+                square = square * (side.double().square() if self._linear else side.double())
             square = square.reshape(-1).index_fill(0, part.tree, 0.0)
             total = total + square.sum().to(total)
         norm = (chains + self._shards.sum(total)).sqrt()

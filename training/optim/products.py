@@ -96,7 +96,8 @@ class Products(Remembered):
                 some = flat[torch.from_numpy(index[held]).to(flat.device)]
                 values[torch.from_numpy(units[held])] = some.double().cpu()
             values = self._shards.sum(values.to(self._value.device)).cpu()
-            values[0] = 1
+            # the root and dead units have no edge
+            values[torch.from_numpy(tree.block < 0)] = 1
             bad = (values == 0) | ~values.isfinite()
             if bool(bad.any()):
                 unit = int(bad.nonzero()[0])
@@ -104,7 +105,8 @@ class Products(Remembered):
                 raise UnsupportedError(
                     f"{type(self).__name__} found a skeleton weight of {found:g} in {name!r}, expected "
                     + (
-                        "non-zero ones; use rule='magnitude', or init_skeleton(model, skeleton) first."
+                        "non-zero ones; choose the skeleton anew from the model as it stands, or init_skeleton(model, "
+                        "skeleton) first."
                         if found == 0
                         else "finite ones; load weights from before they diverged."
                     )
@@ -116,7 +118,13 @@ class Products(Remembered):
         """``1 / pre`` of all tails that move, to the power that a step takes."""
         tails = [part.tail.reshape(-1) for part in self._layout.parts if part.kind == DYNAMIC]
         ids = torch.cat(tails) if tails else torch.zeros(0, dtype=torch.int64)
-        return self._power(power(prefix, ids).reciprocal()).to(self._factor)
+        return self._power(self._inverse(prefix, ids)).to(self._factor)
+
+    def _inverse(self, table: Tensor, ids: Tensor) -> Tensor:
+        """``1 / table`` for some ids; 0 where they depend on a dead unit, so that weights at it stay."""
+        lost = self.skeleton.lost
+        values = power(table, ids).reciprocal()
+        return values.masked_fill_(torch.from_numpy(lost)[ids.abs()], 0.0) if lost.any() else values
 
     def _check_range(self) -> None:
         """Refuse products of skeleton weights so small that what a step divides by them is no number.
@@ -153,8 +161,7 @@ class Products(Remembered):
         self._head: list[Tensor | None] = []
         self._tail: list[Tensor | None] = []
         for part, (parameter, _) in zip(self._layout.parts, self._owned, strict=True):
-            head = power(suffix, part.head).reciprocal()
-            tail = power(prefix, part.tail).reciprocal()
+            head, tail = self._inverse(suffix, part.head), self._inverse(prefix, part.tail)
             for values, kept, wanted in (
                 (head, self._head, part.kind != PLAIN),
                 (tail, self._tail, part.kind == STATIC),
