@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from itertools import islice
 from typing import Any
 
@@ -173,6 +174,10 @@ def theorem2(
             "switched": wrong,
             "rectifiers": total,
         }
+    # path values of the very model that runs, some of whose weights may have been drawn anew
+    graph = replace(graph, parameters={**graph.parameters, **dict(model.named_parameters(remove_duplicate=False))})
+    skeleton = replace(skeleton, graph=graph)
+    basis = skeleton.basis()
     weights = [tree.gather(graph) for tree in (skeleton.tree_in, skeleton.tree_out)]
     if any(bool((values == 0).any()) for values in weights):
         return {
