@@ -3,6 +3,7 @@
 The reduction graph of a model: :func:`trace`, :class:`ReductionGraph`, :class:`WeightBlock`, :class:`Pin`.
 Basis paths: :class:`Skeleton`, :class:`BasisPaths`, :class:`Path`.
 Theorems: :func:`verify`, :class:`Certificate`; :func:`explain`, :class:`Explanation`.
+Clips whose bounds move with the gauge: :func:`lift_clips`.
 Masks as files: :func:`save_masks`, :func:`load_masks`, :class:`Masks`.
 The gauge: :func:`rescale`, :func:`canonicalise`, :func:`balance`, :func:`balancing`, :class:`Balancing`.
 Proofs as documents: :func:`proof`, judged by :func:`check`. Claims on trial: :func:`claim`, :class:`Claim`.
@@ -18,6 +19,7 @@ from pathspace.canonical import canonicalise
 from pathspace.certificate import Certificate
 from pathspace.checker import check
 from pathspace.claims import Claim, claim
+from pathspace.clips import lift_clips
 from pathspace.draw import draw
 from pathspace.errors import CaptureError, InputError, InputTypeError, PathspaceError, UnsupportedError
 from pathspace.explain import Explanation, explain
@@ -59,6 +61,7 @@ __all__ = [
     "claim",
     "draw",
     "explain",
+    "lift_clips",
     "load_masks",
     "path_norm",
     "path_statistics",

@@ -1,0 +1,230 @@
+"""Clips whose bounds move with the gauge: ReLU6 and Hardtanh with one bound per unit in place of a constant."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from pathspace.capture import capture
+from pathspace.copies import duplicate
+from pathspace.errors import InputError, PathspaceError
+from pathspace.inference.interpreter import interpret
+from pathspace.inference.registry import rule
+from pathspace.inference.semantics import Semantics
+from pathspace.inference.units import Scales
+from pathspace.inference.values import NEUTRAL, Value, compress, distinct
+
+# image sizes that are tried where no example inputs are given
+SIZES = (224, 32, 28, 64, 96, 128, 299)
+CLIPS: tuple[Callable[..., Any], ...] = (nn.Hardtanh.forward, nn.ReLU6.forward)
+
+
+class LiftedClip(nn.Module):
+    """``min(max(x, low), high)`` with a bound for every unit, which is a parameter without gradient.
+
+    A module that is called at several places of its owner's ``forward`` has one pair of bounds for each.
+
+    Args:
+        low: the lower bound.
+        high: the upper bound.
+        shapes: shape of the bounds at each place, in order of the calls.
+        like: a tensor of the type and device wanted.
+    """
+
+    def __init__(self, low: float, high: float, shapes: list[tuple[int, ...]], like: Tensor) -> None:
+        super().__init__()
+
+        def filled(value: float) -> nn.ParameterList:
+            wanted = shapes if value != 0 and abs(value) != float("inf") else []
+            return nn.ParameterList(
+                nn.Parameter(torch.full(shape, value, dtype=like.dtype, device=like.device), requires_grad=False)
+                for shape in wanted
+            )
+
+        self.bounds = (float(low), float(high))
+        self.low, self.high, self.places, self.calls = filled(low), filled(high), len(shapes), 0
+
+    def extra_repr(self) -> str:
+        """The bounds, and at how many places it is called."""
+        return f"{self.bounds[0]:g}, {self.bounds[1]:g}, places={self.places}"
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Clip at the bounds of this place."""
+        place = self.calls
+        if self.places > 1:
+            if place >= self.places:
+                raise InputError(
+                    f"A lifted clip was called {place + 1} times in one forward pass of its module, expected at most "
+                    f"{self.places} as with the example inputs; lift the clips of the original model again, with "
+                    "inputs like those in use."
+                )
+            self.calls += 1
+        if self.bounds[0] == 0:
+            x = torch.relu(x)
+        elif len(self.low):
+            x = torch.maximum(x, self.low[place].to(x.dtype))
+        if self.bounds[1] == 0:
+            return -torch.relu(-x)
+        return torch.minimum(x, self.high[place].to(x.dtype)) if len(self.high) else x
+
+
+def _start(owner: nn.Module, args: Any) -> None:
+    """A forward pass of a module begins: so do the calls of its clips."""
+    for child in owner.children():
+        if isinstance(child, LiftedClip):
+            child.calls = 0
+
+
+@torch.library.custom_op("pathspace::lifted", mutates_args=())
+def _lifted(x: Tensor, number: int) -> Tensor:
+    return x.clone()
+
+
+@_lifted.register_fake
+def _(x: Tensor, number: int) -> Tensor:
+    return torch.empty_like(x)
+
+
+@rule("pathspace.lifted")
+def _mark(semantics: Semantics, x: Value, number: int) -> Tensor:
+    """A clip whose bounds have the scale of what it clips."""
+    ids = semantics.activation(x)
+    if isinstance(semantics, _Marks):
+        semantics.met[number] = ids
+    return ids
+
+
+class _Marks(Scales):
+    """Scales that remember what came to each clip."""
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self.met: dict[int, Tensor] = {}
+
+
+class _Calls(list[tuple[str, Any]]):
+    """Calls in order: the clip's name, and the lines it was called from. Copies of a model write into the same list."""
+
+    def __deepcopy__(self, memo: Any) -> _Calls:
+        return self
+
+
+class _Probe(nn.Module):
+    """Stands in place of a clip and notes each call: by number, and from which lines."""
+
+    def __init__(self, calls: _Calls, name: str) -> None:
+        super().__init__()
+        self.sites, self.name = calls, name
+
+    def forward(self, x: Tensor) -> Tensor:
+        lines: list[tuple[Any, int]] = []
+        frame = sys._getframe(1)
+        while frame is not None and len(lines) < 40:
+            lines.append((frame.f_code, frame.f_lasti))
+            frame = frame.f_back  # type: ignore[assignment]
+        self.sites.append((self.name, tuple(lines)))
+        return torch.ops.pathspace.lifted(x, len(self.sites) - 1)
+
+
+def lift_clips(model: nn.Module, *args: Any, kwargs: Mapping[str, Any] | None = None) -> nn.Module:
+    """The same function with clips whose bounds move with the gauge.
+
+    ``clip(s x, s low, s high) = s clip(x, low, high)``: a constant bound fixes the scale of everything that is clipped;
+    as a parameter, one for each unit, it is an edge from the root like a bias. All ``nn.ReLU6`` and ``nn.Hardtanh``
+    modules are replaced, on a copy; the bounds are parameters without gradient, ``NAME.low.0`` and ``NAME.high.0`` in
+    the state dict (load checkpoints of the model before). Calls of functions (``F.relu6``, ``torch.clamp``) stay what
+    they are, and stay listed in ``graph.pinned``.
+
+    Args:
+        model: any module, which is left as it is.
+        *args: example inputs; without, images or vectors are tried that fit the first layer.
+        kwargs: example inputs by keyword.
+
+    Returns:
+        The copy.
+
+    Raises:
+        InputError: there is nothing to lift, or example inputs are needed.
+        CaptureError: the model fails on these inputs or cannot be captured.
+
+    Example:
+        >>> import torch, pathspace as ps
+        >>> model = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.ReLU6(), torch.nn.Linear(4, 2))
+        >>> x = torch.randn(5, 3)
+        >>> lifted = ps.lift_clips(model)
+        >>> ps.trace(model, x).num_units, ps.trace(lifted, x).num_units, torch.equal(model(x), lifted(x))
+        (0, 4, True)
+    """
+    twin, result = duplicate(model, share_tensors=True), duplicate(model)
+    names = [name for name, module in twin.named_modules(remove_duplicate=False) if type(module).forward in CLIPS]
+    if not names or names == [""]:
+        raise InputError(
+            "lift_clips found no nn.ReLU6 or nn.Hardtanh within the model, expected one at least; write calls of "
+            "F.relu6, F.hardtanh or torch.clamp as such modules."
+        )
+    calls = _Calls()
+    for name in names:
+        _replace(twin, name, _Probe(calls, name))
+    captured = None
+    for some in [args] if args or kwargs else _examples(model):
+        calls.clear()
+        try:
+            captured = capture(twin, some, kwargs)
+            break
+        except PathspaceError:
+            if args or kwargs:
+                raise
+    if captured is None:
+        raise InputError("lift_clips cannot make inputs for this model; pass examples: ps.lift_clips(model, *inputs).")
+    marks, _ = interpret(captured, _Marks)
+    classes = torch.from_numpy(marks.equations.resolve().classes)
+    like = next((p for p in model.parameters() if p.is_floating_point()), torch.empty(0))
+    for name in names:
+        clip: Any = result.get_submodule(name)
+        # (a capture may run the model more than once: what counts is what is in the graph)
+        numbers = [n for n, (own, _) in enumerate(calls) if own == name and n in marks.met]
+        shapes, sites = [_shape(marks.met[n], classes) for n in numbers], [calls[n][1] for n in numbers]
+        if len(set(sites)) < len(sites):
+            # a loop: the same place again and again has one bound
+            shapes = shapes[:1] if len(set(shapes)) == 1 else [()]
+        _replace(result, name, LiftedClip(clip.min_val, clip.max_val, shapes or [()], like))
+        if len(shapes) > 1:
+            result.get_submodule(name.rpartition(".")[0]).register_forward_pre_hook(_start)
+    return result
+
+
+def _replace(model: nn.Module, name: str, new: nn.Module) -> None:
+    owner, _, last = name.rpartition(".")
+    setattr(model.get_submodule(owner), last, new)
+
+
+def _shape(ids: Tensor, classes: Tensor) -> tuple[int, ...]:
+    """Shape of bounds: the sizes of dimensions along which scales differ, 1 elsewhere."""
+    few = distinct(ids)
+    known = few != NEUTRAL
+    solved = torch.where(known, classes[torch.where(known, few, 0).abs()] * few.sign(), NEUTRAL)
+    shape = tuple(distinct(compress(solved)).shape)
+    while shape and shape[0] == 1:
+        shape = shape[1:]
+    return shape
+
+
+def _examples(model: nn.Module) -> list[tuple[Tensor, ...]]:
+    """Inputs that fit the first layer."""
+    for module in model.modules():
+        weight = getattr(module, "weight", None)
+        if isinstance(module, nn.Conv1d | nn.Conv2d | nn.Conv3d) and isinstance(weight, Tensor):
+            rank = weight.dim() - 2
+            return [(weight.new_zeros(2, module.in_channels, *[size] * rank),) for size in SIZES]
+        if isinstance(module, nn.Linear):
+            return [(module.weight.new_zeros(2, module.in_features),)]
+        if isinstance(module, nn.Embedding):
+            return [(torch.zeros(2, 16, dtype=torch.long, device=module.weight.device),)]
+    return []
+
+
+__all__ = ["LiftedClip", "lift_clips"]
