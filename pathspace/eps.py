@@ -82,6 +82,9 @@ class NoEps(TorchFunctionMode):
         """A constant, or ``eps`` where the analysis took the constant on this line for one."""
         if not isinstance(value, float) or value not in self.constants:
             return value
+        if ("", value) in self.guards:
+            # code without a source file (a notebook, exec) has no lines to tell its constants apart by
+            return self.eps if value > 0 else -self.eps
         frame = sys._getframe(2)
         while frame is not None:
             if (f"{frame.f_code.co_filename}:{frame.f_lineno}", value) in self.guards:
