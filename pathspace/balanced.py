@@ -121,7 +121,8 @@ def balance(
     its minimum: of all networks in the orbit the one with the smallest ``L_p`` norm.
 
     Units without a minimum keep their scale: those that no weight leaves (a normalisation follows) or enters.
-    :func:`balancing` lists them with the reason.
+    :func:`balancing` lists them with the reason. Units free at ``eps = 0`` alone move along where something
+    else leaves them (see :func:`pathspace.rescale`).
 
     Args:
         model: the model whose parameters ``graph`` holds, or a copy of it.

@@ -31,9 +31,9 @@ class Table:
     tail: Tensor
 
 
-def edge_values(block: WeightBlock, parameters: Mapping[str, Tensor]) -> Tensor:
+def edge_values(graph: ReductionGraph, block: WeightBlock, parameters: Mapping[str, Tensor]) -> Tensor:
     """Values of a tensor's edges, float64, 0 for scalars that no path passes."""
-    value = block.values(parameters[block.name].double()).cpu()
+    value = parameters[block.name].detach().double().cpu() + graph.shifts.get(block.name, 0.0)
     return value if block.unused is None else value.masked_fill(block.unused.expand(block.shape), 0)
 
 
@@ -56,7 +56,7 @@ class Pairs:
         lists: list[tuple[Tensor, Tensor, Tensor]] = []
         self.constant = 0.0
         for block in graph.blocks:
-            value = edge_values(block, own).abs().pow(p)
+            value = edge_values(graph, block, own).abs().pow(p)
             dims = range(value.dim())
             alike = [d for d in dims if block.tail.shape[d] == block.head.shape[d] == 1 < value.shape[d]]
             value = value.sum(alike, keepdim=True) if alike else value

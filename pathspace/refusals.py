@@ -217,15 +217,15 @@ def failed_capture(model: nn.Module, error: BaseException) -> CaptureError:
     elif "nested" in files or "NestedTensor" in said or "cast NotImplemented" in said:
         what = "it computes on nested tensors, whose lengths are data"
         advice = "trace it on a padded batch"
-    elif calls & {"grad_impl", "vjp", "jvp", "jacrev", "jacfwd"} or "fake tensor in the exported program" in said:
+    elif calls & {"grad_impl", "vjp", "jvp", "jacrev", "jacfwd"}:
         what = "it takes gradients inside forward"
         advice = "pass the module that is differentiated, or write its derivative out"
     elif "broadcast" in said:
         what = "it takes another way while it is traced than when it runs, on which shapes do not fit"
         advice = "pass masks and lengths explicitly, so that nothing is chosen at that line, or the part around it"
     elif LOST in said:
-        what = "a tensor that it makes cannot be followed, as from a derivative or a change of weights inside forward"
-        advice = "move this step out of forward"
+        what = "it takes gradients inside forward, or writes into its weights there"
+        advice = "pass the module that is differentiated, or move this step out of forward"
     elif any(isinstance(each, RecursionError) for each in chain):
         what = "its modules hold one another in a circle"
         advice = "keep the outer module in a list of one, [module], which does not make it a child"

@@ -260,7 +260,7 @@ def derivative_in_forward() -> Any:
     return doing(step)
 
 
-@odd("derivative")
+@odd("gradients inside forward")
 def functional_derivative_in_forward() -> Any:
     return doing(lambda self, h: torch.func.grad(lambda v: (v**2).sum())(h))
 
@@ -328,7 +328,7 @@ def freezes_its_layers() -> Any:
     return doing(step)
 
 
-@odd("change of weights")
+@odd("writes into its weights")
 def clips_its_weights() -> Any:
     def step(self: Any, h: Tensor) -> Any:
         with torch.no_grad():
@@ -721,7 +721,7 @@ def list_extended() -> Any:
     return Model(), [x()]
 
 
-@odd("values of tensors")
+@odd("packs sequences")
 def packed_sequence() -> Any:
     class Model(nn.Module):
         def __init__(self) -> None:
