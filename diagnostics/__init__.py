@@ -11,20 +11,20 @@ Page: :func:`report` looks at a model from all sides and returns a :class:`Repor
 Results: :class:`Table` and :class:`Estimate`; :func:`compare` for two runs or checkpoints.
 """
 
-from diagnostics.chain import MarkovChain
-from diagnostics.conservation import conserved
-from diagnostics.control import residual_control
-from diagnostics.cost import compare_costs, cost, depth_or_width
-from diagnostics.criticality import critical_point, growth_exponent, sweep
-from diagnostics.degeneracy import degeneracy
-from diagnostics.efficiency import ChainRecord
-from diagnostics.gradients import gradients
-from diagnostics.growth import deepen, predict_growth, rank_growths, widen
-from diagnostics.noise import suggest_decay
-from diagnostics.report import Report, report
-from diagnostics.signal import signal
-from diagnostics.spectra import jacobian, spectrum, top_singular, trace_k
-from diagnostics.tables import Estimate, Table, compare
+from pathspace.diagnostics.chain import MarkovChain
+from pathspace.diagnostics.conservation import conserved
+from pathspace.diagnostics.control import residual_control
+from pathspace.diagnostics.cost import compare_costs, cost, depth_or_width
+from pathspace.diagnostics.criticality import critical_point, growth_exponent, sweep
+from pathspace.diagnostics.degeneracy import degeneracy
+from pathspace.diagnostics.efficiency import ChainRecord
+from pathspace.diagnostics.gradients import gradients
+from pathspace.diagnostics.growth import deepen, predict_growth, rank_growths, widen
+from pathspace.diagnostics.noise import suggest_decay
+from pathspace.diagnostics.report import Report, report
+from pathspace.diagnostics.signal import signal
+from pathspace.diagnostics.spectra import jacobian, spectrum, top_singular, trace_k
+from pathspace.diagnostics.tables import Estimate, Table, compare
 
 __all__ = [
     "ChainRecord",

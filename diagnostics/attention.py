@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
-from diagnostics.layers import unchanged
+from pathspace.diagnostics.layers import unchanged
 from pathspace.errors import InputError, UnsupportedError
 
 _TOLERANCE = 1e-12

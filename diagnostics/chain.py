@@ -11,15 +11,15 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from diagnostics.dataflow import is_float, is_seen, short
-from diagnostics.residual import Dismissed, Finder, Residual
-from diagnostics.sites import Addition, End, Kinds, Site, Sites, module_names
 from pathspace.capture import capture, place, quiet
+from pathspace.diagnostics.addition_hooks import Addition, End, Kinds, Site, Sites, module_names
+from pathspace.diagnostics.dataflow import is_float, is_seen, short
+from pathspace.diagnostics.residual import Dismissed, Finder, Residual
 from pathspace.errors import InputTypeError, UnsupportedError
 from pathspace.inputs import arranged
 
 if TYPE_CHECKING:
-    from diagnostics.efficiency import ChainRecord, Watch
+    from pathspace.diagnostics.efficiency import ChainRecord, Watch
 
 
 @dataclass(frozen=True)
@@ -176,14 +176,14 @@ class MarkovChain:
         return {node.site: node for node in self.nodes}
 
     def observe(self, loss_fn: Callable[[Any, Any], Tensor], inputs: Any, targets: Any, **options: Any) -> ChainRecord:
-        """Measure the chain on a batch; see :func:`diagnostics.efficiency.observe`."""
-        from diagnostics.efficiency import observe
+        """Measure the chain on a batch; see :func:`pathspace.diagnostics.efficiency.observe`."""
+        from pathspace.diagnostics.efficiency import observe
 
         return observe(self, loss_fn, inputs, targets, **options)
 
     def watch(self, **options: Any) -> Watch:
-        """Measure every step of a training loop; see :class:`diagnostics.efficiency.Watch`."""
-        from diagnostics.efficiency import Watch
+        """Measure every step of a training loop; see :class:`pathspace.diagnostics.efficiency.Watch`."""
+        from pathspace.diagnostics.efficiency import Watch
 
         return Watch(self, **options)
 

@@ -14,10 +14,10 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from diagnostics.chain import MarkovChain
-    from diagnostics.efficiency import ChainRecord
-    from diagnostics.signal import LayerSignal
-    from diagnostics.tables import Table
+    from pathspace.diagnostics.chain import MarkovChain
+    from pathspace.diagnostics.efficiency import ChainRecord
+    from pathspace.diagnostics.signal import LayerSignal
+    from pathspace.diagnostics.tables import Table
 
 
 def register(app: typer.Typer) -> None:
@@ -32,7 +32,7 @@ def register(app: typer.Typer) -> None:
         >>> [command.callback.__name__ for command in app.registered_commands]
         ['diagnose', 'report']
     """
-    from diagnostics.report.command import report
+    from pathspace.diagnostics.report.command import report
 
     app.command()(diagnose)
     app.command()(report)
@@ -85,8 +85,8 @@ def diagnose(
     with working("Loading", target) as status:
         loaded = load_target(target, inputs or (), seed=seed, train=train)
         status("Following signals")
-        from diagnostics.chain import MarkovChain
-        from diagnostics.signal import signal
+        from pathspace.diagnostics.chain import MarkovChain
+        from pathspace.diagnostics.signal import signal
 
         table = signal(loaded.model, *loaded.args, kwargs=loaded.kwargs, names=layers, jvp=False, seed=seed)
         status("Tracing and observing")
@@ -187,8 +187,8 @@ def _finite(value: Any) -> Any:
 
 def _summary(chain: MarkovChain, record: ChainRecord) -> str:
     """The chain as a whole; a node whose direction or gradient is zero has no cosine."""
-    from diagnostics.report.sentences import chain as sentence
-    from diagnostics.report.sentences import plural
+    from pathspace.diagnostics.report.sentences import chain as sentence
+    from pathspace.diagnostics.report.sentences import plural
 
     facts = _finite(record.to_dict())
     silent = sum(node["cosine_mean"] is None for node in facts["nodes"])
@@ -246,7 +246,7 @@ def _signal(table: Table[LayerSignal]) -> Any:
 
 
 def _draw_signal(table: Table[LayerSignal], folder: str) -> None:
-    from diagnostics.phase import draw_signal
+    from pathspace.diagnostics.phase import draw_signal
     from pathspace.files import replacing
 
     with replacing(f"{folder}/signal.png") as temporary:
@@ -254,8 +254,8 @@ def _draw_signal(table: Table[LayerSignal], folder: str) -> None:
 
 
 def _draw(chain: MarkovChain, record: ChainRecord, batch: Any, folder: str) -> None:
-    from diagnostics.lemmas import walk
-    from diagnostics.plots import cosines_by_depth, walk_picture
+    from pathspace.diagnostics.lemmas import walk
+    from pathspace.diagnostics.plots import cosines_by_depth, walk_picture
     from pathspace.files import replacing
 
     for name, figure in (("cosines", cosines_by_depth(record)), ("walk", walk_picture(*walk(chain, batch)))):

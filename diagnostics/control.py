@@ -13,10 +13,10 @@ import torch
 from scipy.sparse.linalg import LinearOperator
 from torch import nn
 
-from diagnostics.layers import Call, Names, Types, observe, select
-from diagnostics.signal import ELEMENTWISE
-from diagnostics.spectra import Jacobian, top_singular
-from diagnostics.tables import Table
+from pathspace.diagnostics.layers import Call, Names, Types, observe, select
+from pathspace.diagnostics.signal import ELEMENTWISE
+from pathspace.diagnostics.spectra import Jacobian, top_singular
+from pathspace.diagnostics.tables import Table
 from pathspace.errors import InputError, PathspaceError
 
 _MATRICES = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)

@@ -17,8 +17,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry, sdpa_backward_flop_count, sdpa_flop_count
 
-from diagnostics.layers import differentiating, main_output, unchanged
-from diagnostics.tables import Table
+from pathspace.diagnostics.layers import differentiating, main_output, unchanged
+from pathspace.diagnostics.tables import Table
 from pathspace.errors import InputError
 from pathspace.inputs import arranged
 
@@ -249,7 +249,8 @@ def compare_costs(
     """The costs of a model and of proposed widenings or deepenings of it, side by side.
 
     Args:
-        models: name -> model; :func:`diagnostics.growth.widen` and :func:`diagnostics.growth.deepen` propose some.
+        models: name -> model; :func:`pathspace.diagnostics.growth.widen` and
+            :func:`pathspace.diagnostics.growth.deepen` propose some.
         *inputs: one batch, the same for all.
         kwargs: keyword inputs.
         repeats: timed steps.

@@ -16,9 +16,9 @@ from torch.autograd import forward_ad
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._pytree import tree_map
 
-from diagnostics.layers import Names, Run, Types, duplicate, hooked, select, unchanged
-from diagnostics.tables import Estimate, Table
 from pathspace.capture import describe, first_line
+from pathspace.diagnostics.layers import Names, Run, Types, duplicate, hooked, select, unchanged
+from pathspace.diagnostics.tables import Estimate, Table
 from pathspace.errors import CaptureError, InputError
 from pathspace.inputs import arranged
 

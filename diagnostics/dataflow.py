@@ -12,9 +12,9 @@ from operator import or_
 import torch
 from torch import fx
 
-from diagnostics.inlined import inlined
-from diagnostics.sites import ADDITIONS
 from pathspace.capture import Captured
+from pathspace.diagnostics.addition_hooks import ADDITIONS
+from pathspace.diagnostics.inline_regions import inline_regions
 from pathspace.inference.registry import operation_name
 
 # Operations that hand one activation on, value by value (a dropped or reordered value is still that value).
@@ -67,7 +67,7 @@ class Dataflow:
 
     def __init__(self, captured: Captured) -> None:
         self.captured = captured
-        self.nodes = list(inlined(captured.graph).nodes)
+        self.nodes = list(inline_regions(captured.graph).nodes)
         self.index = {node: i for i, node in enumerate(self.nodes)}
         self.inputs: list[list[fx.Node]] = []
         self.above: list[int] = []  # bit sets: everything a value is computed from, itself included

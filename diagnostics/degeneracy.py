@@ -14,9 +14,9 @@ from scipy.sparse.csgraph import connected_components
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map
 
-from diagnostics.layers import duplicate, in_double, unchanged
-from diagnostics.tables import Table
 from pathspace import ReductionGraph, trace
+from pathspace.diagnostics.layers import duplicate, in_double, unchanged
+from pathspace.diagnostics.tables import Table
 from pathspace.errors import InputError, PathspaceError, UnsupportedError
 from pathspace.inputs import arranged
 from pathspace.substitute import evaluate

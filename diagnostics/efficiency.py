@@ -15,14 +15,14 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from diagnostics.layers import call, differentiating
-from diagnostics.sites import Addition, Sites
-from diagnostics.suspended import suspended
-from diagnostics.traced import Traced
+from pathspace.diagnostics.addition_hooks import Addition, Sites
+from pathspace.diagnostics.check_traced import Traced
+from pathspace.diagnostics.layers import call, differentiating
+from pathspace.diagnostics.penalty_disabled import penalty_disabled
 from pathspace.errors import InputError, UnsupportedError
 
 if TYPE_CHECKING:
-    from diagnostics.chain import ChainNode, MarkovChain
+    from pathspace.diagnostics.chain import ChainNode, MarkovChain
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class ChainRecord:
 
     Example:
         >>> from torch import nn
-        >>> from diagnostics import MarkovChain
+        >>> from pathspace.diagnostics import MarkovChain
         >>> class Block(nn.Module):
         ...     def __init__(self):
         ...         super().__init__()
@@ -183,7 +183,7 @@ class Observer:
     def __init__(
         self, chain: MarkovChain, done: Callable[[_Pass], None], keep: bool = False, batch_dim: int = 0
     ) -> None:
-        from diagnostics.chain import _batch
+        from pathspace.diagnostics.chain import _batch
 
         if not chain.nodes:
             raise InputError(f"{chain.sentence()[:-1]}, so there is nothing to observe; choose a residual model.")
@@ -311,7 +311,7 @@ def gauge(chain: MarkovChain, gradients: dict[str, Tensor] | None = None) -> Ten
 
     Example:
         >>> from torch import nn
-        >>> from diagnostics import MarkovChain
+        >>> from pathspace.diagnostics import MarkovChain
         >>> class Block(nn.Module):
         ...     def __init__(self):
         ...         super().__init__()
@@ -347,7 +347,7 @@ def _backward(
     buffers = [(buffer, buffer.detach().clone()) for buffer in chain.model.buffers()]
     try:
         following = observer.sites.following(chain.model)
-        with suspended(chain.model), following, torch.enable_grad(), torch.random.fork_rng(devices=[]):
+        with penalty_disabled(chain.model), following, torch.enable_grad(), torch.random.fork_rng(devices=[]):
             loss = loss_fn(call(chain.model, inputs), targets)
             if not isinstance(loss, Tensor) or not loss.requires_grad:
                 raise InputError(
@@ -386,7 +386,7 @@ def observe(
 
     Example:
         >>> from torch import nn
-        >>> from diagnostics import MarkovChain
+        >>> from pathspace.diagnostics import MarkovChain
         >>> layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True, norm_first=True)
         >>> x = torch.randn(4, 5, 8)
         >>> record = observe(MarkovChain.trace(layer, x), nn.functional.mse_loss, x, torch.zeros_like(x))
@@ -436,7 +436,7 @@ class Watch:
 
     Example:
         >>> from torch import nn
-        >>> from diagnostics import MarkovChain
+        >>> from pathspace.diagnostics import MarkovChain
         >>> layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True, norm_first=True)
         >>> x = torch.randn(4, 5, 8)
         >>> with MarkovChain.trace(layer, x).watch() as watch:

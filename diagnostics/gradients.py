@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from diagnostics.layers import Names, call, differentiating, unchanged
-from diagnostics.tables import Table
+from pathspace.diagnostics.layers import Names, call, differentiating, unchanged
+from pathspace.diagnostics.tables import Table
 from pathspace.errors import InputError
 
 Loss = Callable[[Any, Any], Tensor]

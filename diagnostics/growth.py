@@ -13,8 +13,8 @@ import torch
 from scipy.optimize import least_squares
 from torch import Tensor, nn
 
-from diagnostics.layers import Names, duplicate, in_double, main_output, unchanged
-from diagnostics.tables import Table
+from pathspace.diagnostics.layers import Names, duplicate, in_double, main_output, unchanged
+from pathspace.diagnostics.tables import Table
 from pathspace.errors import InputError, UnsupportedError
 from pathspace.substitute import evaluate
 

@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from diagnostics.efficiency import ChainRecord, NodeTensors, tensors
-from diagnostics.layers import call
-from diagnostics.sites import Addition, Sites
+from pathspace.diagnostics.addition_hooks import Addition, Sites
+from pathspace.diagnostics.efficiency import ChainRecord, NodeTensors, tensors
+from pathspace.diagnostics.layers import call
 from pathspace.errors import InputError
 
 if TYPE_CHECKING:
-    from diagnostics.chain import MarkovChain
+    from pathspace.diagnostics.chain import MarkovChain
 
 PerSample = Callable[[Any, Any], Tensor]
 
@@ -68,7 +68,7 @@ def ideal_share(
 
     Example:
         >>> from torch import nn
-        >>> from diagnostics import MarkovChain
+        >>> from pathspace.diagnostics import MarkovChain
         >>> layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True, norm_first=True).eval()
         >>> x = torch.randn(4, 5, 8)
         >>> chain = MarkovChain.trace(layer, x)
@@ -350,8 +350,8 @@ def lemma4(parts: tuple[NodeTensors, ...]) -> Lemma4:
     """Lemma 4 both ways, with ``d = -g``.
 
     Args:
-        parts: the tensors of a chain, from :func:`diagnostics.efficiency.tensors`; nodes where the stream has the
-            shape of the direction.
+        parts: the tensors of a chain, from :func:`pathspace.diagnostics.efficiency.tensors`; nodes where the
+            stream has the shape of the direction.
 
     Returns:
         Both checks and how often the premise holds.

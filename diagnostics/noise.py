@@ -15,9 +15,9 @@ from scipy.sparse.linalg import ArpackNoConvergence, LinearOperator, eigsh
 from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from diagnostics.gradients import Loss, gradients
-from diagnostics.layers import call, differentiating, unchanged
 from pathspace.capture import first_line
+from pathspace.diagnostics.gradients import Loss, gradients
+from pathspace.diagnostics.layers import call, differentiating, unchanged
 from pathspace.errors import InputError, UnsupportedError
 
 

@@ -12,10 +12,10 @@ from matplotlib.axes import Axes
 from matplotlib.colors import TwoSlopeNorm
 from matplotlib.figure import Figure
 
-from diagnostics.criticality import CriticalPoint, ScalePoint
-from diagnostics.signal import LayerSignal
-from diagnostics.spectra import Spectrum
-from diagnostics.tables import Table
+from pathspace.diagnostics.criticality import CriticalPoint, ScalePoint
+from pathspace.diagnostics.signal import LayerSignal
+from pathspace.diagnostics.spectra import Spectrum
+from pathspace.diagnostics.tables import Table
 from pathspace.errors import InputError
 from pathspace.files import replacing
 
@@ -59,7 +59,7 @@ def draw_sweep(
     """The exponent over the weight scale with 95 % intervals, order and chaos shaded.
 
     Args:
-        table: from :func:`diagnostics.criticality.sweep`, one bias scale.
+        table: from :func:`pathspace.diagnostics.criticality.sweep`, one bias scale.
         theory: exponent as a function of the scale, drawn beside it.
         critical: drawn as a vertical line.
 
@@ -104,7 +104,7 @@ def draw_phase(table: Table[ScalePoint], boundary: Callable[[float], float] | No
     """The exponent over weight and bias scale as colour, the measured boundary, and the theoretical one.
 
     Args:
-        table: from :func:`diagnostics.criticality.sweep` with several bias scales.
+        table: from :func:`pathspace.diagnostics.criticality.sweep` with several bias scales.
         boundary: critical weight scale as a function of the bias scale.
 
     Returns:
@@ -143,7 +143,7 @@ def draw_signal(table: Table[LayerSignal]) -> Figure:
     """Variance of activations, gain of every layer, and gain from the output, against depth.
 
     Args:
-        table: from :func:`diagnostics.signal.signal`.
+        table: from :func:`pathspace.diagnostics.signal.signal`.
 
     Returns:
         A figure of three panels on logarithmic axes.
@@ -172,7 +172,7 @@ def draw_spectrum(spectrum: Spectrum, label: str = "Lanczos quadrature") -> Figu
     """The density of singular values.
 
     Args:
-        spectrum: from :func:`diagnostics.spectra.spectrum`.
+        spectrum: from :func:`pathspace.diagnostics.spectra.spectrum`.
         label: for the legend.
 
     Returns:

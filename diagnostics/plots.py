@@ -14,7 +14,7 @@ from pathspace.errors import InputError
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from diagnostics.efficiency import ChainRecord
+    from pathspace.diagnostics.efficiency import ChainRecord
 
 _LEVELS = (0.05, 0.25, 0.5, 0.75, 0.95)
 _BLUE, _ORANGE, _GREY = "#2a6f97", "#d1603d", "#8a8f98"
@@ -66,7 +66,7 @@ def efficiency_over_training(records: Sequence[ChainRecord]) -> Figure:
     """Quantiles of ``eps'`` over samples, and the share of samples with every cosine positive, step by step.
 
     Args:
-        records: what a :class:`diagnostics.efficiency.Watch` collected.
+        records: what a :class:`pathspace.diagnostics.efficiency.Watch` collected.
 
     Returns:
         A figure.
@@ -98,7 +98,7 @@ def walk_picture(points: Tensor, folds: float) -> Figure:
     """The walk of one sample through the states of the chain, in the plane of its two principal directions.
 
     Args:
-        points: from :func:`diagnostics.lemmas.walk`.
+        points: from :func:`pathspace.diagnostics.lemmas.walk`.
         folds: share of consecutive steps that turn back.
 
     Returns:

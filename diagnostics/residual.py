@@ -9,7 +9,8 @@ from dataclasses import dataclass
 
 from torch import fx
 
-from diagnostics.dataflow import (
+from pathspace.capture import Captured, place
+from pathspace.diagnostics.dataflow import (
     AFFINE,
     MOVES,
     SCALES,
@@ -21,7 +22,6 @@ from diagnostics.dataflow import (
     is_strided,
     short,
 )
-from pathspace.capture import Captured, place
 
 _RISES = ("conv_transpose", "upsample", "pixel_shuffle", "interpolate")
 _FUSED = ("addmm", "baddbmm", "addbmm", "addmv")

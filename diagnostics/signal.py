@@ -13,9 +13,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from diagnostics.layers import Call, Names, Run, Types, observe, rademacher, select
-from diagnostics.meanfield import Function, gains, gaussian_mean, slope
-from diagnostics.tables import Estimate, Table
+from pathspace.diagnostics.layers import Call, Names, Run, Types, observe, rademacher, select
+from pathspace.diagnostics.meanfield import Function, gains, gaussian_mean, slope
+from pathspace.diagnostics.tables import Estimate, Table
 from pathspace.errors import InputError
 
 ELEMENTWISE = (

@@ -13,8 +13,8 @@ from scipy.linalg import eigh_tridiagonal
 from scipy.sparse.linalg import ArpackError, LinearOperator, svds
 from torch import Tensor, nn
 
-from diagnostics.layers import observe, select
-from diagnostics.tables import Estimate
+from pathspace.diagnostics.layers import observe, select
+from pathspace.diagnostics.tables import Estimate
 from pathspace.errors import InputError, UnsupportedError
 
 _SMALL = 64

@@ -10,7 +10,7 @@ from test_optim_device import MEMBERS, MODELS
 from training_pairs import Problem, largest_difference
 
 import pathspace as ps
-from training import GSGD, init_skeleton
+from pathspace.training import GSGD, init_skeleton
 
 DEVICE = "cuda"
 

@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 
-from training.launch import leave
+from pathspace.training.launch import shutdown
 
 
 def two_processes(work: Callable[[int, Path], None], folder: Path) -> None:
@@ -31,4 +31,4 @@ def _join(rank: int, work: Callable[[int, Path], None], folder: Path) -> None:
     try:
         work(rank, folder)
     finally:
-        leave()
+        shutdown()

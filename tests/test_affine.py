@@ -13,7 +13,7 @@ from torch.nn import functional as F
 from zoo import soundness
 
 import pathspace as ps
-from training import GSGD, PathSGD, init_skeleton
+from pathspace.training import GSGD, PathSGD, init_skeleton
 
 WIDTH = 6
 

@@ -199,7 +199,7 @@ def _still(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
 
 
 def test_gsgd_with_momentum_goes_on_as_if_nothing_had_happened() -> None:
-    from training import GSGD
+    from pathspace.training import GSGD
 
     def make(model: nn.Module, graph: ps.ReductionGraph) -> torch.optim.Optimizer:
         with torch.no_grad():

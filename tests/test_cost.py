@@ -9,8 +9,8 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from diagnostics.cost import compare_costs, cost, depth_or_width, equal_width
-from diagnostics.growth import deepen
+from pathspace.diagnostics.cost import compare_costs, cost, depth_or_width, equal_width
+from pathspace.diagnostics.growth import deepen
 from pathspace.errors import InputError
 
 

@@ -10,9 +10,9 @@ import pytest
 import torch
 from torch import nn
 
-from diagnostics.criticality import critical_point, exponent, growth_exponent, redraw, sweep
-from diagnostics.meanfield import critical_scale, growth
-from diagnostics.phase import draw_phase, draw_sweep, save
+from pathspace.diagnostics.criticality import critical_point, exponent, growth_exponent, redraw, sweep
+from pathspace.diagnostics.meanfield import critical_scale, growth
+from pathspace.diagnostics.phase import draw_phase, draw_sweep, save
 from pathspace.errors import InputError
 
 

@@ -15,7 +15,7 @@ from torch.nn import functional as F
 from training_pairs import problem
 
 import pathspace as ps
-from training import GSGD, GAdam, PathSGD, init_skeleton
+from pathspace.training import GSGD, GAdam, PathSGD, init_skeleton
 
 
 class Net(nn.Module):

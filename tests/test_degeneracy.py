@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from diagnostics.degeneracy import degeneracy
+from pathspace.diagnostics.degeneracy import degeneracy
 from pathspace.errors import InputError
 
 

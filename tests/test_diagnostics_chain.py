@@ -10,9 +10,9 @@ import torch
 from torch import Tensor, nn
 from zoo import load
 
-from diagnostics import MarkovChain
-from diagnostics.residual import Finder
 from pathspace.capture import capture
+from pathspace.diagnostics import MarkovChain
+from pathspace.diagnostics.residual import Finder
 from pathspace.errors import InputTypeError, UnsupportedError
 
 # name: (identity, shortcut, parallel); the full-size models are captured only, which needs no forward

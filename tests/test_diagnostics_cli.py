@@ -11,8 +11,8 @@ import typer
 from torch import nn
 from typer.testing import CliRunner
 
-from diagnostics import MarkovChain, cli
-from diagnostics.plots import cosines_by_depth, efficiency_over_training
+from pathspace.diagnostics import MarkovChain, cli
+from pathspace.diagnostics.plots import cosines_by_depth, efficiency_over_training
 from pathspace.errors import InputError
 from pathspace.one_sentence import OneSentenceGroup
 

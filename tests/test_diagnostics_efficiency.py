@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
-from diagnostics import ChainRecord, MarkovChain
-from diagnostics.efficiency import gauge, observe
+from pathspace.diagnostics import ChainRecord, MarkovChain
+from pathspace.diagnostics.efficiency import gauge, observe
 from pathspace.errors import InputError
 
 

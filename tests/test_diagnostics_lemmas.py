@@ -11,9 +11,9 @@ import scipy.optimize
 import torch
 from torch import Tensor, nn
 
-from diagnostics import MarkovChain
-from diagnostics.efficiency import observe, tensors
-from diagnostics.lemmas import (
+from pathspace.diagnostics import MarkovChain
+from pathspace.diagnostics.efficiency import observe, tensors
+from pathspace.diagnostics.lemmas import (
     ideal_share,
     lemma1,
     lemma2,
@@ -164,7 +164,7 @@ def test_lemma4_both_ways(chain: tuple[MarkovChain, Tensor, Tensor]) -> None:
     assert result.products.holds and result.products.premise > 10
     assert result.cosines.premise == result.products.premise
     torch.manual_seed(0)
-    from diagnostics.efficiency import NodeTensors
+    from pathspace.diagnostics.efficiency import NodeTensors
 
     z, s, g = torch.randn(3, 5000, 3, dtype=torch.float64)
     random = lemma4((NodeTensors(z, s, g),))
@@ -212,7 +212,7 @@ def later_pulls(model: Net, x: Tensor, tau: float) -> Tensor:
 @pytest.mark.parametrize(("tau", "decay"), [(0.02, 0.0), (0.0, 0.01)])
 def test_a_positive_efficiency_at_a_stationary_point_is_shrinkage(tau: float, decay: float) -> None:
     """There, sum <z, -g> is tau ||Z||^2 and what later penalties pull, or what weight decay pulls: no efficiency."""
-    from training import penalize
+    from pathspace.training import penalize
 
     torch.manual_seed(0)
     model, x = Net(2, 4).double(), torch.randn(12, 4, dtype=torch.float64)

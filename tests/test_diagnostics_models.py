@@ -16,7 +16,7 @@ from oracles.diagnosis import CHECKS, Subject, diagnose
 from torch import nn
 from zoo import load
 
-import diagnostics
+from pathspace import diagnostics
 
 PLAIN = {"chain": "no Markov chain", "attention": "No attention ran"}
 ONE_LAYER = {"criticality": "expected at least two places"}

@@ -17,9 +17,8 @@ from typing import Any
 import pytest
 import torch
 
-import diagnostics
 import pathspace
-import training
+from pathspace import diagnostics, training
 from pathspace.inference.registry import RULES
 
 ROOT = Path(__file__).parent.parent

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 import pathspace as ps
 from pathspace.substitute import evaluate
-from training import PathSGD
+from pathspace.training import PathSGD
 
 NORMS: dict[str, Callable[[Tensor], Tensor]] = {
     "root mean square": lambda x: x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-6),

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from diagnostics.growth import deepen, predict_growth, rank_growths, widen
+from pathspace.diagnostics.growth import deepen, predict_growth, rank_growths, widen
 from pathspace.errors import InputError
 
 

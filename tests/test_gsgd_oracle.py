@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from training_cases import TRAINED
 
 import pathspace as ps
-from training import GSGD, init_skeleton
+from pathspace.training import GSGD, init_skeleton
 
 RULES = ["modulo", "magnitude", "random"]
 NETWORKS = [

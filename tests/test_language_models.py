@@ -12,12 +12,12 @@ import torch
 from torch import Tensor, nn
 
 import pathspace as ps
-from diagnostics import MarkovChain
-from diagnostics.cost import cost
-from diagnostics.report.page import report
-from diagnostics.signal import signal
+from pathspace.diagnostics import MarkovChain
+from pathspace.diagnostics.cost import cost
+from pathspace.diagnostics.report.page import report
+from pathspace.diagnostics.signal import signal
 from pathspace.checker import check
-from training import penalize
+from pathspace.training import penalize
 
 pytestmark = [pytest.mark.filterwarnings("ignore")]
 WORDS = 41

@@ -12,7 +12,7 @@ from training_pairs import problem
 
 import pathspace as ps
 from pathspace.potentials import log_prefixes, log_suffixes
-from training import GSGD, GAdam
+from pathspace.training import GSGD, GAdam
 
 RULES = ("modulo", "magnitude", "random")
 NAME = "opposite_parents"

@@ -16,7 +16,7 @@ from training_pairs import Problem, largest_difference
 
 import pathspace as ps
 from pathspace import InputError, UnsupportedError
-from training import EMASGD, GSGD, GAdam, PathSGD, RescaleSGD, SignProp
+from pathspace.training import EMASGD, GSGD, GAdam, PathSGD, RescaleSGD, SignProp
 
 Make = Callable[..., torch.optim.Optimizer]
 
@@ -420,7 +420,7 @@ def test_channels_last_weights_take_the_same_steps(make: Make, name: str) -> Non
 
 def test_large_tensors_go_by_groups_of_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     """test_foreach_large_tensor: groups of rows and whole tensors take the same step."""
-    from training.optim import pathwise
+    from pathspace.training.optim import pathwise
 
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(70, 300), nn.ReLU(), nn.Linear(300, 200), nn.ReLU(), nn.Linear(200, 3)).double()

@@ -14,9 +14,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from training_pairs import Problem, largest_difference
 
 import pathspace as ps
-from training import GSGD, GAdam, init_skeleton
-from training.models import RecurrentCNN
-from training.optim.layout import Layout, Part
+from pathspace.training import GSGD, GAdam, init_skeleton
+from pathspace.training.experiments.models import RecurrentCNN
+from pathspace.training.optim.layout import Layout, Part
 
 MEMBERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
     "gsgd": lambda m, s: GSGD(m.named_parameters(), lr=0.01, skeleton=s, capturable=True),

@@ -17,7 +17,7 @@ from torch.distributed.tensor import Shard
 from torch.nn.parallel import DistributedDataParallel
 
 import pathspace as ps
-from training import GSGD, GAdam, PathSGD, init_skeleton
+from pathspace.training import GSGD, GAdam, PathSGD, init_skeleton
 
 Maker = Callable[[nn.Module, ps.Skeleton], torch.optim.Optimizer]
 MAKERS: dict[str, Maker] = {

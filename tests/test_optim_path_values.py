@@ -9,7 +9,7 @@ from torch import nn
 from training_pairs import Problem, largest_difference
 
 from pathspace import InputError, UnsupportedError
-from training import GSGD, GAdam, PathSGD
+from pathspace.training import GSGD, GAdam, PathSGD
 
 NETWORKS = [
     "mlp_2x4x1x3x2",

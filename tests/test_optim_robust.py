@@ -18,7 +18,7 @@ from training_pairs import Problem, largest_difference
 
 import pathspace as ps
 from pathspace import InputError, UnsupportedError
-from training import EMASGD, GSGD, GAdam, PathSGD, RescaleSGD, SignProp, init_skeleton
+from pathspace.training import EMASGD, GSGD, GAdam, PathSGD, RescaleSGD, SignProp, init_skeleton
 
 Make = Callable[..., torch.optim.Optimizer]
 

@@ -14,12 +14,12 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 from zoo import load
 
-from diagnostics import MarkovChain
-from diagnostics.replay import RUNNING
-from diagnostics.sites import Addition, Sites
+from pathspace.diagnostics import MarkovChain
+from pathspace.diagnostics.addition_hooks import Addition, Sites
+from pathspace.diagnostics.recomputation import RUNNING
 from pathspace.errors import InputError, UnsupportedError
-from training import penalize
-from training.penal import penal, penal_add
+from pathspace.training import penalize
+from pathspace.training.penal import penal, penal_add
 
 TAU = 0.3
 

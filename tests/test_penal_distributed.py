@@ -9,7 +9,7 @@ from processes import two_processes
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from training import penalize
+from pathspace.training import penalize
 
 TAU = 0.3
 

@@ -19,11 +19,11 @@ from typer.testing import CliRunner
 from zoo.entry import load
 
 import pathspace as ps
-from diagnostics import Report, cli, report
-from diagnostics.report import sentences
-from diagnostics.report.layers import arrange, describe
-from diagnostics.report.measure import Tally, the_values
-from diagnostics.report.page import _embedded
+from pathspace.diagnostics import Report, cli, report
+from pathspace.diagnostics.report import sentences
+from pathspace.diagnostics.report.layers import arrange, describe
+from pathspace.diagnostics.report.measure import Tally, the_values
+from pathspace.diagnostics.report.page import _embedded
 from pathspace.one_sentence import OneSentenceGroup
 from pathspace.working import stage_line
 

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from diagnostics import report
+from pathspace.diagnostics import report
 
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
 FLAGS = ["--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--virtual-time-budget=3000"]

@@ -16,28 +16,28 @@ import typer
 from scipy import stats
 from typer.testing import CliRunner, Result
 
-import training.cli
+import pathspace.training.cli
 from pathspace.errors import InputError
 from pathspace.one_sentence import OneSentenceGroup
-from training.models import Toy
-from training.penal import penalize
-from training.recipe import OPTIMIZERS
-from training.reproduce import EXPERIMENTS, Setting
-from training.reproduce.command import records
-from training.reproduce.journal import Journal, run_all
-from training.reproduce.page import render
-from training.reproduce.record import Record
-from training.reproduce.toys import Toys, target, train_toys
-from training.reproduce.trial import Outcome, Trial, run_trial
-from training.reproduce.tuning import Arm, best_rate, measure
-from training.reproduce.verdict import gain, judge, positive
-from training.tasks.task import _BUILDERS
+from pathspace.training.experiments.models import Toy
+from pathspace.training.experiments.reproduce import EXPERIMENTS, Setting
+from pathspace.training.experiments.reproduce.command import records
+from pathspace.training.experiments.reproduce.holm import gain, judge, positive
+from pathspace.training.experiments.reproduce.page import render
+from pathspace.training.experiments.reproduce.record import Record
+from pathspace.training.experiments.reproduce.toys import Toys, target, train_toys
+from pathspace.training.experiments.reproduce.trial import Outcome, Trial, run_trial
+from pathspace.training.experiments.reproduce.trial_cache import TrialCache, run_all
+from pathspace.training.experiments.reproduce.tuning import Arm, best_rate, measure
+from pathspace.training.penal import penalize
+from pathspace.training.recipe import OPTIMIZERS
+from pathspace.training.task import _BUILDERS
 
 SMALL = Trial("digits-rows", "sgd", 0.1, 0, 2, batch_size=400, options=(("hidden", 3),))
 DOCS = Path(__file__).parents[1] / "docs"
 
 app = typer.Typer(cls=OneSentenceGroup, rich_markup_mode="rich")
-training.cli.register(app)
+pathspace.training.cli.register(app)
 
 
 def call(*words: object) -> Result:
@@ -73,17 +73,19 @@ def test_every_field_of_a_trial_is_in_its_name() -> None:
 
 
 def test_a_known_trial_is_not_run_again_and_a_damaged_file_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    journal = Journal(tmp_path)
-    (first,) = run_all([SMALL], journal)
-    monkeypatch.setattr("training.reproduce.journal.run_trial", lambda trial: pytest.fail("run again"))
-    assert run_all([SMALL, SMALL], Journal(tmp_path)) == [first, first]
+    cache = TrialCache(tmp_path)
+    (first,) = run_all([SMALL], cache)
+    monkeypatch.setattr(
+        "pathspace.training.experiments.reproduce.trial_cache.run_trial", lambda trial: pytest.fail("run again")
+    )
+    assert run_all([SMALL, SMALL], TrialCache(tmp_path)) == [first, first]
     monkeypatch.undo()
     (file,) = tmp_path.iterdir()
     for text in ("", "{", "[]", '{"format": 99}', '{"format": 1, "outcome": {"strange": 1}}'):
         file.write_text(text)
-        assert journal.find(SMALL) is None
-    (again,) = run_all([SMALL], journal)
-    assert same(first, again) and journal.find(SMALL) == again
+        assert cache.find(SMALL) is None
+    (again,) = run_all([SMALL], cache)
+    assert same(first, again) and cache.find(SMALL) == again
 
 
 def test_an_interrupted_series_keeps_what_had_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -94,21 +96,21 @@ def test_an_interrupted_series_keeps_what_had_ended(tmp_path: Path, monkeypatch:
             raise KeyboardInterrupt
         return Outcome((1.0,), (1.0,), (trial.seed,), 0.1, False)
 
-    monkeypatch.setattr("training.reproduce.journal.run_trial", interrupted)
+    monkeypatch.setattr("pathspace.training.experiments.reproduce.trial_cache.run_trial", interrupted)
     with pytest.raises(KeyboardInterrupt):
-        run_all(trials, Journal(tmp_path))
-    assert [Journal(tmp_path).find(trial) is not None for trial in trials] == [True, True, False]
+        run_all(trials, TrialCache(tmp_path))
+    assert [TrialCache(tmp_path).find(trial) is not None for trial in trials] == [True, True, False]
 
 
 def test_processes_change_nothing(tmp_path: Path) -> None:
     trials = [replace(SMALL, seed=seed, epochs=1) for seed in range(2)]
-    apart, together = run_all(trials, Journal(tmp_path), jobs=2), run_all(trials, Journal(None))
+    apart, together = run_all(trials, TrialCache(tmp_path), jobs=2), run_all(trials, TrialCache(None))
     assert all(same(a, b) for a, b in zip(apart, together, strict=True))
 
 
 def test_number_of_processes_must_be_positive() -> None:
     with pytest.raises(InputError, match="found 0"):
-        run_all([SMALL], Journal(None), jobs=0)
+        run_all([SMALL], TrialCache(None), jobs=0)
 
 
 def test_efficiency_is_measured_before_training_and_after_every_epoch() -> None:
@@ -253,7 +255,9 @@ def test_records_of_trained_experiments_hold_together(name: str, scale: str, tmp
 
 @pytest.mark.parametrize("name", ["toy", "ideal-direction", "time"])
 def test_records_of_measured_experiments_hold_together(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("training.reproduce.timing.CASES", EXPERIMENTS["time"].run.__globals__["CASES"][:1])
+    monkeypatch.setattr(
+        "pathspace.training.experiments.reproduce.timing.CASES", EXPERIMENTS["time"].run.__globals__["CASES"][:1]
+    )
     record = EXPERIMENTS[name].run(Setting(run=pretend, shrink=5000))
     assert record.claims and EXPERIMENTS[name].draw(record).axes and record.ours.rows
 

@@ -14,10 +14,10 @@ from torch import nn
 from torch.autograd.functional import jacobian as explicit
 from torch.nn import functional as F
 
-from diagnostics.gradients import gradients, imbalance
-from diagnostics.layers import observe, select
-from diagnostics.meanfield import critical_scale, gains, gaussian_mean, growth
-from diagnostics.signal import signal
+from pathspace.diagnostics.gradients import gradients, imbalance
+from pathspace.diagnostics.layers import observe, select
+from pathspace.diagnostics.meanfield import critical_scale, gains, gaussian_mean, growth
+from pathspace.diagnostics.signal import signal
 from pathspace.errors import CaptureError, InputError, InputTypeError
 
 

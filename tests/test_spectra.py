@@ -11,8 +11,8 @@ from scipy.sparse.linalg import aslinearoperator
 from torch import nn
 from torch.autograd.functional import jacobian as explicit
 
-from diagnostics.phase import draw_spectrum, save
-from diagnostics.spectra import Jacobian, _bidiagonal, jacobian, spectrum, top_singular, trace_k
+from pathspace.diagnostics.phase import draw_spectrum, save
+from pathspace.diagnostics.spectra import Jacobian, _bidiagonal, jacobian, spectrum, top_singular, trace_k
 from pathspace.errors import InputError, UnsupportedError
 
 

@@ -15,8 +15,8 @@ from zoo.trained_figures import PARTS, Subject, change, squares, trained_by, wan
 from zoo.trained_page import DATA, PAGE, render
 
 import pathspace as ps
-from diagnostics import MarkovChain
-from training import GSGD
+from pathspace.diagnostics import MarkovChain
+from pathspace.training import GSGD
 
 # largest change of the outputs that a rescaling by a standard normal log-scale may make in float32
 STANDS = 1e-4

@@ -10,12 +10,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from training.batches import Batches
-from training.penal import penalize
-from training.recipe import Recipe, prepare
-from training.tasks import Split, Task, load_task
-from training.threads import one_thread
-from training.trainer import Tick, Trainer
+from pathspace.training.batches import Batches
+from pathspace.training.experiments.tasks import Split, Task, load_task
+from pathspace.training.penal import penalize
+from pathspace.training.recipe import Recipe, prepare
+from pathspace.training.threads import one_thread
+from pathspace.training.trainer import Tick, Trainer
 
 
 @pytest.fixture(autouse=True)

@@ -10,13 +10,13 @@ import pytest
 import typer
 from typer.testing import CliRunner, Result
 
-import training.cli
-import training.demo
+import pathspace.training.cli
+import pathspace.training.experiments.demo
 from pathspace.one_sentence import OneSentenceGroup
-from training.trainer import Trainer
+from pathspace.training.trainer import Trainer
 
 app = typer.Typer(cls=OneSentenceGroup, rich_markup_mode="rich")
-training.cli.register(app)
+pathspace.training.cli.register(app)
 
 SMALL = ["train", "digits-rows", "--hidden", "5", "--epochs", "2"]
 
@@ -117,7 +117,9 @@ def test_interrupt_before_the_first_epoch_has_ended(tmp_path: Path, monkeypatch:
 
 
 def test_diverged_run_is_a_result(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("training.tasks.digits.functional.cross_entropy", lambda o, t: o.sum() * float("nan"))
+    monkeypatch.setattr(
+        "pathspace.training.experiments.tasks.digits.functional.cross_entropy", lambda o, t: o.sum() * float("nan")
+    )
     result = call(*SMALL, "--out", tmp_path, "--json", tmp_path / "result.json")
     record = json.loads((tmp_path / "result.json").read_text())
     assert result.exit_code == 0 and "diverged" in result.output
@@ -164,12 +166,12 @@ def test_help_teaches(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_names_in_the_help_are_those_that_exist() -> None:
     from typing import get_args
 
-    from training.recipe import OPTIMIZERS, Init, Rule
-    from training.tasks import task_names
+    from pathspace.training.experiments.tasks import task_names
+    from pathspace.training.recipe import OPTIMIZERS, Init, Rule
 
     text = flat(call("train", "--help").output)
     assert all(name in text for name in (*OPTIMIZERS, *task_names()))
-    assert tuple(training.cli.Rule) == get_args(Rule) and tuple(training.cli.Init) == get_args(Init)
+    assert tuple(pathspace.training.cli.Rule) == get_args(Rule) and tuple(pathspace.training.cli.Init) == get_args(Init)
 
 
 def test_demo_passes_its_options_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -179,7 +181,7 @@ def test_demo_passes_its_options_on(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         given.update(options, out=out)
         return False
 
-    monkeypatch.setattr(training.demo, "run_demo", record)
+    monkeypatch.setattr(pathspace.training.experiments.demo, "run_demo", record)
     assert call("demo", "--out", tmp_path, "--epochs", 3, "--seeds", 2).exit_code == 1
     assert (given["out"], given["epochs"], given["seeds"]) == (str(tmp_path), 3, (0, 1))
 
@@ -188,6 +190,6 @@ def test_interrupted_demo_ends_with_a_sentence(tmp_path: Path, monkeypatch: pyte
     def interrupted(out: str, **options: Any) -> bool:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(training.demo, "run_demo", interrupted)
+    monkeypatch.setattr(pathspace.training.experiments.demo, "run_demo", interrupted)
     result = call("demo", "--out", tmp_path)
     assert result.exit_code == 130 and "Interrupted" in result.output

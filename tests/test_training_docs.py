@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from training.tasks.task import _BUILDERS
+from pathspace.training.task import _BUILDERS
 
 PAGE = Path(__file__).parents[1] / "docs" / "training.md"
 

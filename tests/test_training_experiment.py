@@ -13,14 +13,14 @@ from xml.etree import ElementTree
 import pytest
 from rich.console import Console
 
-import training.demo as demo
+import pathspace.training.experiments.demo as demo
 from pathspace.errors import InputError
-from training.experiment import ARMS, Comparison, Plan, Run, choose_rate, compare, judge
-from training.history import EpochRecord, History
-from training.intervals import t_interval
-from training.plots import draw_comparison, save_figure
-from training.results import difference_sentence, results_table, write_tables
-from training.tasks import load_task
+from pathspace.training.experiments.experiment import ARMS, Comparison, Plan, Run, choose_rate, compare, judge
+from pathspace.training.experiments.intervals import t_interval
+from pathspace.training.experiments.plots import draw_comparison, save_figure
+from pathspace.training.experiments.results import difference_sentence, results_table, write_tables
+from pathspace.training.experiments.tasks import load_task
+from pathspace.training.history import EpochRecord, History
 
 TASK = load_task("digits-rows", hidden=5)
 

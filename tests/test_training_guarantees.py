@@ -25,15 +25,15 @@ import torch
 import typer
 from typer.testing import CliRunner, Result
 
-import training.cli
+import pathspace.training.cli
 from pathspace.errors import InputError
 from pathspace.one_sentence import OneSentenceGroup
-from training.config import read_config
-from training.reproduce.trial import Outcome, Trial
-from training.sweep import cells, grid
+from pathspace.training.config import read_config
+from pathspace.training.experiments.reproduce.trial import Outcome, Trial
+from pathspace.training.experiments.sweep import cells, grid
 
 app = typer.Typer(cls=OneSentenceGroup, rich_markup_mode="rich")
-training.cli.register(app)
+pathspace.training.cli.register(app)
 
 RUN = ["train", "digits-rows", "--hidden", "6", "--epochs", "10", "--optimizer"]
 MOMENTS = ["--checkpoint-every", "3", "--patience", "10"]
@@ -61,7 +61,7 @@ def run_command(words: list[str]) -> None:
 def start() -> Callable[..., Any]:
     """Start commands without waiting for their imports every time: they come from a server that has them."""
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["training.command"])
+    context.set_forkserver_preload(["pathspace.training.command"])
 
     def begin(*words: object) -> Any:
         process = context.Process(target=run_command, args=([str(word) for word in words],))
@@ -357,7 +357,9 @@ def test_sweep_runs_the_grid_once_and_writes_one_table(tmp_path: Path, monkeypat
     assert float(rows[0]["valid_error"]) <= float(rows[1]["valid_error"])
     table = (tmp_path / "sweep" / "sweep.csv").read_bytes()
     # A second time nothing is trained: all of it is known.
-    monkeypatch.setattr("training.reproduce.journal.run_trial", lambda trial: pytest.fail("trained again"))
+    monkeypatch.setattr(
+        "pathspace.training.experiments.reproduce.trial_cache.run_trial", lambda trial: pytest.fail("trained again")
+    )
     assert call(*words).exit_code == 0 and (tmp_path / "sweep" / "sweep.csv").read_bytes() == table
 
 

@@ -14,11 +14,11 @@ from lightning_fabric import Fabric
 from lightning_fabric.loggers import CSVLogger
 from training_command import call
 
-from training.history import EpochRecord, History
-from training.recipe import Recipe, prepare
-from training.tasks import load_task
-from training.threads import one_thread
-from training.trainer import Trainer
+from pathspace.training.experiments.tasks import load_task
+from pathspace.training.history import EpochRecord, History
+from pathspace.training.recipe import Recipe, prepare
+from pathspace.training.threads import one_thread
+from pathspace.training.trainer import Trainer
 
 
 @pytest.fixture(autouse=True)

@@ -9,7 +9,7 @@ import torch
 
 import pathspace as ps
 from pathspace.errors import InputError
-from training.models import (
+from pathspace.training.experiments.models import (
     CifarResNet,
     StackedReluLM,
     cifar_resnet,

@@ -14,15 +14,16 @@ from torch import Tensor, nn
 from training_command import call
 
 import pathspace as ps
-from diagnostics import MarkovChain
-from diagnostics.conservation import conserved
+from pathspace.diagnostics import MarkovChain
+from pathspace.diagnostics.conservation import conserved
 from pathspace.errors import InputError
-from training.monitor import OBSERVED, Monitor, Watchers
-from training.penal import penalize
-from training.recipe import Recipe, prepare
-from training.tasks import Task, load_task
-from training.threads import one_thread
-from training.trainer import Tick, Trainer
+from pathspace.training.experiments.tasks import load_task
+from pathspace.training.monitor import OBSERVED, Monitor, Watchers
+from pathspace.training.penal import penalize
+from pathspace.training.recipe import Recipe, prepare
+from pathspace.training.task import Task
+from pathspace.training.threads import one_thread
+from pathspace.training.trainer import Tick, Trainer
 
 
 @pytest.fixture(autouse=True)

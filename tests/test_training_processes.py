@@ -20,16 +20,16 @@ from lightning_fabric import Fabric
 from torch import Tensor, nn
 from typer.testing import CliRunner
 
-import training.cli
+import pathspace.training.cli
 from pathspace.errors import InputError
 from pathspace.one_sentence import OneSentenceGroup
-from training import ranks
-from training.history import EpochRecord, History
-from training.launch import leave, make_fabric
-from training.penal import penalize
-from training.recipe import Recipe, prepare
-from training.tasks import Split, Task, load_task
-from training.trainer import Tick, Trainer
+from pathspace.training import ranks
+from pathspace.training.experiments.tasks import Split, Task, load_task
+from pathspace.training.history import EpochRecord, History
+from pathspace.training.launch import make_fabric, shutdown
+from pathspace.training.penal import penalize
+from pathspace.training.recipe import Recipe, prepare
+from pathspace.training.trainer import Tick, Trainer
 
 ROOT = Path(__file__).parents[1]
 
@@ -109,7 +109,7 @@ def in_two_processes(fabric: Fabric, folder: Path) -> None:
     try:
         one_run(fabric, folder)
     finally:
-        leave()
+        shutdown()
 
 
 def one_run(fabric: Fabric, folder: Path) -> None:
@@ -172,7 +172,7 @@ def call(*words: object) -> subprocess.CompletedProcess[str]:
 def alone(*words: object) -> None:
     """One process, which is this one."""
     app = typer.Typer(cls=OneSentenceGroup)
-    training.cli.register(app)
+    pathspace.training.cli.register(app)
     done = CliRunner().invoke(app, [str(word) for word in words])
     assert done.exit_code == 0, done.output
 

@@ -13,12 +13,13 @@ from torch import Tensor, nn
 from training_command import call
 
 from pathspace.errors import InputError
-from training.history import EpochRecord, History
-from training.recipe import Recipe, prepare
-from training.stopping import best_record, exhausted
-from training.tasks import Task, load_task
-from training.threads import one_thread
-from training.trainer import Tick, Trainer
+from pathspace.training.experiments.tasks import load_task
+from pathspace.training.history import EpochRecord, History
+from pathspace.training.recipe import Recipe, prepare
+from pathspace.training.stopping import best_record, exhausted
+from pathspace.training.task import Task
+from pathspace.training.threads import one_thread
+from pathspace.training.trainer import Tick, Trainer
 
 
 @pytest.fixture(autouse=True)

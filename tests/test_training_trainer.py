@@ -13,11 +13,12 @@ import torch
 from torch import Tensor, nn
 
 from pathspace.errors import InputError
-from training.history import EpochRecord, History
-from training.recipe import OPTIMIZERS, Recipe, prepare, torch_names
-from training.tasks import Task, load_task
-from training.threads import one_thread
-from training.trainer import Tick, Trainer
+from pathspace.training.experiments.tasks import load_task
+from pathspace.training.history import EpochRecord, History
+from pathspace.training.recipe import OPTIMIZERS, Recipe, prepare, torch_names
+from pathspace.training.task import Task
+from pathspace.training.threads import one_thread
+from pathspace.training.trainer import Tick, Trainer
 
 
 @pytest.fixture(autouse=True)
@@ -220,7 +221,7 @@ def test_scores_are_means_over_examples(task: Task, monkeypatch: pytest.MonkeyPa
         outputs = model(task.valid.inputs)
     expected = nn.functional.cross_entropy(outputs, task.valid.targets).item()
     wrong = int((outputs.argmax(1) != task.valid.targets).sum())
-    monkeypatch.setattr("training.trainer.EVALUATION_BATCH", 100)  # 240 = 100 + 100 + 40
+    monkeypatch.setattr("pathspace.training.trainer.EVALUATION_BATCH", 100)  # 240 = 100 + 100 + 40
     score = trainer.evaluate(task.valid)
     assert score.loss == pytest.approx(expected, rel=1e-6)
     assert score.metric == pytest.approx(wrong / 240, rel=1e-6)

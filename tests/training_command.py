@@ -5,11 +5,11 @@ from __future__ import annotations
 import typer
 from typer.testing import CliRunner, Result
 
-import training.cli
+import pathspace.training.cli
 from pathspace.one_sentence import OneSentenceGroup
 
 app = typer.Typer(cls=OneSentenceGroup)
-training.cli.register(app)
+pathspace.training.cli.register(app)
 
 
 def call(*words: object) -> Result:

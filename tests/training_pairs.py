@@ -34,7 +34,7 @@ class Problem:
         self.target = torch.randn(model(*self.args).shape, generator=generator, dtype=torch.float64)
         self.rule = rule
         if unit:
-            from training import init_skeleton
+            from pathspace.training import init_skeleton
 
             init_skeleton(self.model, self.skeleton(self.model))
 

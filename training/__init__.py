@@ -5,7 +5,7 @@ Optimizers on path values: :class:`GSGD` and :class:`GAdam`, with :func:`init_sk
 Markov chain: :func:`penalize`, the penal connection.
 """
 
-from training.optim import EMASGD, GSGD, GAdam, PathNorm, PathSGD, RescaleSGD, SignProp, init_skeleton
-from training.penal import penalize
+from pathspace.training.optim import EMASGD, GSGD, GAdam, PathNorm, PathSGD, RescaleSGD, SignProp, init_skeleton
+from pathspace.training.penal import penalize
 
 __all__ = ["EMASGD", "GSGD", "GAdam", "PathNorm", "PathSGD", "RescaleSGD", "SignProp", "init_skeleton", "penalize"]

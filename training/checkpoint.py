@@ -16,9 +16,9 @@ from lightning_fabric import Fabric
 
 from pathspace.errors import InputError
 from pathspace.files import replacing
-from training import ranks
-from training.history import EpochRecord, History
-from training.stopping import exhausted
+from pathspace.training import ranks
+from pathspace.training.history import EpochRecord, History
+from pathspace.training.stopping import exhausted
 
 FORMAT = 4
 CONTENTS = (

@@ -188,7 +188,7 @@ def train(
 
     Exit codes: 0 done (diverged runs included), 2 bad input, 130 interrupted.
     """
-    from training.command import TrainRequest, run_training
+    from pathspace.training.command import TrainRequest, run_training
 
     values: dict[str, Any] = {
         "optimizer": optimizer,
@@ -217,7 +217,7 @@ def train(
     }
     if config is not None:
         from pathspace.errors import InputError
-        from training.config import read_config
+        from pathspace.training.config import read_config
 
         read = read_config(config, TrainRequest.types())
         if read.pop("task", task) != task:
@@ -269,8 +269,8 @@ def sweep(
 
     Exit codes: 0 done, 2 bad input, 130 interrupted.
     """
-    from training.reproduce.trial import Trial
-    from training.sweep import run_sweep
+    from pathspace.training.experiments.reproduce.trial import Trial
+    from pathspace.training.experiments.sweep import run_sweep
 
     options = tuple((key, value) for key, value in (("hidden", hidden), ("data", data)) if value is not None)
     base = Trial(task, optimizer, 0.0, 0, epochs, batch_size, init=init.value if init else None, options=options)
@@ -327,7 +327,7 @@ def reproduce(
 
     Exit codes: 0 done, 2 bad input, 130 interrupted.
     """
-    from training.reproduce.command import run_reproduction
+    from pathspace.training.experiments.reproduce.command import run_reproduction
 
     console = _console(None)
     try:
@@ -349,7 +349,7 @@ def demo(
 
     Exit codes: 0 done and all theorems hold, 1 one fails, 2 bad input, 130 interrupted.
     """
-    from training.demo import run_demo
+    from pathspace.training.experiments.demo import run_demo
 
     console = _console(None)
     try:

@@ -13,19 +13,20 @@ from rich.table import Table
 
 from pathspace.errors import InputError
 from pathspace.files import ensure_writable, make_folder, replacing
-from training import ranks
-from training.checkpoint import protect_unfinished
-from training.config import write_config
-from training.history import History, Score
-from training.launch import make_fabric, one_voice
-from training.monitor import Monitor, Watchers
-from training.penal import penalize
-from training.progress import run_progress
-from training.recipe import Init, Recipe, Rule, prepare
-from training.tasks import Task, load_task
-from training.tensorboard import TensorBoard
-from training.threads import one_thread
-from training.trainer import Trainer
+from pathspace.training import ranks
+from pathspace.training.checkpoint import protect_unfinished
+from pathspace.training.config import write_config
+from pathspace.training.experiments.tasks import load_task
+from pathspace.training.history import History, Score
+from pathspace.training.launch import make_fabric, rank0_errors
+from pathspace.training.monitor import Monitor, Watchers
+from pathspace.training.penal import penalize
+from pathspace.training.progress import run_progress
+from pathspace.training.recipe import Init, Recipe, Rule, prepare
+from pathspace.training.task import Task
+from pathspace.training.tensorboard import TensorBoard
+from pathspace.training.threads import one_thread
+from pathspace.training.trainer import Trainer
 
 
 @dataclass(frozen=True)
@@ -125,7 +126,7 @@ def run_training(request: TrainRequest, console: Console) -> bool:
     Raises:
         InputError: a name is unknown, a file cannot be written or read, or an unfinished run is in the way.
     """
-    with one_voice():
+    with rank0_errors():
         loggers = [TensorBoard(request.folder / "tensorboard")] if request.tensorboard else []
         fabric = make_fabric(request.device, request.devices, request.strategy, request.precision, loggers)
         fabric.launch()

@@ -11,9 +11,9 @@ from lightning_fabric import Fabric
 
 from pathspace.errors import InputError
 from pathspace.files import make_folder
-from training import ranks
-from training.checkpoint import load_checkpoint, save_checkpoint, write_tensors
-from training.history import History
+from pathspace.training import ranks
+from pathspace.training.checkpoint import load_checkpoint, save_checkpoint, write_tensors
+from pathspace.training.history import History
 
 
 class RunFolder:
@@ -63,7 +63,7 @@ class RunFolder:
         """Write ``best.pt``.
 
         Args:
-            kept: what :class:`training.stopping.BestWeights` keeps.
+            kept: what :class:`pathspace.training.stopping.BestWeights` keeps.
 
         Raises:
             InputError: the file cannot be written.
@@ -76,7 +76,7 @@ class RunFolder:
         """Write ``checkpoint.pt``.
 
         Args:
-            state: see :func:`training.checkpoint.save_checkpoint`.
+            state: see :func:`pathspace.training.checkpoint.save_checkpoint`.
 
         Raises:
             InputError: the file cannot be written.

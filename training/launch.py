@@ -95,7 +95,7 @@ def make_fabric(
 
 
 @contextmanager
-def one_voice() -> Iterator[None]:
+def rank0_errors() -> Iterator[None]:
     """Let the first of several processes alone say what went wrong.
 
     Raises:
@@ -103,7 +103,7 @@ def one_voice() -> Iterator[None]:
         typer.Exit: in another process, in its place.
 
     Example:
-        >>> with one_voice():
+        >>> with rank0_errors():
         ...     pass
     """
     # RANK is set by torchrun, LOCAL_RANK also by Fabric's launcher.
@@ -123,17 +123,17 @@ def one_voice() -> Iterator[None]:
         time.sleep(PATIENCE_SECONDS)
         raise typer.Exit(BAD_INPUT) from error
     finally:
-        leave()
+        shutdown()
 
 
-def leave() -> None:
+def shutdown() -> None:
     """Leave the group of processes, if this one is in any; the last thing that a run does.
 
     The threads of a group end with the last object that holds it, such as a wrapped model. One that still has a
     tensor to give back while the interpreter closes down aborts the process, so what nobody uses is collected first.
 
     Example:
-        >>> leave()
+        >>> shutdown()
     """
     if dist.is_available() and dist.is_initialized():
         gc.collect()

@@ -26,19 +26,19 @@ import torch
 from torch import Tensor, nn
 
 import pathspace as ps
-from diagnostics.chain import MarkovChain
-from diagnostics.conservation import conserved
+from pathspace.diagnostics.chain import MarkovChain
+from pathspace.diagnostics.conservation import conserved
 from pathspace.errors import InputError, PathspaceError
 from pathspace.files import replacing
-from training.history import Tick
-from training.tasks import Task
+from pathspace.training.history import Tick
+from pathspace.training.task import Task
 
 # Validation examples that the chain is observed on: always the same, so that rows can be compared.
 OBSERVED = 256
 
 
 class Monitor:
-    """A watcher for :class:`training.trainer.Trainer` that measures every so many steps and once before the first.
+    """A watcher for :class:`~pathspace.training.trainer.Trainer`: it measures before the first step and at a cadence.
 
     Make it before the penal connection is attached, on the model as it starts.
 
@@ -59,9 +59,9 @@ class Monitor:
         InputError: ``every`` is not positive.
 
     Example:
-        >>> from training.recipe import Recipe, prepare
-        >>> from training.tasks import load_task
-        >>> from training.trainer import Trainer
+        >>> from pathspace.training.recipe import Recipe, prepare
+        >>> from pathspace.training.experiments.tasks import load_task
+        >>> from pathspace.training.trainer import Trainer
         >>> task = load_task("digits-rows", hidden=6)
         >>> model, optimizer = prepare(task, Recipe("gsgd"))
         >>> monitor = Monitor(task, model, optimizer, every=20)

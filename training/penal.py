@@ -16,10 +16,10 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from diagnostics.chain import ChainNode, MarkovChain
-from diagnostics.sites import Addition, Sites
-from diagnostics.suspended import PENAL
-from diagnostics.traced import Traced
+from pathspace.diagnostics.addition_hooks import Addition, Sites
+from pathspace.diagnostics.chain import ChainNode, MarkovChain
+from pathspace.diagnostics.check_traced import Traced
+from pathspace.diagnostics.penalty_disabled import PENAL
 from pathspace.errors import InputError, UnsupportedError
 
 Model = TypeVar("Model", bound=nn.Module)
@@ -290,7 +290,7 @@ def penalize(
     """Train a residual-like model as a learnable Markov chain.
 
     Its gradient becomes that of ``Loss + tau/2 * sum_l ||z_l||^2``, with ``z_l`` the predicted directions of
-    :class:`diagnostics.MarkovChain`.
+    :class:`pathspace.diagnostics.MarkovChain`.
 
     Two conventions of scale. ``per="sum"`` (default) is the paper's hook: the penalty is the sum over the batch, next
     to whatever loss is differentiated, so its weight against a mean loss grows with the batch, shrinks with a loss
@@ -371,7 +371,7 @@ class _Attribute:
 
 def _overwritten(chain: MarkovChain) -> frozenset[Any]:
     """Sites after which the running model overwrites ``x_l`` or ``x_{l-1}``: z must be saved there."""
-    from diagnostics.chain import _run
+    from pathspace.diagnostics.chain import _run
 
     known = chain.by_site()
     held: list[tuple[Any, Tensor, int]] = []

@@ -18,8 +18,8 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
-from training.tasks import Task
-from training.trainer import Tick
+from pathspace.training.task import Task
+from pathspace.training.trainer import Tick
 
 # A step can be shorter than a redraw; telling the bar about every one would slow training down.
 REFRESH_SECONDS = 0.1
@@ -53,7 +53,7 @@ def run_progress(console: Console, task: Task, runs: int = 1) -> Iterator[Callab
         A function to call at the start of each run with its name; it returns the run's watcher.
 
     Example:
-        >>> from training.tasks import load_task
+        >>> from pathspace.training.experiments.tasks import load_task
         >>> with run_progress(Console(quiet=True), load_task("digits-rows")) as begin:
         ...     begin("sgd")(Tick(step=1, steps=10, epoch=1, loss=2.3, metric=0.9))
     """

@@ -14,8 +14,8 @@ from torch import nn
 import pathspace as ps
 from pathspace import Skeleton
 from pathspace.errors import InputError
-from training.optim import EMASGD, GSGD, GAdam, PathSGD, RescaleSGD, SignProp, init_skeleton
-from training.tasks import Task
+from pathspace.training.optim import EMASGD, GSGD, GAdam, PathSGD, RescaleSGD, SignProp, init_skeleton
+from pathspace.training.task import Task
 
 Rule = Literal["modulo", "magnitude", "random"]
 Init = Literal["default", "unit-skeleton"]
@@ -248,7 +248,7 @@ def find_skeleton(task: Task, recipe: Recipe) -> Skeleton:
         The skeleton. Rules ``"modulo"`` and ``"random"`` look at the architecture only, not at its weights.
 
     Example:
-        >>> from training.tasks import load_task
+        >>> from pathspace.training.experiments.tasks import load_task
         >>> skeleton = find_skeleton(load_task("digits-rows", hidden=6), Recipe())
         >>> sorted(skeleton.masks)
         ['readout.weight', 'rnn.weight_hh_l0', 'rnn.weight_ih_l0']
@@ -269,7 +269,7 @@ def prepare(task: Task, recipe: Recipe, skeleton: Skeleton | None = None) -> tup
         Model and optimizer, ready for a trainer.
 
     Example:
-        >>> from training.tasks import load_task
+        >>> from pathspace.training.experiments.tasks import load_task
         >>> model, optimizer = prepare(load_task("digits-rows", hidden=6), Recipe("gsgd"))
         >>> type(optimizer).__name__
         'GSGD'

@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
-from training.history import EpochRecord, History
+from pathspace.training.history import EpochRecord, History
 
 
 def best_record(history: History) -> EpochRecord | None:

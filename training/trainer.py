@@ -16,15 +16,15 @@ from lightning_fabric.strategies import DDPStrategy, SingleDeviceStrategy
 from torch import nn
 from torch.utils.data import DataLoader
 
-from diagnostics.suspended import suspended
+from pathspace.diagnostics.penalty_disabled import penalty_disabled
 from pathspace.errors import InputError, UnsupportedError
-from training import ranks
-from training.batches import Batches
-from training.checkpoint import noise_state, restore_noise
-from training.folder import RunFolder
-from training.history import EpochRecord, History, Partial, Score, Tick
-from training.stopping import BestWeights, best_record, exhausted
-from training.tasks import Split, Task
+from pathspace.training import ranks
+from pathspace.training.batches import Batches
+from pathspace.training.checkpoint import noise_state, restore_noise
+from pathspace.training.folder import RunFolder
+from pathspace.training.history import EpochRecord, History, Partial, Score, Tick
+from pathspace.training.stopping import BestWeights, best_record, exhausted
+from pathspace.training.task import Split, Task
 
 EVALUATION_BATCH = 1024
 
@@ -67,7 +67,7 @@ class Trainer:
         UnsupportedError: ``fabric`` distributes the model otherwise than by ``DistributedDataParallel``.
 
     Example:
-        >>> from training.tasks import load_task
+        >>> from pathspace.training.experiments.tasks import load_task
         >>> task = load_task("digits-rows", hidden=8)
         >>> model = task.make_model(0)
         >>> trainer = Trainer(task, model, torch.optim.SGD(model.parameters(), lr=0.1), epochs=2)
@@ -207,7 +207,7 @@ class Trainer:
                 self.optimizer.zero_grad()
                 total = 0.0
             # An example that only stands in is not penalised, either.
-            stands_in = suspended(self.model.module, share.examples == 0)
+            stands_in = penalty_disabled(self.model.module, share.examples == 0)
             with stands_in, self.fabric.no_backward_sync(self.model, enabled=not share.last):
                 loss = self.task.loss(self.model(inputs), targets)
                 total += loss.item() * share.examples

@@ -1,5 +1,5 @@
 """One page about a model: :func:`report` measures, :class:`Report` holds numbers, sentences and HTML."""
 
-from diagnostics.report.page import Report, report
+from pathspace.diagnostics.report.page import Report, report
 
 __all__ = ["Report", "report"]

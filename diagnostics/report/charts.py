@@ -8,7 +8,7 @@ from typing import Any
 
 from markupsafe import Markup, escape
 
-from diagnostics.report.sentences import number
+from pathspace.diagnostics.report.sentences import number
 
 WIDTH, HEIGHT = 640, 230
 LEFT, RIGHT, TOP, BOTTOM = 64, 12, 12, 40

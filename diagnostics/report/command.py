@@ -34,7 +34,7 @@ def report(
     """Write one page about a model: graph, certificate, pins, path values, chain, signal, degeneracy.
 
     The page holds all it needs and opens from disk. What a batch is good for depends on its size: give at least a
-    few samples. Gradients are those of random classes; diagnostics.report takes a loss of your own.
+    few samples. Gradients are those of random classes; pathspace.diagnostics.report takes a loss of your own.
 
     [bold]pathspace report net.py:Net --input 8x3x32x32 -o report.html[/]
 
@@ -55,7 +55,7 @@ def report(
     with working("Loading", target) as status:
         loaded = load_target(target, inputs or (), seed=seed, train=train)
         status("Reading", 0.0)
-        from diagnostics.report.page import report as look
+        from pathspace.diagnostics.report.page import report as look
 
         found = look(
             loaded.model,

@@ -12,11 +12,11 @@ import numpy as np
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from diagnostics.chain import MarkovChain
-from diagnostics.degeneracy import degeneracy
-from diagnostics.gradients import gradients, imbalance
-from diagnostics.signal import signal
 from pathspace import Explanation, Skeleton, check, proof, verify
+from pathspace.diagnostics.chain import MarkovChain
+from pathspace.diagnostics.degeneracy import degeneracy
+from pathspace.diagnostics.gradients import gradients, imbalance
+from pathspace.diagnostics.signal import signal
 from pathspace.errors import PathspaceError
 from pathspace.norms import log_factors
 
@@ -272,7 +272,7 @@ def the_gradients(subject: Subject) -> Facts:
     if subject.weights > MOST_SIGNAL:
         return {
             "absent": f"Gradients were not measured: the page measures models of up to {MOST_SIGNAL:,} weights, and "
-            f"this one has {subject.weights:,}; call diagnostics.gradients with names= for some parameters."
+            f"this one has {subject.weights:,}; call pathspace.diagnostics.gradients with names= for some parameters."
         }
     table = gradients(subject.model, subject.loss, [(subject.batch, subject.targets)])
     rows = [{"parameter": row.parameter, "rms": row.rms, "relative": row.relative} for row in table]
@@ -286,7 +286,7 @@ def the_degeneracy(subject: Subject, explanation: Explanation) -> Facts:
     if trainable > MOST_DEGENERACY:
         return {
             "absent": f"Degeneracy was not measured: the page looks at models of up to {MOST_DEGENERACY:,} trainable "
-            f"scalars, and this one has {trainable:,}; call diagnostics.degeneracy on a part of it."
+            f"scalars, and this one has {trainable:,}; call pathspace.diagnostics.degeneracy on a part of it."
         }
     found = degeneracy(
         subject.model,

@@ -14,10 +14,10 @@ from jinja2 import Environment, PackageLoader, StrictUndefined, select_autoescap
 from markupsafe import Markup
 from torch import Tensor, nn
 
-from diagnostics.report import charts, measure, pictures, sentences
-from diagnostics.report.layers import describe
-from diagnostics.report.measure import Facts, Loss, Subject, attempt
 from pathspace import Skeleton, explain
+from pathspace.diagnostics.report import charts, measure, pictures, sentences
+from pathspace.diagnostics.report.layers import describe
+from pathspace.diagnostics.report.measure import Facts, Loss, Subject, attempt
 from pathspace.errors import InputError
 from pathspace.files import replacing
 from pathspace.inputs import arranged
@@ -103,7 +103,7 @@ def report(
         >>> found.facts["certificate"]["dimension"], found.facts["chain"]["absent"]
         (14, 'Sequential is no Markov chain: no addition joins a stream and a branch computed from it.')
     """
-    from diagnostics.cli import _loss
+    from pathspace.diagnostics.cli import _loss
 
     loss = loss_fn if loss_fn is not None else _loss(seed)
     inputs, kwargs = arranged(model, inputs, kwargs)
@@ -231,14 +231,14 @@ def _figures(facts: dict[str, Facts], skeleton: Skeleton) -> dict[str, Markup]:
 
 def _render(facts: dict[str, Facts], told: dict[str, str], skeleton: Skeleton) -> str:
     environment = Environment(
-        loader=PackageLoader("diagnostics.report"),
+        loader=PackageLoader("pathspace.diagnostics.report"),
         autoescape=select_autoescape(default=True, default_for_string=True),
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
     )
     environment.filters["n"] = sentences.number
-    folder = files("diagnostics.report") / "templates"
+    folder = files("pathspace.diagnostics.report") / "templates"
     style, script = (Markup((folder / name).read_text(encoding="utf-8")) for name in ("report.css", "report.js"))
     shown = {"graph": facts["graph"], "account": facts["account"], "signal": facts["signal"], "sentences": told}
     shown |= {name: facts[name] for name in ("model", "values", "chain", "gradients", "degeneracy", "certificate")}

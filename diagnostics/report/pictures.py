@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from markupsafe import Markup
 
-from diagnostics.report.charts import tag
+from pathspace.diagnostics.report.charts import tag
 from pathspace.draw import OUT, SCALAR, Edge, _bends, _places, _scalars
 from pathspace.errors import PathspaceError
 from pathspace.skeleton import Skeleton
@@ -25,7 +25,7 @@ def lanes(facts: dict[str, Any]) -> Markup:
     unit counts carry ``data-layer`` and ``data-group``, by which the page's script finds what to show.
 
     Args:
-        facts: from :func:`diagnostics.report.layers.describe`.
+        facts: from :func:`pathspace.diagnostics.report.layers.describe`.
 
     Returns:
         An ``<svg>`` of its natural size.

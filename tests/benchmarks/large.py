@@ -14,7 +14,7 @@ import torch
 import typer
 from zoo import load
 
-from diagnostics import jacobian, signal, spectrum, trace_k
+from pathspace.diagnostics import jacobian, signal, spectrum, trace_k
 
 MODELS = ("resnet50", "vit_b_16")
 

@@ -22,12 +22,12 @@ from sklearn.datasets import load_digits
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from diagnostics import MarkovChain
-from diagnostics.efficiency import ChainRecord, NodeTensors, observe, tensors
-from diagnostics.lemmas import ideal_share, lemma1, lemma2, lemma4, penalty_gradient, simulate_lemma3, walk
+from pathspace.diagnostics import MarkovChain
+from pathspace.diagnostics.efficiency import ChainRecord, NodeTensors, observe, tensors
+from pathspace.diagnostics.lemmas import ideal_share, lemma1, lemma2, lemma4, penalty_gradient, simulate_lemma3, walk
 from pathspace.files import replacing
-from training import penalize
-from training.intervals import Interval, t_interval
+from pathspace.training import penalize
+from pathspace.training.experiments.intervals import Interval, t_interval
 
 PAGE = Path(__file__).parent.parent.parent / "docs" / "claims-markov.md"
 DATA = PAGE.parent / "data" / "markov.json"

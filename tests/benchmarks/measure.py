@@ -14,8 +14,8 @@ import torch
 import pathspace as ps
 from benchmarks import models
 from pathspace.capture import capture
-from training import GSGD, GAdam, init_skeleton
-from training.optim.layout import Layout, Part
+from pathspace.training import GSGD, GAdam, init_skeleton
+from pathspace.training.optim.layout import Layout, Part
 
 Maker = Callable[[torch.nn.Module], torch.optim.Optimizer]
 

@@ -1,7 +1,7 @@
 """What the penal connection and the observer cost: whole training steps and memory, against the paper's hook.
 
 The models mark their directions themselves (`mark` is the identity unless a contender puts the paper's hook, or
-:func:`training.penal.penal`, in its place), so that each contender pays for its own way of finding them.
+:func:`pathspace.training.penal.penal`, in its place), so that each contender pays for its own way of finding them.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ import torch
 from torch import Tensor, nn
 
 from benchmarks import models
-from diagnostics import MarkovChain
-from training import penalize
-from training.penal import penal
+from pathspace.diagnostics import MarkovChain
+from pathspace.training import penalize
+from pathspace.training.penal import penal
 
 TAU = 3e-4
 Mark = Callable[[Tensor], Tensor]

@@ -18,9 +18,10 @@ import typer
 from rich.progress import track
 
 import pathspace as ps
-from training import GSGD, init_skeleton
-from training.intervals import t_interval
-from training.tasks import Task, load_task
+from pathspace.training import GSGD, init_skeleton
+from pathspace.training.experiments.intervals import t_interval
+from pathspace.training.experiments.tasks import load_task
+from pathspace.training.task import Task
 
 USUAL = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0)
 

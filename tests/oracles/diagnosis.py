@@ -30,10 +30,10 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import diagnostics as dx
 import pathspace as ps
-from diagnostics.attention import analyse, attention_matrices, rollout
-from diagnostics.degeneracy import gauge_directions
-from diagnostics.layers import duplicate, main_output
-from diagnostics.noise import curvature
+from pathspace.diagnostics.attention import analyse, attention_matrices, rollout
+from pathspace.diagnostics.degeneracy import gauge_directions
+from pathspace.diagnostics.layers import duplicate, main_output
+from pathspace.diagnostics.noise import curvature
 from pathspace.errors import InputError, PathspaceError, UnsupportedError
 
 MANY = 500_000  # trainable scalars beyond which a Hessian, a gauge or a growth is not asked for here

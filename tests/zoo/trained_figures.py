@@ -23,11 +23,11 @@ from torch.nn import functional as F
 from torch.utils import _pytree as pytree
 
 import pathspace as ps
-from diagnostics import MarkovChain, report
+from pathspace.diagnostics import MarkovChain, report
 from pathspace.capture import first_line
 from pathspace.explain import account
 from pathspace.files import replacing
-from training import GSGD
+from pathspace.training import GSGD
 from zoo.trained import TRAINED, load
 from zoo.trained_page import DATA, PAGE, render
 

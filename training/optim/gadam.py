@@ -18,10 +18,10 @@ import torch
 from torch import Tensor
 
 from pathspace import InputError, Skeleton
-from training.optim.kernels import groups
-from training.optim.pathwise import PathOptimizer
-from training.optim.settings import modes, number, pair
-from training.optim.state import EXTRA
+from pathspace.training.optim.kernels import groups
+from pathspace.training.optim.pathwise import PathOptimizer
+from pathspace.training.optim.settings import modes, number, pair
+from pathspace.training.optim.state import EXTRA
 
 
 class GAdam(PathOptimizer):
@@ -45,7 +45,7 @@ class GAdam(PathOptimizer):
         capturable: accepted as by torch; a step never waits for the device either way.
         fused: refused when true.
         differentiable: refused when true.
-        min_ratio: how much smaller a path value may get than it was; see :class:`training.GSGD`.
+        min_ratio: how much smaller a path value may get than it was; see :class:`pathspace.training.GSGD`.
 
     Raises:
         InputError: a parameter of the skeleton is missing, or a setting is out of range.
@@ -55,7 +55,7 @@ class GAdam(PathOptimizer):
 
     Example:
         >>> import torch, pathspace as ps
-        >>> from training import GAdam, init_skeleton
+        >>> from pathspace.training import GAdam, init_skeleton
         >>> _ = torch.manual_seed(0)
         >>> model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 1))
         >>> x, y = torch.randn(64, 4), torch.randn(64, 1)

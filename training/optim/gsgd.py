@@ -21,13 +21,13 @@ import torch
 from torch import Tensor
 
 from pathspace import InputError, Skeleton
-from training.optim.kernels import descend
-from training.optim.layout import PLAIN, Part
-from training.optim.pathwise import PathOptimizer
-from training.optim.settings import SMALLEST, modes, number
-from training.optim.sharding import local
-from training.optim.state import EXTRA
-from training.optim.vectors import Parts
+from pathspace.training.optim.kernels import descend
+from pathspace.training.optim.layout import PLAIN, Part
+from pathspace.training.optim.pathwise import PathOptimizer
+from pathspace.training.optim.settings import SMALLEST, modes, number
+from pathspace.training.optim.sharding import local
+from pathspace.training.optim.state import EXTRA
+from pathspace.training.optim.vectors import Parts
 
 
 class GSGD(PathOptimizer):
@@ -66,7 +66,7 @@ class GSGD(PathOptimizer):
 
     Example:
         >>> import torch, pathspace as ps
-        >>> from training import GSGD, init_skeleton
+        >>> from pathspace.training import GSGD, init_skeleton
         >>> _ = torch.manual_seed(0)
         >>> model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 1))
         >>> x, y = torch.randn(64, 4), torch.randn(64, 1)

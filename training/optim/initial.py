@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from pathspace import InputError, Skeleton
-from training.optim.sharding import refuse_shards
+from pathspace.training.optim.sharding import refuse_shards
 
 
 @torch.no_grad()
@@ -31,7 +31,7 @@ def init_skeleton(model: nn.Module, skeleton: Skeleton) -> None:
 
     Example:
         >>> import torch, pathspace as ps
-        >>> from training import init_skeleton
+        >>> from pathspace.training import init_skeleton
         >>> model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.ReLU(), torch.nn.Linear(2, 1))
         >>> skeleton = ps.trace(model, torch.randn(1, 2)).skeleton()
         >>> init_skeleton(model, skeleton)

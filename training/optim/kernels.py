@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from training.optim.layout import Part
+from pathspace.training.optim.layout import Part
 
 
 def group_size(weights: int, device: torch.device) -> int:

@@ -31,8 +31,8 @@ from pathspace.eps import precision
 from pathspace.inference.registry import operation_name
 from pathspace.invariance import cast
 from pathspace.substitute import evaluate
-from training.optim.settings import check_group, number
-from training.optim.sharding import refuse_shards
+from pathspace.training.optim.settings import check_group, number
+from pathspace.training.optim.sharding import refuse_shards
 
 CHUNK = 256
 # choices among paths, sizes, and recurrent layers with gates: no sums over paths
@@ -203,7 +203,7 @@ class PathSGD(Optimizer):
 
     Example:
         >>> import torch
-        >>> from training import PathSGD
+        >>> from pathspace.training import PathSGD
         >>> model = torch.nn.Linear(1, 1, bias=False)
         >>> optimizer = PathSGD(model.named_parameters(), lr=0.5, model=model, example=(torch.ones(1, 1),))
         >>> optimizer.path_norm.kappa()["weight"].tolist()

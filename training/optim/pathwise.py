@@ -23,13 +23,13 @@ from torch import Tensor
 
 from pathspace import InputError, Skeleton, UnsupportedError
 from pathspace.skeleton import warn_of_dead
-from training.optim.kernels import group_size, leaving, rows_of_group
-from training.optim.layout import Layout, make_layout
-from training.optim.matching import match, named, refuse_complex
-from training.optim.products import Products
-from training.optim.settings import SMALLEST, check_group, number
-from training.optim.sharding import find_shards, local
-from training.optim.vectors import Parts, cut
+from pathspace.training.optim.kernels import group_size, leaving, rows_of_group
+from pathspace.training.optim.layout import Layout, make_layout
+from pathspace.training.optim.matching import match, named, refuse_complex
+from pathspace.training.optim.products import Products
+from pathspace.training.optim.settings import SMALLEST, check_group, number
+from pathspace.training.optim.sharding import find_shards, local
+from pathspace.training.optim.vectors import Parts, cut
 
 
 class PathOptimizer(Products):

@@ -9,12 +9,12 @@ import torch
 from torch import Tensor
 
 from pathspace import UnsupportedError
-from training.optim.frozen import held_chains
-from training.optim.layout import DYNAMIC, PLAIN, STATIC
-from training.optim.matching import named
-from training.optim.sharding import Whole, local, version
-from training.optim.state import Remembered
-from training.optim.vectors import Parts
+from pathspace.training.optim.frozen import held_chains
+from pathspace.training.optim.layout import DYNAMIC, PLAIN, STATIC
+from pathspace.training.optim.matching import named
+from pathspace.training.optim.sharding import Whole, local, version
+from pathspace.training.optim.state import Remembered
+from pathspace.training.optim.vectors import Parts
 
 
 def power(table: Tensor, ids: Tensor) -> Tensor:

@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.optim import SGD, Optimizer
 
 from pathspace import UnsupportedError
-from training.optim.settings import modes, number
+from pathspace.training.optim.settings import modes, number
 
 
 class EMASGD(SGD):
@@ -42,7 +42,7 @@ class EMASGD(SGD):
 
     Example:
         >>> import torch
-        >>> from training import EMASGD
+        >>> from pathspace.training import EMASGD
         >>> w = torch.nn.Parameter(torch.ones(1))
         >>> optimizer = EMASGD([w], lr=0.5, gamma=0.5)
         >>> w.grad = torch.ones(1)
@@ -168,7 +168,7 @@ class RescaleSGD(_PerTensor):
 
     Example:
         >>> import torch
-        >>> from training import RescaleSGD
+        >>> from pathspace.training import RescaleSGD
         >>> w = torch.nn.Parameter(torch.zeros(2))
         >>> w.grad = torch.tensor([1e-6, -1e-6])
         >>> RescaleSGD([w], lr=0.5).step()
@@ -227,7 +227,7 @@ class SignProp(_PerTensor):
 
     Example:
         >>> import torch
-        >>> from training import SignProp
+        >>> from pathspace.training import SignProp
         >>> w = torch.nn.Parameter(torch.zeros(3))
         >>> w.grad = torch.tensor([2.0, -0.1, 0.0])
         >>> SignProp([w], lr=0.5).step()

@@ -10,8 +10,8 @@ import numpy as np
 from torch.optim import Optimizer
 
 from pathspace import InputError, Skeleton
-from training.optim.layout import Layout
-from training.optim.sharding import Whole
+from pathspace.training.optim.layout import Layout
+from pathspace.training.optim.sharding import Whole
 
 EXTRA = ("factor", "value", "least", "tree", "counts")
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from training.optim.layout import Layout
+from pathspace.training.optim.layout import Layout
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,215 @@
+"""Where a running model adds two tensors: the eager counterpart of the additions of a captured graph.
+
+Hooks on every module keep track of whose ``forward`` is running, and a ``TorchFunctionMode`` that is active while the
+outermost of them runs sees each addition that a ``forward`` makes itself. An addition is identified by the path of
+the module, by which call of that module it is, and by how many additions that call has made before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from functools import partial
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+
+from pathspace.diagnostics.recomputation import RUNNING, track_recomputation
+
+ADDITIONS = frozenset(["add", "add_", "__add__", "__radd__", "__iadd__", "sub", "sub_", "__sub__", "__isub__"])
+_MINUS = frozenset(["sub", "sub_", "__sub__", "__isub__"])
+_IN_PLACE = frozenset(["add_", "__iadd__", "sub_", "__isub__"])
+
+
+class Site(NamedTuple):
+    """One addition of a running model: the ``order``-th of the ``call``-th call of ``module``."""
+
+    module: str
+    call: int
+    order: int
+
+
+class Addition(NamedTuple):
+    """An addition that is about to be made, ``left + alpha * right`` (a subtraction has a negative alpha)."""
+
+    site: Site
+    left: Tensor
+    right: Tensor
+    alpha: float
+    in_place: bool
+    run: Callable[[], Tensor]
+
+
+Handler = Callable[[Addition], Tensor]
+# What the additions of one call looked like, in order: dimensions of both operands, and alpha.
+Kinds = tuple[tuple[int, int, float], ...]
+End = Callable[[str, Kinds], None]
+
+
+def module_names(model: nn.Module) -> dict[str, str]:
+    """Every module path -> the first path of the same module."""
+    first: dict[int, str] = {}
+    return {name: first.setdefault(id(module), name) for name, module in model.named_modules(remove_duplicate=False)}
+
+
+def _adds_nothing(module: nn.Module) -> bool:
+    """Torch's own layers without children make no addition that a mode could see, so they need no hooks."""
+    own = type(module).__module__.startswith("torch.nn.modules.")
+    return own and next(module.children(), None) is None and "forward" not in module.__dict__
+
+
+class Sites:
+    """Follow a model's forward and hand every addition of two floating-point tensors, but scalars, to a handler.
+
+    Args:
+        handler: called with the addition, returns its result; ``addition.run()`` is the unchanged one.
+        start: called when the whole model starts to run.
+        end: called when a module has run, with its path and what it added.
+        compiled: be traced along by ``torch.compile``, too, which then sees what the handler returns; without it a
+            compiled model is not followed.
+
+    Example:
+        >>> block = nn.Module()
+        >>> block.forward = lambda x: x + torch.relu(x)
+        >>> seen = []
+        >>> sites = Sites(lambda addition: (seen.append(addition.site), addition.run())[1])
+        >>> with sites.following(block):
+        ...     _ = block(torch.ones(2))
+        >>> seen
+        [Site(module='', call=0, order=0)]
+    """
+
+    def __init__(
+        self,
+        handler: Handler,
+        start: Callable[[], None] | None = None,
+        end: End | None = None,
+        compiled: bool = False,
+    ) -> None:
+        self.handler = handler
+        self.end = end
+        self.compiled = compiled
+        self.start = start
+        self.stack: list[list[Any]] = []
+        self.calls: dict[str, int] = {}
+        self.mode: _Mode | None = None
+        self.handles: list[Any] = []
+
+    def attach(self, model: nn.Module, outermost: bool = False) -> None:
+        """Register the hooks; :meth:`detach` removes them.
+
+        Args:
+            model: whose forward to follow.
+            outermost: see what others following the same model hand on, rather than what the model wrote.
+        """
+        track_recomputation()
+        for name, module in model.named_modules():
+            if name and _adds_nothing(module):
+                continue
+            before, after = partial(self._enter, name), partial(self._leave, name)
+            self.handles.append(module.register_forward_pre_hook(before, prepend=outermost))
+            self.handles.append(module.register_forward_hook(after, always_call=True, prepend=not outermost))
+
+    def detach(self) -> None:
+        """Remove every hook, and the mode if an exception left it active."""
+        for handle in self.handles:
+            handle.remove()
+        self.handles.clear()
+        self._close()
+
+    @contextmanager
+    def following(self, model: nn.Module) -> Iterator[Sites]:
+        """Follow ``model`` inside a ``with`` block."""
+        self.attach(model)
+        try:
+            yield self
+        finally:
+            self.detach()
+
+    def _enter(self, name: str, module: nn.Module, args: Any) -> None:
+        if torch.compiler.is_compiling() and not self.compiled:
+            return
+        if not self.stack:
+            if not name:
+                self.calls.clear()
+                if self.start is not None:
+                    self.start()
+            self._open()
+        self.stack.append([name, self.calls.get(name, 0), 0, []])
+        self.calls[name] = self.stack[-1][1] + 1
+
+    def _leave(self, name: str, module: nn.Module, args: Any, output: Any) -> None:
+        # a hook of somebody else may have raised before ours was entered
+        if torch.compiler.is_compiling() and not self.compiled:
+            return
+        if not self.stack or self.stack[-1][0] != name:
+            return
+        kinds = self.stack.pop()[3]
+        if not self.stack:
+            self._close()
+        # an exception of the module's own leaves no output, and is not to be hidden by one of ours
+        if self.end is not None and (torch.compiler.is_compiling() or output is not None):
+            self.end(name, tuple(kinds))
+
+    @contextmanager
+    def resumed(self, name: str, call: int, order: int) -> Iterator[None]:
+        """Go on where a call was, for a part of it that is recomputed in the backward pass."""
+        self._open()
+        self.stack.append([name, call, order, []])
+        try:
+            yield
+        finally:
+            self._close()
+
+    def _open(self) -> None:
+        self.mode = _Mode(self)
+        self.mode.__enter__()
+        if not torch.compiler.is_compiling():
+            RUNNING.append(self)
+
+    def _close(self) -> None:
+        self.stack.clear()
+        if not torch.compiler.is_compiling():
+            RUNNING[:] = [other for other in RUNNING if other is not self]
+        if self.mode is not None:
+            mode, self.mode = self.mode, None
+            mode.__exit__(None, None, None)
+
+    def add(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        """Number an addition and hand it over; anything but two floating-point tensors just runs."""
+        operands = (*args, *(kwargs[key] for key in ("input", "other") if key in kwargs))
+        run = partial(func, *args, **kwargs)
+        floating = [isinstance(value, Tensor) and value.is_floating_point() for value in operands[:2]]
+        if len(operands) != 2 or not all(floating) or "out" in kwargs or not self.stack:
+            return run()
+        if not (operands[0].ndim or operands[1].ndim):
+            # a sum of scalars is a loss, which a model may compute or not
+            return run()
+        frame = self.stack[-1]
+        frame[2] += 1
+        name = func.__name__
+        alpha = float(kwargs.get("alpha", 1)) * (-1 if name in _MINUS else 1)
+        left, right = operands if name != "__radd__" else operands[::-1]
+        frame[3].append((left.ndim, right.ndim, alpha))
+        site = Site(frame[0], frame[1], frame[2] - 1)
+        return self.handler(Addition(site, left, right, alpha, name in _IN_PLACE, run))
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Copies of a followed model start outside of any forward."""
+        return {**self.__dict__, "stack": [], "calls": {}, "mode": None}
+
+
+class _Mode(TorchFunctionMode):
+    def __init__(self, sites: Sites) -> None:
+        super().__init__()
+        self.sites = sites
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if getattr(func, "__name__", "") in ADDITIONS:
+            return self.sites.add(func, args, kwargs or {})
+        return func(*args, **(kwargs or {}))
+
+
+__all__ = ["ADDITIONS", "Addition", "End", "Handler", "Kinds", "Site", "Sites", "module_names"]

@@ -1,0 +1,88 @@
+"""Whether a running model makes the additions its chain was traced with: nodes are known by their number in a call."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+
+from pathspace.diagnostics.addition_hooks import Addition, Kinds
+from pathspace.errors import UnsupportedError
+
+if TYPE_CHECKING:
+    from pathspace.diagnostics.chain import MarkovChain
+
+_REMEDY = "trace it in the mode, and with the kind of inputs, in which it will run."
+
+
+class Traced:
+    """Compare what every module call adds with what its calls added in the trace.
+
+    A call that adds nothing holds no node (stochastic depth), and where all additions of a module are alike and nodes,
+    fewer of them are nodes still. Scalars are not counted. Without gradients nothing is compared.
+
+    Args:
+        chain: the traced chain.
+
+    Example:
+        >>> from torch import nn
+        >>> from pathspace.diagnostics import MarkovChain
+        >>> class Steps(nn.Module):
+        ...     def __init__(self):
+        ...         super().__init__()
+        ...         self.cell, self.count = nn.Linear(2, 2), 3
+        ...     def forward(self, x):
+        ...         for _ in range(self.count):
+        ...             x = x + self.cell(x)
+        ...         return x
+        >>> traced = Traced(MarkovChain.trace(Steps(), torch.ones(1, 2)))
+        >>> traced.check("", ((2, 2, 1.0),) * 3)
+        >>> traced.check("", ((2, 2, 1.0),) * 5)
+        Traceback (most recent call last):
+            ...
+        pathspace.errors.UnsupportedError: Module '' of Steps makes 5 additions in this call and made 3 ...
+    """
+
+    def __init__(self, chain: MarkovChain) -> None:
+        self.model = type(chain.model).__name__
+        self.known = chain.additions
+        self.nodes: dict[str, list[tuple[int, float]]] = {}
+        for node in chain.nodes:
+            self.nodes.setdefault(node.site.module, []).append((node.direction, node.scale))
+        self.alike = {name for name, roles in self.nodes.items() if self._alike(name, roles, chain)}
+
+    def _alike(self, name: str, roles: list[tuple[int, float]], chain: MarkovChain) -> bool:
+        kinds = {kind for call in self.known[name] for kind in call}
+        nodes = {(node.site.order) for node in chain.nodes if node.site.module == name}
+        return len(set(roles)) == len(kinds) == 1 and nodes == set(range(self._most(name)))
+
+    def _most(self, name: str) -> int:
+        return max(map(len, self.known[name]), default=0)
+
+    def check(self, name: str, kinds: Kinds) -> None:
+        """Raise where a call of a module with nodes made other additions than were traced."""
+        if name not in self.nodes or not kinds or kinds in self.known[name] or not torch.is_grad_enabled():
+            return
+        if name in self.alike and len(kinds) < self._most(name) and any(set(kinds) <= set(k) for k in self.known[name]):
+            return
+        counts = sorted({len(call) for call in self.known[name]})
+        made = " or ".join(map(str, counts))
+        others = "" if len(kinds) not in counts else " of other shapes or factors"
+        raise UnsupportedError(
+            f"Module {name!r} of {self.model} makes {len(kinds)} additions in this call and made {made}{others} when "
+            f"its chain was traced; {_REMEDY}"
+        )
+
+    def stranger(self, addition: Addition) -> None:
+        """Raise at what may be a residual addition of a module that did not run in the trace at all."""
+        left, right, name = addition.left, addition.right, addition.site.module
+        if name in self.known or left.shape != right.shape:
+            return
+        if left.requires_grad and right.requires_grad and torch.is_grad_enabled():
+            raise UnsupportedError(
+                f"Module {name!r} of {self.model} adds two activations and did not run when its chain was traced; "
+                + _REMEDY
+            )
+
+
+__all__ = ["Traced"]

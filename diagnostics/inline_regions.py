@@ -1,0 +1,76 @@
+"""A captured graph without regions: what was written under ``torch.autocast`` or ``torch.no_grad`` stands in line."""
+
+from __future__ import annotations
+
+import copy
+import operator
+from typing import Any
+
+from torch import fx
+
+# Operations that run a graph of their own once: in which mode does not matter to what depends on what.
+_REGIONS = frozenset(["wrap_with_autocast", "wrap_with_set_grad_enabled"])
+
+
+def _region(node: fx.Node) -> bool:
+    return node.op == "call_function" and getattr(node.target, "__name__", "") in _REGIONS
+
+
+def inline_regions(module: fx.GraphModule) -> fx.Graph:
+    """The graph of a module with the regions of other modes written out, however deep they lie.
+
+    Names of placeholders and everything known of a node (``meta``) are kept; a graph without regions is returned as
+    it is.
+
+    Args:
+        module: a captured graph; it is left alone.
+
+    Example:
+        >>> import torch
+        >>> from pathspace.capture import capture
+        >>> class Net(torch.nn.Module):
+        ...     def forward(self, x):
+        ...         with torch.autocast("cpu", enabled=False):
+        ...             return x + 1
+        >>> graph = capture(Net(), (torch.ones(2),), {}).graph
+        >>> calls = lambda g: [node.name for node in g.nodes if node.op == "call_function"]
+        >>> [calls(graph.graph), calls(inline_regions(graph))]
+        [['add', 'getitem'], ['add']]
+    """
+    if not any(map(_region, module.graph.nodes)):
+        return module.graph
+    graph = fx.Graph(module)
+    values: dict[fx.Node, Any] = {}
+    graph.output(fx.map_arg(_copy(module, graph, values), lambda node: node))
+    return graph
+
+
+def _copy(module: fx.GraphModule, graph: fx.Graph, values: dict[fx.Node, Any]) -> Any:
+    """Write a module's operations into a graph, given the values of its placeholders, and return its outputs."""
+    for node in module.graph.nodes:
+        if node in values:
+            continue
+        if node.op == "output":
+            return fx.map_arg(node.args[0], values.__getitem__)
+        if _region(node):
+            at, inner = next(
+                (i, getattr(module, str(arg.target)))
+                for i, arg in enumerate(node.args)
+                if isinstance(arg, fx.Node) and arg.op == "get_attr"
+            )
+            operands = fx.map_arg(node.args[at + 1 :], values.__getitem__)
+            places = [place for place in inner.graph.nodes if place.op == "placeholder"]
+            values[node] = _copy(inner, graph, dict(zip(places, operands, strict=True)))
+        elif (
+            node.op == "call_function"
+            and node.target is operator.getitem
+            and isinstance(values.get(node.args[0]), tuple | list)
+        ):
+            values[node] = values[node.args[0]][node.args[1]]
+        else:
+            values[node] = graph.node_copy(node, values.__getitem__)
+            values[node].meta = copy.copy(node.meta)
+    return ()
+
+
+__all__ = ["inline_regions"]

@@ -1,0 +1,144 @@
+"""What ``pathspace reproduce`` does once its options have been read."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+
+from rich.console import Console
+from rich.progress import Progress
+from rich.table import Table as RichTable
+
+from pathspace.errors import InputError
+from pathspace.files import ensure_writable, make_folder
+from pathspace.training.experiments.plots import save_png
+from pathspace.training.experiments.reproduce import EXPERIMENTS, Experiment, Setting
+from pathspace.training.experiments.reproduce.page import write_page
+from pathspace.training.experiments.reproduce.record import Record
+from pathspace.training.experiments.reproduce.trial import Outcome, Trial
+from pathspace.training.experiments.reproduce.trial_cache import TrialCache, run_all
+from pathspace.training.progress import counting
+
+PAGE = "page"
+
+
+def run_reproduction(
+    name: str,
+    console: Console,
+    *,
+    out: str = "reproduction",
+    scale: str = "embedded",
+    data: str | None = None,
+    jobs: int = 1,
+    seeds: int = 5,
+    shrink: int = 1,
+) -> Record | None:
+    """Run one experiment and write its record, its picture and the page of all records in the folder.
+
+    Args:
+        name: an experiment, or ``page`` to write page and pictures again from the records that are there.
+        console: where to print.
+        out: folder of the records; the page is ``out`` with the suffix ``.md``.
+        scale: ``embedded`` or ``full``.
+        data: folder of the paper's data.
+        jobs: processes.
+        seeds: how many seeds are reported.
+        shrink: divide budgets by this.
+
+    Returns:
+        The record, ``None`` for ``page``.
+
+    Raises:
+        InputError: an unknown name, missing data or records, or a file that cannot be written.
+    """
+    experiment = find(name) if name != PAGE else None
+    if experiment is None and not records(Path(out)):
+        raise InputError(
+            f"There is no record in '{out}' to write a page of; run an experiment first, or name the folder with --out."
+        )
+    if experiment is not None and scale == "full":
+        check_data(experiment, data)
+    folder = make_folder(out)
+    ensure_writable(folder.with_suffix(".md"))
+    if experiment is None:
+        for record in records(folder):
+            save_png(EXPERIMENTS[record.name].draw(record), folder / f"{record.name}.png")
+        write_page(records(folder), folder.with_suffix(".md"))
+        console.print(f"Wrote {folder.with_suffix('.md')} from {len(records(folder))} records.", highlight=False)
+        return None
+    # The trials are kept apart from what is published, so that an interrupted experiment goes on where it was.
+    cache = TrialCache(Path("runs") / "trials")
+    with counting(console) as progress:
+        setting = Setting(
+            run=partial(_run, cache=cache, jobs=jobs, progress=progress),
+            scale=scale,
+            data=Path(data) if data else None,
+            seeds=tuple(range(seeds)),
+            shrink=shrink,
+        )
+        record = experiment.run(setting)
+    record.write(folder / f"{name}.json")
+    save_png(experiment.draw(record), folder / f"{name}.png")
+    write_page(records(folder), folder.with_suffix(".md"))
+    show(record, console)
+    console.print(f"Wrote {folder / name}.json, {folder / name}.png and {folder.with_suffix('.md')}.", highlight=False)
+    return record
+
+
+def find(name: str) -> Experiment:
+    """Return the experiment of this name.
+
+    Raises:
+        InputError: there is none.
+
+    Example:
+        >>> find("smnist").name
+        'smnist'
+    """
+    if name not in EXPERIMENTS:
+        raise InputError(f"There is no experiment '{name}'; choose one of: {', '.join(EXPERIMENTS)}, {PAGE}.")
+    return EXPERIMENTS[name]
+
+
+def check_data(experiment: Experiment, data: str | None) -> None:
+    """Refuse the paper's setting without the paper's data.
+
+    Raises:
+        InputError: no folder was given, or it is not there.
+    """
+    if not experiment.needs:
+        return
+    if data is None:
+        raise InputError(
+            f"The paper's setting of '{experiment.name}' needs {experiment.needs}; give their folder with --data DIR, "
+            "or leave out --scale full."
+        )
+    if not Path(data).is_dir():
+        raise InputError(f"There is no folder '{data}'; --data names the folder with {experiment.needs}.")
+
+
+def records(folder: Path) -> list[Record]:
+    """Return the records in a folder, in the order of :data:`EXPERIMENTS`."""
+    return [Record.read(folder / f"{name}.json") for name in EXPERIMENTS if (folder / f"{name}.json").is_file()]
+
+
+def show(record: Record, console: Console) -> None:
+    """Print our figures and the verdicts."""
+    ours = RichTable(title=record.title, title_justify="left")
+    for place, column in enumerate(record.ours.columns):
+        ours.add_column(column, justify="right" if place else "left")
+    for row in record.ours.rows:
+        ours.add_row(*row)
+    console.print(ours)
+    for claim in record.claims:
+        console.print(f"{claim['statement']}: [bold]{claim['verdict']}[/]", highlight=False)
+
+
+def _run(trials: Sequence[Trial], *, cache: TrialCache, jobs: int, progress: Progress) -> list[Outcome]:
+    bar = progress.add_task("runs", total=len(set(trials)))
+
+    def done(trial: Trial, outcome: Outcome) -> None:
+        progress.update(bar, advance=1, description=f"{trial.task} {trial.optimizer} lr {trial.lr:g}")
+
+    return run_all(trials, cache, jobs, done)

@@ -1,0 +1,72 @@
+"""What an experiment is, and what it is handed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from matplotlib.figure import Figure
+
+from pathspace.training.experiments.reproduce.record import Record
+from pathspace.training.experiments.reproduce.trial import Outcome, Trial
+
+# The seeds that are reported, and the ones that choose learning rates.
+SEEDS = (0, 1, 2, 3, 4)
+TUNING_SEEDS = (1000, 1001)
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What an experiment is handed.
+
+    Args:
+        run: runs trials and returns their outcomes in order; known ones are not run again.
+        scale: ``embedded``, or ``full`` for the paper's own setting.
+        data: folder of the paper's data, needed by ``full``.
+        seeds: seeds that are reported.
+        tuning_seeds: seeds that choose learning rates.
+        shrink: divide budgets by this; for tests only, a record of a shrunk run says so.
+    """
+
+    run: Callable[[Sequence[Trial]], list[Outcome]]
+    scale: str = "embedded"
+    data: Path | None = None
+    seeds: tuple[int, ...] = SEEDS
+    tuning_seeds: tuple[int, ...] = TUNING_SEEDS
+    shrink: int = 1
+
+    def budget(self, number: int) -> int:
+        """Return a number of epochs or steps, shrunk for tests."""
+        return max(1, number // self.shrink)
+
+    @property
+    def protocol(self) -> tuple[str, ...]:
+        """Say how rates were chosen."""
+        return (
+            f"Learning rates: the same grid size and budget for every arm, chosen by the mean validation metric of "
+            f"{len(self.tuning_seeds)} tuning seeds at the last epoch; * marks a choice at the edge of the grid.",
+            f"Reported: {len(self.seeds)} fresh seeds at the chosen rate, each shown the test split once.",
+            *((f"Budgets were divided by {self.shrink}: a trial of the command, not a result.",) * (self.shrink > 1)),
+        )
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """One table or figure of a paper.
+
+    Args:
+        name: what users type.
+        summary: one line for the help.
+        minutes: about how long the embedded scale takes on one thread.
+        needs: what ``--scale full`` expects in ``--data``; empty where nothing is needed.
+        run: does it.
+        draw: draws its picture from the record alone.
+    """
+
+    name: str
+    summary: str
+    minutes: float
+    needs: str
+    run: Callable[[Setting], Record]
+    draw: Callable[[Record], Figure]

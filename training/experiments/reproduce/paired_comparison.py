@@ -1,0 +1,137 @@
+"""Experiments that are duels: arms tuned and tested alike, claims that one errs less than another."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from matplotlib.figure import Figure
+
+from pathspace.training.experiments.reproduce.experiment import Setting
+from pathspace.training.experiments.reproduce.holm import Claim, gain, judge
+from pathspace.training.experiments.reproduce.pictures import draw_curves, legend, panels
+from pathspace.training.experiments.reproduce.record import Record, Table, judged
+from pathspace.training.experiments.reproduce.tuning import Arm, Measured, measure
+
+
+@dataclass(frozen=True)
+class PairedComparison:
+    """A claim that one arm errs less than another.
+
+    Args:
+        statement: the claim.
+        ours: label of the arm that is claimed to be better.
+        rival: label of the other.
+        printed: the paper's two figures, lower is better, in the same order.
+    """
+
+    statement: str
+    ours: str
+    rival: str
+    printed: tuple[float, float] | None = None
+
+
+@dataclass(frozen=True)
+class Show:
+    """How figures of an experiment are written.
+
+    Args:
+        metric: what the metric is called, with its unit.
+        factor: what it is multiplied by for people.
+        pattern: how ``format`` writes it.
+    """
+
+    metric: str
+    factor: float = 1.0
+    pattern: str = ".2f"
+
+    def value(self, number: float) -> str:
+        """Write one number."""
+        return "–" if number != number else format(self.factor * number, self.pattern)
+
+
+PERCENT = Show("error in %", 100.0)
+
+
+def hold(
+    setting: Setting,
+    arms: Sequence[Arm],
+    duels: Sequence[PairedComparison],
+    *,
+    name: str,
+    title: str,
+    source: str,
+    paper: Table,
+    differs: Sequence[str],
+    caption: str,
+    show: Show = PERCENT,
+    data: dict[str, Any] | None = None,
+) -> tuple[Record, dict[str, Measured]]:
+    """Tune and test the arms, judge the duels and fill the record.
+
+    Args:
+        setting: how.
+        arms: the contenders; labels differ.
+        duels: the claims.
+        name: of the experiment.
+        title: of the experiment.
+        source: paper and table.
+        paper: the paper's figures.
+        differs: what differs.
+        caption: of the picture.
+        show: how figures are written.
+        data: further numbers for the picture.
+
+    Returns:
+        The record, and the measured arms by label.
+    """
+    measured = measure(arms, setting.run, setting.tuning_seeds, setting.seeds)
+    by = {m.arm.label: m for m in measured}
+    claims: list[Claim] = [gain(d.statement, by[d.ours].tests, by[d.rival].tests, d.printed) for d in duels]
+    columns = ("arm", "learning rate", f"validation {show.metric}", f"test {show.metric}", "diverged")
+    record = Record(
+        name=name,
+        title=title,
+        source=source,
+        scale=setting.scale,
+        paper=paper,
+        ours=Table(columns, tuple(row(m, show) for m in measured)),
+        differs=tuple(differs),
+        protocol=setting.protocol,
+        claims=judged(judge(claims)),
+        caption=caption,
+        data={"metric": show.metric, "factor": show.factor, **(data or {}), "arms": [m.to_dict() for m in measured]},
+        seconds=sum(m.seconds for m in measured),
+    )
+    return record, by
+
+
+def row(m: Measured, show: Show) -> tuple[str, ...]:
+    """Return an arm's line of the table."""
+    interval = m.interval
+    test = f"{show.value(interval.mean)} ± {show.value(interval.half_width)}" if interval.count else "–"
+    diverged = sum(outcome.diverged for outcome in m.outcomes)
+    rate = f"{m.lr:g}{'*' if m.edge else ''}"
+    return (m.arm.label, rate, show.value(m.tuning[m.lr]), test, f"{diverged} of {len(m.outcomes)}")
+
+
+def draw_paired_comparison(record: Record) -> Figure:
+    """Draw training loss and validation metric of every arm against epochs.
+
+    Args:
+        record: of a duel.
+
+    Returns:
+        A figure of two panels.
+    """
+    with panels(2) as (figure, axes):
+        factor = record.data["factor"]
+        for place, arm in enumerate(record.data["arms"]):
+            draw_curves(axes[0], place, arm["label"], arm["train_losses"])
+            scaled = [[None if v is None else factor * v for v in line] for line in arm["valid_metrics"]]
+            draw_curves(axes[1], place, arm["label"], scaled)
+        axes[0].set(title="training loss", xlabel="epoch")
+        axes[1].set(title=f"validation {record.data['metric']}", xlabel="epoch")
+        legend(figure, axes[0])
+        return figure

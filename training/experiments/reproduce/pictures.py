@@ -1,0 +1,69 @@
+"""Parts of pictures that experiments share: curves of arms, mean over seeds with its range."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import matplotlib
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from pathspace.training.experiments.plots import COLOURS, MARKERS
+
+
+@contextmanager
+def panels(count: int, width: float = 4.2, height: float = 3.4) -> Iterator[tuple[Figure, Sequence[Axes]]]:
+    """Yield a figure and its panels in a row, in the house's style.
+
+    Args:
+        count: number of panels.
+        width: inches per panel.
+        height: inches.
+
+    Example:
+        >>> with panels(2) as (figure, axes):
+        ...     len(axes)
+        2
+    """
+    with matplotlib.rc_context({"font.size": 9, "axes.spines.top": False, "axes.spines.right": False}):
+        figure = Figure(figsize=(width * count, height), dpi=110, layout="constrained")
+        axes = list(np.atleast_1d(figure.subplots(1, count)).ravel())
+        for each in axes:
+            each.grid(alpha=0.25, linewidth=0.6)
+        yield figure, axes
+
+
+def look(place: int) -> dict[str, Any]:
+    """Return colour and marker of the arm at this place."""
+    colours = (*COLOURS, "#555555")
+    return {"color": colours[place % len(colours)], "marker": (*MARKERS, "X")[place % (len(MARKERS) + 1)]}
+
+
+def draw_curves(axes: Axes, place: int, label: str, lines: Sequence[Sequence[float | None]], first: int = 1) -> None:
+    """Draw the mean over seeds as a line, and their range as a band.
+
+    Args:
+        axes: where.
+        place: which arm, for its colour.
+        label: what the legend says.
+        lines: one curve per seed; where they differ in length only the common part is drawn.
+        first: the epoch of the first value.
+    """
+    shortest = min((len(line) for line in lines), default=0)
+    if not shortest:
+        return
+    values = np.array([[np.nan if v is None else v for v in line[:shortest]] for line in lines], dtype=float)
+    epochs = np.arange(first, first + shortest)
+    style = look(place)
+    axes.plot(
+        epochs, values.mean(0), label=label, markevery=max(1, shortest // 8), markersize=4, linewidth=1.5, **style
+    )
+    axes.fill_between(epochs, values.min(0), values.max(0), color=style["color"], alpha=0.15, linewidth=0)
+
+
+def legend(figure: Figure, axes: Axes, columns: int = 4) -> None:
+    """Put one legend below all panels."""
+    figure.legend(*axes.get_legend_handles_labels(), loc="outside lower center", ncols=columns, frameon=False)

@@ -1,0 +1,120 @@
+"""The record of an experiment: what is committed as JSON, and the only source of the page and the pictures."""
+
+from __future__ import annotations
+
+import json
+import platform
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from pathspace.errors import InputError
+from pathspace.files import replacing
+from pathspace.training.experiments.reproduce.holm import Claim
+
+FORMAT = 1
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table as it is printed: texts only."""
+
+    columns: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+
+
+@dataclass(frozen=True)
+class Record:
+    """Everything about one experiment.
+
+    Args:
+        name: what users type.
+        title: one line.
+        source: paper and table or figure.
+        scale: ``embedded`` or ``full``.
+        paper: the paper's figures.
+        ours: our figures.
+        differs: how our setting differs from the paper's, one sentence each.
+        protocol: how rates were chosen and what was repeated, one sentence each.
+        claims: judged claims.
+        caption: what the picture shows.
+        data: numbers behind table and picture.
+        seconds: time of all runs, on one thread each.
+        versions: of what computed it.
+    """
+
+    name: str
+    title: str
+    source: str
+    scale: str
+    paper: Table
+    ours: Table
+    differs: tuple[str, ...]
+    protocol: tuple[str, ...]
+    claims: tuple[dict[str, Any], ...]
+    caption: str
+    data: dict[str, Any]
+    seconds: float
+    versions: dict[str, str] = field(default_factory=lambda: versions())
+
+    def write(self, path: Path) -> None:
+        """Write the record as JSON, aside and renamed.
+
+        Args:
+            path: the file.
+
+        Raises:
+            InputError: the file cannot be written.
+        """
+        with replacing(path) as temporary:
+            text = json.dumps({"format": FORMAT, **asdict(self)}, indent=1, ensure_ascii=False, allow_nan=False)
+            temporary.write_text(_flat_lists(text) + "\n", encoding="utf-8")
+
+    @classmethod
+    def read(cls, path: Path) -> Record:
+        """Read what :meth:`write` wrote.
+
+        Args:
+            path: the file.
+
+        Returns:
+            The record.
+
+        Raises:
+            InputError: the file cannot be read or holds something else.
+        """
+        try:
+            record = json.loads(path.read_text(encoding="utf-8"))
+            if record.pop("format") != FORMAT:
+                raise ValueError
+            for key in ("paper", "ours"):
+                table = record[key]
+                record[key] = Table(tuple(table["columns"]), tuple(tuple(row) for row in table["rows"]))
+            for key in ("differs", "protocol", "claims"):
+                record[key] = tuple(record[key])
+            return cls(**record)
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+            raise InputError(
+                f"The file '{path}' is no record of an experiment; delete it and run pathspace reproduce again."
+            ) from error
+
+
+def versions() -> dict[str, str]:
+    """Return the versions of what computes: Python, torch, numpy and this library."""
+    return {"python": platform.python_version(), **{name: version(name) for name in ("torch", "numpy", "pathspace")}}
+
+
+def judged(claims: Sequence[Claim]) -> tuple[dict[str, Any], ...]:
+    """Return judged claims as plain values."""
+    return tuple(claim.to_dict() for claim in claims)
+
+
+def _flat_lists(text: str) -> str:
+    """Put lists of numbers on one line each: a curve is one line of the file, not sixty."""
+    import re
+
+    return re.sub(
+        r"\[\s+((?:(?:-?[\d.eE+-]+|null),?\s+)+)\]", lambda found: "[" + " ".join(found[1].split()) + "]", text
+    )

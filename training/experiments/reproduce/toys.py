@@ -1,0 +1,353 @@
+"""``toy`` and ``ideal-direction``: the Markov-chain paper's 28 parameters (Figure 2(b)) and its Figure 5.
+
+Many networks are trained side by side as one tensor program: network n is a ``Toy`` with its own weights, learning
+rate, penal strength and data, and the sum of all losses gives each the gradient of its own.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from matplotlib.figure import Figure
+from torch import Tensor
+
+from pathspace.training.experiments.intervals import t_interval
+from pathspace.training.experiments.models.toy import Toy
+from pathspace.training.experiments.reproduce.experiment import Experiment, Setting
+from pathspace.training.experiments.reproduce.holm import judge, positive
+from pathspace.training.experiments.reproduce.pictures import draw_curves, legend, look, panels
+from pathspace.training.experiments.reproduce.record import Record, Table, judged
+from pathspace.training.experiments.reproduce.tuning import best_rate
+from pathspace.training.threads import one_thread
+
+PAPER = "Rethinking skip connection model as a learnable Markov chain"
+STEPS, BATCH, TESTED = 10_000, 64, 4096
+RATES = (0.02, 0.05, 0.15, 0.4)
+TAUS = (1e-4, 3e-4, 1e-3)
+SEEDS, TUNING_SEEDS = tuple(range(20)), tuple(range(1000, 1005))
+ETAS = (0.01, 0.1, 1.0)
+
+
+@dataclass(frozen=True)
+class Toys:
+    """N networks side by side: three weight tensors, shapes (N, 4, 2), (N, 4, 4) and (N, 1, 4)."""
+
+    enter: Tensor
+    middle: Tensor
+    leave: Tensor
+
+    @classmethod
+    def make(cls, seeds: Sequence[int]) -> Toys:
+        """Start as many ``Toy`` networks, each from its own seed.
+
+        Example:
+            >>> Toys.make([0, 1]).middle.shape
+            torch.Size([2, 4, 4])
+        """
+        made = []
+        with torch.random.fork_rng(devices=[]):
+            for seed in seeds:
+                torch.manual_seed(seed)
+                made.append(Toy())
+        return cls(
+            *(
+                torch.stack([getattr(model, name).weight.detach() for model in made]).requires_grad_()
+                for name in ("enter", "middle", "leave")
+            )
+        )
+
+    @property
+    def weights(self) -> tuple[Tensor, Tensor, Tensor]:
+        """The three tensors."""
+        return self.enter, self.middle, self.leave
+
+    def chain(self, points: Tensor, skip: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Return ``x_0``, ``z_1`` and ``x_1`` of every network, each of shape (N, B, 4).
+
+        Args:
+            points: shape (N, B, 2).
+            skip: 1 where there is a skip connection, else 0, shape (N, 1, 1).
+        """
+        state = points @ self.enter.mT
+        branch = state.relu() @ self.middle.mT
+        return state, branch, skip * state + branch
+
+    def read(self, state: Tensor) -> Tensor:
+        """Return the outputs that follow from ``x_1``, shape (N, B)."""
+        return (state.relu() @ self.leave.mT).squeeze(-1)
+
+
+def target(points: Tensor) -> Tensor:
+    """Return the paper's target ``x^2 - y^2``.
+
+    Example:
+        >>> target(torch.tensor([[2.0, 1.0]])).tolist()
+        [3.0]
+    """
+    return points[..., 0] ** 2 - points[..., 1] ** 2
+
+
+def train_toys(
+    seeds: Sequence[int],
+    skip: Sequence[float],
+    tau: Sequence[float],
+    lr: Sequence[float],
+    steps: int,
+    look_at: Callable[[int, Toys], None] | None = None,
+    every: int = 100,
+) -> Toys:
+    """Train networks side by side with SGD on fresh points from the square [-1, 1]^2.
+
+    Args:
+        seeds: seed of each network: its first weights and its data; networks of one seed meet the same points.
+        skip: 1 or 0 for each network.
+        tau: penal strength of each, against the mean loss of a batch, as the paper's hook has it.
+        lr: learning rate of each.
+        steps: SGD steps.
+        look_at: called before the first step and after every ``every`` steps.
+        every: see ``look_at``.
+
+    Returns:
+        The trained networks.
+
+    Example:
+        >>> train_toys([0, 0], [1, 1], [0, 1e-3], [0.1, 0.1], steps=2).enter.shape
+        torch.Size([2, 4, 2])
+    """
+    toys = Toys.make(seeds)
+    different = sorted(set(seeds))
+    place = torch.tensor([different.index(seed) for seed in seeds])
+    generators = [torch.Generator().manual_seed(seed) for seed in different]
+    rates = torch.tensor(lr).view(-1, 1, 1)
+    strength, skips = torch.tensor(tau, dtype=torch.float32), torch.tensor(skip, dtype=torch.float32).view(-1, 1, 1)
+    block: list[Tensor] = []
+    for step in range(steps + 1):
+        if look_at is not None and step % every == 0:
+            look_at(step, toys)
+        if step == steps:
+            break
+        if step % every == 0:
+            # Points of many steps at once: one call per seed and block.
+            block = list(torch.stack([torch.rand(every, BATCH, 2, generator=g) for g in generators], 1) * 2 - 1)
+        points = block[step % every][place]
+        _, branch, state = toys.chain(points, skips)
+        errors = (toys.read(state) - target(points)).square().mean(1)
+        penalty = 0.5 * strength * branch.square().sum((1, 2))
+        gradients = torch.autograd.grad((errors + penalty).sum(), toys.weights)
+        with torch.no_grad():
+            for weight, gradient in zip(toys.weights, gradients, strict=True):
+                weight.sub_(rates * gradient)
+    return toys
+
+
+def errors_of(toys: Toys, skip: Sequence[float], seed: int) -> Tensor:
+    """Return the mean squared error of every network on the same fresh points."""
+    points = torch.rand(TESTED, 2, generator=torch.Generator().manual_seed(seed)) * 2 - 1
+    with torch.no_grad():
+        skips = torch.tensor(skip, dtype=torch.float32).view(-1, 1, 1)
+        _, _, state = toys.chain(points.expand(len(skip), -1, -1), skips)
+        return (toys.read(state) - target(points)).square().mean(1)
+
+
+# What tunes and what is tested: points that no training run meets.
+VALID_POINTS, TEST_POINTS = 10**6, 10**6 + 1
+
+
+def toy(setting: Setting) -> Record:
+    """Train the toy without skip, with skip, and with three penal strengths."""
+    started = time.perf_counter()
+    steps = setting.budget(STEPS)
+    arms = [("plain", 0.0, 0.0), ("skip", 1.0, 0.0), *((f"Markov, tau {tau:g}", 1.0, tau) for tau in TAUS)]
+    with one_thread():
+        tuned = _grid([(label, skip, tau, lr) for label, skip, tau in arms for lr in RATES], TUNING_SEEDS, steps)
+        tables = {label: {lr: float(np.mean(tuned[label, lr][0])) for lr in RATES} for label, *_ in arms}
+        best = {label: best_rate(table) for label, table in tables.items()}
+        fresh = _grid([(label, skip, tau, best[label]) for label, skip, tau in arms], SEEDS, steps)
+    test = {label: fresh[label, best[label]][1] for label, *_ in arms}
+    curves = {label: fresh[label, best[label]][2] for label, *_ in arms}
+    pairs = [("the skip connection lowers the error of the plain net", "skip", "plain")]
+    pairs += [(f"{label} lowers the error of the skip net", label, "skip") for label, _, tau in arms if tau]
+    claims = [
+        positive(
+            f"{statement} (log10 of the ratio)",
+            [float(np.log10(b / a)) for a, b in zip(test[ours], test[rival], strict=True) if a < np.inf and b < np.inf],
+            pattern="+.2f",
+        )
+        for statement, ours, rival in pairs
+    ]
+    rows = []
+    for label, *_ in arms:
+        logs = t_interval([float(np.log10(v)) for v in test[label] if np.isfinite(v)])
+        rows.append(
+            (
+                label,
+                f"{best[label]:g}{'*' if best[label] in (min(RATES), max(RATES)) else ''}",
+                f"{float(np.median(test[label])):.2e}",
+                logs.show(".2f"),
+                f"{sum(v > 0.02 for v in test[label])} of {len(test[label])}",
+            )
+        )
+    return Record(
+        name="toy",
+        title="28 parameters learn x² − y²: plain, with a skip connection, with the penal connection",
+        source=f"{PAPER}, Figure 2(b)",
+        scale=setting.scale,
+        paper=Table(
+            ("net", "finding"),
+            (("plain", "worst"), ("skip", "better"), ("Markov", "best (curves only, no numbers)")),
+        ),
+        ours=Table(
+            ("arm", "learning rate", "median test error", "log10 of test error", "failed (error above 0.02)"),
+            tuple(rows),
+        ),
+        differs=(
+            "Widths: the paper gives three layers and 28 parameters; 2-4-4-1 without biases, ReLU, skip around "
+            "the middle.",
+            "The paper gives neither learning rate, batch nor tau. Batches of 64 fresh points, three strengths of tau.",
+            f"{steps} SGD steps{', as in the paper' if steps == STEPS else ''}.",
+        ),
+        protocol=(
+            f"Learning rates: {', '.join(f'{lr:g}' for lr in RATES)} for every arm, chosen by "
+            f"{len(TUNING_SEEDS)} tuning "
+            "seeds on points of their own; * marks a choice at the edge.",
+            f"Reported: {len(SEEDS)} fresh seeds; arms share first weights and points seed by seed. Claims compare "
+            "logarithms, because a few failed seeds would decide a mean.",
+        ),
+        claims=judged(judge(claims)),
+        caption="Error on held-out points over the run: geometric mean over seeds and range",
+        data={"rates": list(RATES), "best": best, "tuning": _listed(tables), "test": test, "curves": curves},
+        seconds=time.perf_counter() - started,
+    )
+
+
+def _listed(tables: dict[str, dict[float, float]]) -> dict[str, list[list[float | None]]]:
+    return {label: [[lr, v if np.isfinite(v) else None] for lr, v in table.items()] for label, table in tables.items()}
+
+
+def _grid(
+    runs: Sequence[tuple[str, float, float, float]], seeds: Sequence[int], steps: int
+) -> dict[tuple[str, float], tuple[list[float], list[float], list[list[float | None]]]]:
+    """Train every run with every seed; return validation errors, test errors and curves by label and rate."""
+    flat = [(label, skip, tau, lr, seed) for label, skip, tau, lr in runs for seed in seeds]
+    skips = [skip for _, skip, _, _, _ in flat]
+    seen: list[Tensor] = []
+    toys = train_toys(
+        [seed for *_, seed in flat],
+        skips,
+        [tau for _, _, tau, _, _ in flat],
+        [lr for _, _, _, lr, _ in flat],
+        steps,
+        lambda step, toys: seen.append(errors_of(toys, skips, VALID_POINTS)),
+        every=max(1, steps // 50),
+    )
+    # A network that overflowed has no error; it counts as infinitely bad.
+    valid = errors_of(toys, skips, VALID_POINTS).nan_to_num(nan=torch.inf)
+    test = errors_of(toys, skips, TEST_POINTS).nan_to_num(nan=torch.inf)
+    history = torch.stack(seen, 1)
+    found = {}
+    for i, (label, _, _, lr) in enumerate(runs):
+        part = slice(i * len(seeds), (i + 1) * len(seeds))
+        lines = [[float(f"{v:.4g}") if np.isfinite(v) else None for v in line] for line in history[part].tolist()]
+        found[label, lr] = (valid[part].tolist(), test[part].tolist(), lines)
+    return found
+
+
+def draw_toy(record: Record) -> Figure:
+    """Draw the error against steps."""
+    with panels(1, width=6.0) as (figure, axes):
+        for place, (label, lines) in enumerate(record.data["curves"].items()):
+            logs = [[None if v is None else float(np.log10(v)) for v in line] for line in lines]
+            draw_curves(axes[0], place, label, logs, first=0)
+        axes[0].set(xlabel="fiftieths of the run", ylabel="log10 of the error on held-out points")
+        legend(figure, axes[0], 3)
+        return figure
+
+
+def ideal_direction(setting: Setting) -> Record:
+    """Measure how often a step along ``-g`` from a chain state lowers the loss, while the toy trains."""
+    started = time.perf_counter()
+    steps = setting.budget(STEPS)
+    seeds = SEEDS[:10]
+    points = torch.rand(512, 2, generator=torch.Generator().manual_seed(VALID_POINTS)) * 2 - 1
+    shares: dict[float, list[list[float]]] = {eta: [] for eta in ETAS}
+    changes: dict[float, list[float]] = {eta: [] for eta in ETAS}
+
+    def measure(step: int, toys: Toys) -> None:
+        skips = torch.ones(len(seeds), 1, 1)
+        with torch.no_grad():
+            *_, state = toys.chain(points.expand(len(seeds), -1, -1), skips)
+        state.requires_grad_()
+        wanted = target(points)
+        before = (toys.read(state) - wanted).square()
+        (gradient,) = torch.autograd.grad(before.sum(), state)
+        with torch.no_grad():
+            # Where the gradient is zero there is no direction to speak of.
+            counted = gradient.norm(dim=2) > 0
+            for eta in ETAS:
+                after = (toys.read(state - eta * gradient) - wanted).square()
+                lower = ((after < before) & counted).sum(1) / counted.sum(1).clamp(min=1)
+                shares[eta].append(lower.tolist())
+                changes[eta].append(float((after - before).mean()))
+
+    with one_thread():
+        train_toys(seeds, [1.0] * len(seeds), [0.0] * len(seeds), [0.05] * len(seeds), steps, measure)
+    means = {eta: np.array(shares[eta]).mean(0).tolist() for eta in ETAS}
+    claims = [
+        positive(
+            f"eta = {eta:g}: the loss falls in more than 70 % of situations (share above 70 %)",
+            [s - 0.7 for s in means[eta]],
+        )
+        for eta in ETAS
+    ]
+    return Record(
+        name="ideal-direction",
+        title="How often a step along the gradient of a chain state lowers the loss of its sample",
+        source=f"{PAPER}, appendix D and Figure 5",
+        scale=setting.scale,
+        paper=Table(("step size", "share"), (("not stated", "more than 70.0 %"),)),
+        ours=Table(
+            ("eta", "share of situations", "lowest over seeds"),
+            tuple((f"{eta:g}", t_interval(means[eta]).show(".1%"), f"{min(means[eta]):.1%}") for eta in ETAS),
+        ),
+        differs=(
+            "The paper states no step size, so the share is measured at three: it is one point of a curve.",
+            "Loss and gradient are those of a single sample, the chain is run again from the changed state.",
+            "The toy 2-4-4-1 with a skip connection, SGD at learning rate 0.05 (nothing is compared, so nothing "
+            "is tuned).",
+        ),
+        protocol=(
+            f"{len(seeds)} seeds; 512 points every 100 of {steps} steps; points with a zero gradient are left out.",
+            "The interval is over seeds, each seed's value being the mean over its training.",
+        ),
+        claims=judged(judge(claims)),
+        caption="Share of points whose loss falls, against training steps (hundreds): mean over seeds and range",
+        data={
+            "shares": {f"{eta:g}": np.array(shares[eta]).T.round(4).tolist() for eta in ETAS},
+            "changes": {f"{eta:g}": [float(f"{v:.4g}") for v in changes[eta]] for eta in ETAS},
+        },
+        seconds=time.perf_counter() - started,
+    )
+
+
+def draw_directions(record: Record) -> Figure:
+    """Draw shares and mean changes of the loss against training steps."""
+    with panels(2) as (figure, axes):
+        for place, (eta, lines) in enumerate(record.data["shares"].items()):
+            draw_curves(axes[0], place, f"eta = {eta}", lines, first=0)
+            axes[1].plot(record.data["changes"][eta], markevery=10, markersize=4, **look(place))
+        axes[0].axhline(0.7, color="black", linewidth=0.6)
+        axes[0].set(title="share of points whose loss falls", xlabel="hundreds of steps")
+        axes[1].set(title="mean change of the loss", xlabel="hundreds of steps")
+        axes[1].set_yscale("symlog", linthresh=1e-4)
+        legend(figure, axes[0])
+        return figure
+
+
+TOY = Experiment("toy", "28 parameters: plain, skip, penal connection", 2, "", toy, draw_toy)
+IDEAL = Experiment(
+    "ideal-direction", "how often the ideal direction lowers the loss", 1, "", ideal_direction, draw_directions
+)

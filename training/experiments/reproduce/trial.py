@@ -1,0 +1,165 @@
+"""One training run as plain data: what a journal can name, a process can be handed, and a table can report."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from pathspace.diagnostics import MarkovChain
+from pathspace.training.experiments.tasks import load_task
+from pathspace.training.penal import penalize
+from pathspace.training.recipe import Init, Recipe, Rule, prepare
+from pathspace.training.task import Task
+from pathspace.training.threads import one_thread
+from pathspace.training.trainer import Tick, Trainer
+
+# How many validation examples the efficiency of a chain is measured on.
+OBSERVED = 64
+
+
+@dataclass(frozen=True)
+class Trial:
+    """A run, named completely.
+
+    Args:
+        task: a name that :func:`pathspace.training.experiments.tasks.load_task` knows.
+        optimizer: a name that :class:`pathspace.training.recipe.Recipe` knows.
+        lr: learning rate.
+        seed: fixes the first weights and the order of the batches.
+        epochs: passes over the training split.
+        batch_size: examples per step.
+        init: starting point; ``None`` takes the optimizer's own.
+        rule: which spanning trees are the skeleton.
+        tau: strength of the penal connection; 0 for none.
+        options: options of the task, as pairs.
+        test: look at the test split after the last epoch.
+        efficiency: measure the efficiency of the Markov chain after every epoch.
+
+    Example:
+        >>> trial = Trial("digits-rows", "sgd", lr=0.1, seed=0, epochs=1, options=(("hidden", 4),))
+        >>> trial.key == Trial("digits-rows", "sgd", 0.1, 0, 1, options=(("hidden", 4),)).key
+        True
+    """
+
+    task: str
+    optimizer: str
+    lr: float
+    seed: int
+    epochs: int
+    batch_size: int = 32
+    init: Init | None = None
+    rule: Rule = "modulo"
+    tau: float = 0.0
+    options: tuple[tuple[str, Any], ...] = ()
+    test: bool = False
+    efficiency: bool = False
+
+    @property
+    def key(self) -> str:
+        """A name for the run that no other run has."""
+        text = json.dumps(asdict(self), sort_keys=True)
+        return hashlib.sha256(text.encode()).hexdigest()[:20]
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a run led to; every number comes straight from the trainer.
+
+    Args:
+        train_losses: one per epoch.
+        valid_losses: one per epoch.
+        valid_metrics: one per epoch.
+        seconds: wall-clock time.
+        diverged: a loss stopped being finite; the three lists then end before that epoch.
+        test_loss: on the test split, ``None`` if nobody looked.
+        test_metric: on the test split, ``None`` if nobody looked.
+        efficiencies: ``eps'`` before training and after every epoch, empty if nobody looked.
+    """
+
+    train_losses: tuple[float, ...]
+    valid_losses: tuple[float, ...]
+    valid_metrics: tuple[float, ...]
+    seconds: float
+    diverged: bool
+    test_loss: float | None = None
+    test_metric: float | None = None
+    efficiencies: tuple[float, ...] = ()
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain values."""
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, record: dict[str, Any]) -> Outcome:
+        """Read what :meth:`to_dict` wrote."""
+        values: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in record.items()}
+        return cls(**values)
+
+
+def run_trial(trial: Trial) -> Outcome:
+    """Train once, on one thread, without writing files.
+
+    Args:
+        trial: what to train.
+
+    Returns:
+        The outcome.
+
+    Raises:
+        InputError: a name in the trial is unknown, or its data is missing.
+
+    Example:
+        >>> outcome = run_trial(Trial("digits-rows", "sgd", 0.1, 0, 1, options=(("hidden", 4),), test=True))
+        >>> len(outcome.valid_losses), outcome.test_metric is None
+        (1, False)
+    """
+    task = load_task(trial.task, **dict(trial.options))
+    recipe = Recipe(trial.optimizer, trial.lr, trial.init, trial.rule, trial.seed)
+    with one_thread():
+        model, optimizer = prepare(task, recipe)
+        probe = _Probe(task, model, trial) if trial.efficiency else None
+        if trial.tau:
+            penalize(model, *task.example_inputs(), tau=trial.tau)
+        trainer = Trainer(
+            task,
+            model,
+            optimizer,
+            epochs=trial.epochs,
+            batch_size=trial.batch_size,
+            seed=trial.seed,
+            watch=probe,
+        )
+        history = trainer.fit()
+        sound = [record for record in history.records if record.finite]
+        score = trainer.evaluate(task.test) if trial.test and not history.diverged else None
+    return Outcome(
+        train_losses=tuple(record.train_loss for record in sound),
+        valid_losses=tuple(record.valid_loss for record in sound),
+        valid_metrics=tuple(record.valid_metric for record in sound),
+        seconds=history.last.seconds if history.last else 0.0,
+        diverged=history.diverged,
+        test_loss=score.loss if score else None,
+        test_metric=score.metric if score else None,
+        efficiencies=tuple(probe.values) if probe else (),
+    )
+
+
+class _Probe:
+    """Measure ``eps'`` on the same validation examples after every epoch, without the penal connection."""
+
+    def __init__(self, task: Task, model: Any, trial: Trial) -> None:
+        self.task, self.model = task, model
+        self.chain = MarkovChain.trace(model, *task.example_inputs())
+        # steps per epoch, the last batch may be smaller
+        self.every = -(-len(task.train) // trial.batch_size)
+        self.values = [self._measure()]
+
+    def __call__(self, tick: Tick) -> None:
+        if tick.step % self.every == 0:
+            self.values.append(self._measure())
+
+    def _measure(self) -> float:
+        inputs, targets = self.task.valid.inputs[:OBSERVED], self.task.valid.targets[:OBSERVED]
+        return self.chain.observe(self.task.loss, inputs, targets).mean_efficiency

@@ -1,0 +1,152 @@
+"""Tune on validation data, then test on fresh seeds: the protocol every arm of an experiment goes through.
+
+The learning rate of an arm is chosen with tuning seeds by the validation metric. Then runs with other seeds, which
+had no part in the choice, are shown the test split. Grid, budget and seeds are the same for all arms.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from pathspace.training.experiments.intervals import Interval, t_interval
+from pathspace.training.experiments.reproduce.trial import Outcome, Trial
+
+Runner = Callable[[Sequence[Trial]], list[Outcome]]
+
+
+@dataclass(frozen=True)
+class Arm:
+    """One contender.
+
+    Args:
+        label: what it is called in tables.
+        base: the run; its learning rate, seed and look at the test split are set by the protocol.
+        rates: the learning rates it may choose from.
+    """
+
+    label: str
+    base: Trial
+    rates: tuple[float, ...]
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What an arm led to.
+
+    Args:
+        arm: the contender.
+        lr: the learning rate that the tuning seeds chose.
+        tuning: learning rate -> mean validation metric of the tuning seeds, NaN where one diverged.
+        outcomes: of the fresh seeds, in order.
+        seconds: time of all runs of this arm, tuning included.
+    """
+
+    arm: Arm
+    lr: float
+    tuning: dict[float, float]
+    outcomes: tuple[Outcome, ...]
+    seconds: float
+
+    @property
+    def tests(self) -> list[float]:
+        """Test metric per fresh seed, NaN for one that diverged."""
+        return [math.nan if outcome.test_metric is None else outcome.test_metric for outcome in self.outcomes]
+
+    @property
+    def interval(self) -> Interval:
+        """Mean of the test metric with its 95 % interval, diverged seeds left out."""
+        return t_interval([value for value in self.tests if math.isfinite(value)])
+
+    @property
+    def edge(self) -> bool:
+        """Whether the chosen rate is the smallest or largest on offer, so that more choice might do better."""
+        return self.lr in (min(self.arm.rates), max(self.arm.rates))
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain values, curves included."""
+        return {
+            "label": self.arm.label,
+            "task": self.arm.base.task,
+            "tau": self.arm.base.tau,
+            "rates": list(self.arm.rates),
+            "lr": self.lr,
+            "at_edge": self.edge,
+            "tuning": [[rate, _plain(value)] for rate, value in self.tuning.items()],
+            "tests": [_plain(value) for value in self.tests],
+            "mean": _plain(self.interval.mean),
+            "half_width": _plain(self.interval.half_width),
+            "valid_metrics": [[_short(v) for v in outcome.valid_metrics] for outcome in self.outcomes],
+            "train_losses": [[_short(v) for v in outcome.train_losses] for outcome in self.outcomes],
+            "efficiencies": [[_short(v) for v in outcome.efficiencies] for outcome in self.outcomes],
+            "seconds": self.seconds,
+        }
+
+
+def measure(arms: Sequence[Arm], run: Runner, tuning_seeds: Sequence[int], seeds: Sequence[int]) -> list[Measured]:
+    """Tune and test all arms.
+
+    Args:
+        arms: the contenders.
+        run: runs trials, see :func:`pathspace.training.experiments.reproduce.trial_cache.run_all`.
+        tuning_seeds: seeds that choose the learning rates.
+        seeds: seeds that are reported; none of ``tuning_seeds``.
+
+    Returns:
+        One entry per arm.
+
+    Example:
+        >>> arm = Arm("SGD", Trial("digits-rows", "sgd", 0, 0, 1, options=(("hidden", 4),)), (0.1, 0.2))
+        >>> from pathspace.training.experiments.reproduce.trial_cache import TrialCache, run_all
+        >>> only, = measure([arm], lambda trials: run_all(trials, TrialCache(None)), (7,), (0, 1))
+        >>> only.lr in (0.1, 0.2), len(only.tests)
+        (True, 2)
+    """
+    assert not set(tuning_seeds) & set(seeds), "fresh seeds must have no part in the tuning"
+    grid = [(arm, rate, seed) for arm in arms for rate in arm.rates for seed in tuning_seeds]
+    # Only what is reported is looked at more closely.
+    tuned = run([replace(arm.base, lr=rate, seed=seed, efficiency=False) for arm, rate, seed in grid])
+    chosen, tables = [], []
+    for arm in arms:
+        table = {}
+        for rate in arm.rates:
+            here = [o for (a, r, _), o in zip(grid, tuned, strict=True) if a is arm and r == rate]
+            table[rate] = math.nan if any(o.diverged for o in here) else merit(here)
+        tables.append(table)
+        chosen.append(best_rate(table))
+    fresh = [replace(a.base, lr=lr, seed=seed, test=True) for a, lr in zip(arms, chosen, strict=True) for seed in seeds]
+    outcomes = run(fresh)
+    measured = []
+    for i, (arm, lr, table) in enumerate(zip(arms, chosen, tables, strict=True)):
+        mine = tuple(outcomes[len(seeds) * i : len(seeds) * (i + 1)])
+        spent = [o.seconds for (a, _, _), o in zip(grid, tuned, strict=True) if a is arm]
+        measured.append(Measured(arm, lr, table, mine, sum(spent) + sum(o.seconds for o in mine)))
+    return measured
+
+
+def merit(outcomes: Sequence[Outcome]) -> float:
+    """Return the mean over runs of the validation metric at the last epoch."""
+    return float(np.mean([outcome.valid_metrics[-1] for outcome in outcomes]))
+
+
+def best_rate(table: dict[float, float]) -> float:
+    """Return the learning rate with the lowest value; a tie goes to the smaller, NaN is chosen last.
+
+    Example:
+        >>> best_rate({0.1: 0.5, 0.2: 0.4, 0.4: float("nan")})
+        0.2
+    """
+    return min(table, key=lambda rate: (math.isnan(table[rate]), table[rate], rate))
+
+
+def _plain(value: float) -> float | None:
+    # JSON knows no NaN.
+    return value if math.isfinite(value) else None
+
+
+def _short(value: float) -> float | None:
+    return float(f"{value:.5g}") if math.isfinite(value) else None

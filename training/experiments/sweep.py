@@ -1,0 +1,135 @@
+"""``pathspace sweep``: every combination of learning rate, penal strength and seed, resumable, in one table."""
+
+from __future__ import annotations
+
+import csv
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+from rich.console import Console
+from rich.table import Table
+
+from pathspace.errors import InputError
+from pathspace.files import ensure_writable, make_folder, replacing
+from pathspace.training.experiments.intervals import Interval, t_interval
+from pathspace.training.experiments.reproduce.trial import Outcome, Trial
+from pathspace.training.experiments.reproduce.trial_cache import TrialCache, run_all
+from pathspace.training.experiments.tasks import load_task
+from pathspace.training.progress import counting
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One combination of the grid.
+
+    Args:
+        lr: learning rate.
+        tau: strength of the penal connection.
+        valid: validation metric at the last epoch over the seeds that did not diverge.
+        diverged: how many seeds diverged.
+    """
+
+    lr: float
+    tau: float
+    valid: Interval
+    diverged: int
+
+
+def grid(base: Trial, rates: Sequence[float], taus: Sequence[float], seeds: int) -> list[Trial]:
+    """Return a trial for every combination.
+
+    Args:
+        base: everything else.
+        rates: learning rates.
+        taus: strengths of the penal connection.
+        seeds: seeds 0, 1, ... of each combination.
+
+    Raises:
+        InputError: a list is empty, or a value is negative or no number.
+
+    Example:
+        >>> len(grid(Trial("digits-rows", "sgd", 0.1, 0, 1), (0.1, 0.2), (0.0,), 3))
+        6
+    """
+    for what, values, expected, fits in (
+        ("learning rates", rates, "positive numbers", lambda v: v > 0),
+        ("strengths tau", taus, "numbers of at least 0", lambda v: v >= 0),
+    ):
+        if not values or not all(math.isfinite(v) and fits(v) for v in values):
+            raise InputError(f"A sweep found {what} {list(values)}, expected {expected}.")
+    return [replace(base, lr=lr, tau=tau, seed=seed) for lr in rates for tau in taus for seed in range(seeds)]
+
+
+def cells(trials: Sequence[Trial], outcomes: Sequence[Outcome]) -> list[Cell]:
+    """Gather the outcomes of each combination, the best first; combinations with divergence come last.
+
+    Args:
+        trials: of a grid.
+        outcomes: one for each.
+
+    Returns:
+        One cell per combination.
+    """
+    found = []
+    for lr, tau in dict.fromkeys((trial.lr, trial.tau) for trial in trials):
+        here = [o for t, o in zip(trials, outcomes, strict=True) if (t.lr, t.tau) == (lr, tau)]
+        sound = [o.valid_metrics[-1] for o in here if not o.diverged]
+        found.append(Cell(lr, tau, t_interval(sound), len(here) - len(sound)))
+    return sorted(
+        found, key=lambda cell: (cell.diverged, np.nan_to_num(cell.valid.mean, nan=np.inf), cell.lr, cell.tau)
+    )
+
+
+def run_sweep(
+    base: Trial,
+    rates: Sequence[float],
+    taus: Sequence[float],
+    seeds: int,
+    out: str,
+    jobs: int,
+    console: Console,
+) -> list[Cell]:
+    """Run what is missing of a grid, print its table and write ``sweep.csv``.
+
+    Args:
+        base: everything but learning rate, tau and seed.
+        rates: learning rates.
+        taus: strengths of the penal connection.
+        seeds: seeds per combination.
+        out: folder of the results; trials found there are not run again.
+        jobs: processes.
+        console: where to print.
+
+    Returns:
+        The table's rows.
+
+    Raises:
+        InputError: a name or value is wrong, or a file cannot be written.
+    """
+    task = load_task(base.task, **dict(base.options))
+    trials = grid(base, rates, taus, seeds)
+    folder = make_folder(out)
+    ensure_writable(folder / "sweep.csv")
+    cache = TrialCache(folder / "trials")
+    with counting(console) as progress:
+        bar = progress.add_task("runs", total=len(trials))
+        outcomes = run_all(trials, cache, jobs, lambda trial, outcome: progress.advance(bar))
+    rows = cells(trials, outcomes)
+    table = Table(title=f"{task.name} with {base.optimizer}: validation {task.metric_name}", title_justify="left")
+    for column in ("learning rate", "tau", f"validation {task.metric_name}", "diverged"):
+        table.add_column(column, justify="right")
+    for cell in rows:
+        shown = cell.valid.show(task.metric_format)
+        table.add_row(f"{cell.lr:g}", f"{cell.tau:g}", shown, f"{cell.diverged} of {seeds}")
+    spent = f"{base.epochs} epoch{'s' * (base.epochs != 1)}, {seeds} seed{'s' * (seeds != 1)}"
+    table.caption = f"{spent}, 95 % t-intervals; the test split was not looked at."
+    console.print(table)
+    with replacing(Path(folder) / "sweep.csv") as temporary, open(temporary, "w", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow(["learning_rate", "tau", f"valid_{task.metric_name}", "half_width_95", "seeds", "diverged"])
+        for c in rows:
+            writer.writerow([c.lr, c.tau, c.valid.mean, c.valid.half_width, c.valid.count, c.diverged])
+    return rows

@@ -1,0 +1,27 @@
+"""Tasks: data, model, loss and metric under one name, so that every optimizer meets the same problem."""
+
+from pathspace.training.experiments.tasks.catalogue import catalogue
+from pathspace.training.experiments.tasks.digits import digits_rows
+from pathspace.training.experiments.tasks.images import digits_images
+from pathspace.training.experiments.tasks.masked import nearest_words, text_masked_words
+from pathspace.training.experiments.tasks.papers import enwik8, wmt16
+from pathspace.training.experiments.tasks.text import text_characters
+from pathspace.training.experiments.tasks.translation import number_words
+from pathspace.training.task import Split, Task, load_task, register_task, task_names
+
+__all__ = [
+    "Split",
+    "Task",
+    "catalogue",
+    "digits_images",
+    "digits_rows",
+    "enwik8",
+    "load_task",
+    "nearest_words",
+    "number_words",
+    "register_task",
+    "task_names",
+    "text_characters",
+    "text_masked_words",
+    "wmt16",
+]

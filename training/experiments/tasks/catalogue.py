@@ -1,0 +1,120 @@
+"""Translation pairs from gettext message catalogues (.mo files): messages are short sentences of real programs.
+
+``catalogue`` is a task over the German catalogues that ship with Django, where it is installed, or over those of the
+user in ``--data DIR``.
+"""
+
+from __future__ import annotations
+
+import gettext
+import importlib.util
+import re
+from pathlib import Path
+
+import numpy as np
+
+from pathspace.errors import InputError
+from pathspace.training.experiments.tasks.translation import translation_task
+from pathspace.training.task import Task, register_task
+
+PACKAGE, INSIDE = "django", "**/locale/de/LC_MESSAGES/*.mo"
+HINT = "Linux systems keep German catalogues in /usr/share/locale/de/LC_MESSAGES"
+Pair = tuple[list[str], list[str]]
+
+
+def read_catalogue(path: Path) -> list[Pair]:
+    """Read the messages of one catalogue and cut them into words; placeholders and marks are words, too.
+
+    Args:
+        path: a .mo file.
+
+    Returns:
+        Pairs of message and translation, in the catalogue's order; plural forms give a pair each.
+
+    Raises:
+        InputError: the file cannot be read or is no catalogue.
+    """
+    try:
+        with open(path, "rb") as file:
+            messages = gettext.GNUTranslations(file)._catalog  # type: ignore[attr-defined]
+    except Exception as error:
+        raise InputError(f"The file '{path}' is no message catalogue, or it is cut off; {HINT}.") from error
+    pairs = []
+    for key, translated in messages.items():
+        message = key[0] if isinstance(key, tuple) else key
+        if message and isinstance(translated, str) and translated:
+            pairs.append((words_of(message), words_of(translated)))
+    return pairs
+
+
+def words_of(message: str) -> list[str]:
+    """Cut a message into lower-case words, placeholders and marks; underscores of menus are left out.
+
+    Example:
+        >>> words_of("_Open file %s?")
+        ['open', 'file', '%s', '?']
+    """
+    return re.findall(r"%[\w$.-]*\w|\w+|[^\w\s]", message.replace("_", "").lower())
+
+
+def installed() -> list[Path]:
+    """Find the German catalogues of Django, without importing it.
+
+    Raises:
+        InputError: Django is not installed, or came without catalogues.
+    """
+    spec = importlib.util.find_spec(PACKAGE)
+    folders = (spec.submodule_search_locations if spec is not None else None) or []
+    files = sorted(file for folder in folders for file in Path(folder).glob(INSIDE))
+    if not files:
+        raise InputError(
+            "Task 'catalogue' found no German catalogues: install Django's with pip install 'pathspace[translation]', "
+            f"or give --data DIR with .mo files of yours; {HINT}."
+        )
+    return files
+
+
+def given(folder: Path) -> list[Path]:
+    """List the catalogues in a folder of the user.
+
+    Raises:
+        InputError: there is no such folder, or no catalogue in it.
+    """
+    if not folder.is_dir():
+        raise InputError(f"Task 'catalogue' found no folder '{folder}', expected one with .mo files; {HINT}.")
+    files = sorted(folder.glob("*.mo"))
+    if not files:
+        raise InputError(f"The folder '{folder}' holds no .mo file; {HINT}.")
+    return files
+
+
+@register_task("catalogue")
+def catalogue(
+    hidden: int = 64, layers: int = 2, longest: int = 12, limit: int = 20_000, data: str | None = None
+) -> Task:
+    """Build the task: English messages of programs, translated.
+
+    Args:
+        hidden: features of the transformer, an even number.
+        layers: encoder layers, and decoder layers.
+        longest: longer messages or translations are left out.
+        limit: at most so many pairs.
+        data: folder with .mo files, all of one language; by default the German ones of Django.
+
+    Returns:
+        The task; a message is in one split only.
+
+    Raises:
+        InputError: there is no such folder (without one: no Django), no catalogue in it, or too few messages.
+    """
+    files = installed() if data is None else given(Path(data))
+    unique = {" ".join(first): (first, second) for file in files for first, second in read_catalogue(file)}
+    pairs = [pair for pair in unique.values() if 0 < len(pair[0]) <= longest and 0 < len(pair[1]) < longest]
+    if len(pairs) < 20:
+        where = data or PACKAGE
+        raise InputError(f"The catalogues in '{where}' hold {len(pairs)} short messages, expected at least 20; {HINT}.")
+    order = np.random.default_rng(0).permutation(len(pairs))[:limit]
+    pairs = [pairs[i] for i in order]
+    tenth = len(pairs) // 10
+    parts = [pairs[2 * tenth :], pairs[:tenth], pairs[tenth : 2 * tenth]]
+    return translation_task("catalogue", "messages of programs, translated", parts, hidden, layers, longest)

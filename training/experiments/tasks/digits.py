@@ -1,0 +1,197 @@
+"""Handwritten digits read step by step: ``digits-rows`` (8 steps), ``digits-pixels`` (64), each also permuted.
+
+The sequential image task of the path-space paper at a size that trains in seconds on one core: the 1797
+digits that come with scikit-learn (8 x 8 pixels) in place of MNIST (28 x 28). Nothing is downloaded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cache
+
+import numpy as np
+import torch
+from sklearn.datasets import load_digits
+from sklearn.model_selection import train_test_split
+from torch import Tensor
+from torch.nn import functional
+
+from pathspace.errors import InputError
+from pathspace.training.experiments.models.rnn import ReluRNN
+from pathspace.training.task import Split, Task, error_rate, register_task, seeded
+
+TEST_SIZE, VALID_SIZE = 360, 240
+# The split belongs to the task, not to a run: it does not move with the seed of a run.
+SPLIT_SEED = 0
+# So does the permutation of the pixels.
+PERMUTATION_SEED = 0
+
+
+def split_indices() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return which of the 1797 digits are for training (1197), validation (240) and testing (360).
+
+    The split is stratified: every part holds the ten digits in nearly the same proportions.
+
+    Returns:
+        Three integer arrays, pairwise disjoint, that together hold 0..1796.
+
+    Example:
+        >>> [len(part) for part in split_indices()]
+        [1197, 240, 360]
+    """
+    labels = load_digits().target
+    rest, test = train_test_split(np.arange(len(labels)), test_size=TEST_SIZE, random_state=SPLIT_SEED, stratify=labels)
+    train, valid = train_test_split(rest, test_size=VALID_SIZE, random_state=SPLIT_SEED, stratify=labels[rest])
+    return train, valid, test
+
+
+@cache
+def _splits() -> tuple[Split, Split, Split]:
+    data = load_digits()
+    images = torch.tensor(data.images / 16, dtype=torch.float32)
+    labels = torch.tensor(data.target, dtype=torch.int64)
+    train, valid, test = (Split(images[part], labels[part]) for part in split_indices())
+    return train, valid, test
+
+
+def _rows_task(name: str, hidden: int, steps: int, permuted: bool) -> Task:
+    if hidden < 1:
+        raise InputError(f"Task '{name}' got hidden = {hidden}; give at least 1 hidden unit.")
+    parts = [Split(read_in_steps(part.inputs, steps, permuted), part.targets) for part in _splits()]
+    return sequence_task(name, "8 x 8 handwritten digits", parts, hidden, permuted)
+
+
+def read_in_steps(images: Tensor, steps: int, permuted: bool) -> Tensor:
+    """Cut images into sequences: all pixels in order, or in one fixed random order, ``steps`` equal pieces.
+
+    Args:
+        images: shape (N, Y, X).
+        steps: length of the sequences; it divides ``Y X``.
+        permuted: shuffle the pixels first, every image alike.
+
+    Returns:
+        Shape (N, steps, Y X / steps).
+
+    Reference:
+        Path Space for Recurrent Neural Networks with ReLU Activations, appendix A.1.
+
+    Example:
+        >>> read_in_steps(torch.arange(8.0).view(1, 2, 4), 4, permuted=False).tolist()
+        [[[0.0, 1.0], [2.0, 3.0], [4.0, 5.0], [6.0, 7.0]]]
+    """
+    pixels = images.flatten(1)
+    if permuted:
+        order = np.random.default_rng(PERMUTATION_SEED).permutation(pixels.shape[1])
+        pixels = pixels[:, torch.from_numpy(order)]
+    return pixels.view(len(images), steps, -1)
+
+
+def sequence_task(name: str, what: str, parts: Sequence[Split], hidden: int, permuted: bool) -> Task:
+    """Build the task of telling ten digits apart with a ReLU RNN that reads them step by step.
+
+    Args:
+        name: name of the task.
+        what: what the images are.
+        parts: training, validation and test split; inputs of shape (N, steps, features).
+        hidden: hidden units of the RNN.
+        permuted: whether the pixels were shuffled; for the description.
+
+    Returns:
+        The task; its metric is the error rate.
+    """
+    train, valid, test = parts
+    steps, features = train.inputs.shape[1:]
+
+    return Task(
+        name=name,
+        description=(
+            f"{what}{', pixels shuffled by one permutation,' if permuted else ''} read in {steps} steps of "
+            f"{features} pixel{'s' if features > 1 else ''}; "
+            f"{len(train)} training, {len(valid)} validation and {len(test)} test images"
+        ),
+        train=train,
+        valid=valid,
+        test=test,
+        make_model=seeded(lambda: ReluRNN(inputs=features, hidden=hidden, outputs=10)),
+        loss=functional.cross_entropy,
+        metric=error_rate,
+        metric_name="error",
+        hopeless=0.5,
+    )
+
+
+@register_task("digits-rows")
+def digits_rows(hidden: int = 100) -> Task:
+    """Build the task: 8 steps of 8 pixels in, one of ten digits out, by a ReLU RNN.
+
+    Args:
+        hidden: hidden units of the RNN.
+
+    Returns:
+        The task; its metric is the error rate.
+
+    Raises:
+        InputError: ``hidden`` is not positive.
+
+    Reference:
+        Path Space for Recurrent Neural Networks with ReLU Activations, section 5.1 and appendix A.1.
+
+    Example:
+        >>> task = digits_rows()
+        >>> task.train.inputs.shape, task.valid.inputs.shape, task.test.inputs.shape
+        (torch.Size([1197, 8, 8]), torch.Size([240, 8, 8]), torch.Size([360, 8, 8]))
+    """
+    return _rows_task("digits-rows", hidden, 8, permuted=False)
+
+
+@register_task("digits-rows-permuted")
+def digits_rows_permuted(hidden: int = 100) -> Task:
+    """Build the task: as ``digits-rows``, after one fixed permutation of the 64 pixels.
+
+    Args:
+        hidden: hidden units of the RNN.
+
+    Example:
+        >>> digits_rows_permuted(4).train.inputs.shape
+        torch.Size([1197, 8, 8])
+    """
+    return _rows_task("digits-rows-permuted", hidden, 8, permuted=True)
+
+
+@register_task("digits-pixels")
+def digits_pixels(hidden: int = 100) -> Task:
+    """Build the task: the 64 pixels of a digit, one at a time.
+
+    Args:
+        hidden: hidden units of the RNN.
+
+    Example:
+        >>> digits_pixels(4).train.inputs.shape
+        torch.Size([1197, 64, 1])
+    """
+    return _rows_task("digits-pixels", hidden, 64, permuted=False)
+
+
+@register_task("digits-pixels-permuted")
+def digits_pixels_permuted(hidden: int = 100) -> Task:
+    """Build the task: as ``digits-pixels``, after one fixed permutation of the 64 pixels.
+
+    Args:
+        hidden: hidden units of the RNN.
+
+    Example:
+        >>> digits_pixels_permuted(4).train.inputs.shape
+        torch.Size([1197, 64, 1])
+    """
+    return _rows_task("digits-pixels-permuted", hidden, 64, permuted=True)
+
+
+def image_splits() -> tuple[Split, Split, Split]:
+    """Return the three splits as images of shape (N, 1, 8, 8), for convolutional networks.
+
+    Example:
+        >>> [tuple(part.inputs.shape) for part in image_splits()]
+        [(1197, 1, 8, 8), (240, 1, 8, 8), (360, 1, 8, 8)]
+    """
+    train, valid, test = (Split(part.inputs.unsqueeze(1), part.targets) for part in _splits())
+    return train, valid, test

@@ -1,0 +1,90 @@
+"""``digits-images``: handwritten digits as images, for the convolutional networks of the papers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from torch import nn
+from torch.nn import functional
+
+from pathspace.errors import InputError
+from pathspace.training.experiments.models.cifar_resnet import CifarResNet
+from pathspace.training.experiments.models.recurrent_cnn import RecurrentCNN
+from pathspace.training.experiments.models.residual import ResidualCNN
+from pathspace.training.experiments.tasks.digits import image_splits
+from pathspace.training.task import Split, Task, error_rate, register_task, seeded
+
+# name -> (channels of the images, classes, width, depth) -> model
+NETWORKS: dict[str, Callable[[int, int, int, int], nn.Module]] = {
+    "residual": lambda channels, classes, width, depth: ResidualCNN(channels, width, width, classes, depth),
+    "resnet": lambda channels, classes, width, depth: CifarResNet(depth, channels, width, classes),
+    "recurrent": lambda channels, classes, width, depth: RecurrentCNN(channels, width, classes, depth),
+}
+
+
+def image_task(
+    name: str, what: str, parts: Sequence[Split], network: str, width: int, depth: int, classes: int = 10
+) -> Task:
+    """Build the task of classifying images with a convolutional network.
+
+    Args:
+        name: name of the task.
+        what: what the images are.
+        parts: training, validation and test split; inputs of shape (N, channels, Y, X).
+        network: a key of ``NETWORKS``.
+        width: channels of the network.
+        depth: blocks of ``residual``, layers of ``resnet``, recurrent layers of ``recurrent``.
+        classes: number of classes.
+
+    Returns:
+        The task; its metric is the error rate.
+
+    Raises:
+        InputError: there is no such network, or a size is not positive.
+
+    Example:
+        >>> task = image_task("digits-images", "digits", image_splits(), "residual", 4, 1)
+        >>> task.make_model(0)(task.train.inputs[:2]).shape
+        torch.Size([2, 10])
+    """
+    if network not in NETWORKS:
+        raise InputError(f"There is no network '{network}'; choose one of: {', '.join(NETWORKS)}.")
+    if width < 1 or depth < 1:
+        raise InputError(f"Task '{name}' got hidden = {width} and depth = {depth}; give at least 1 of each.")
+    train, valid, test = parts
+    channels = train.inputs.shape[1]
+
+    return Task(
+        name=name,
+        description=f"{what}; {len(train)} training, {len(valid)} validation and {len(test)} test images",
+        train=train,
+        valid=valid,
+        test=test,
+        make_model=seeded(lambda: NETWORKS[network](channels, classes, width, depth)),
+        loss=functional.cross_entropy,
+        metric=error_rate,
+        metric_name="error",
+        hopeless=1 - 5 / classes,
+    )
+
+
+@register_task("digits-images")
+def digits_images(hidden: int = 8, network: str = "residual", depth: int = 3) -> Task:
+    """Build the task: one 8 x 8 image in, one of ten digits out, by a convolutional network.
+
+    Args:
+        hidden: channels of the network.
+        network: ``residual`` (blocks without norms), ``resnet`` or ``recurrent``.
+        depth: blocks of ``residual``, layers of ``resnet`` (8, 14, 20, ...), recurrent layers of ``recurrent``.
+
+    Returns:
+        The task.
+
+    Raises:
+        InputError: there is no such network, or a size is not positive.
+
+    Example:
+        >>> digits_images().train.inputs.shape
+        torch.Size([1197, 1, 8, 8])
+    """
+    return image_task("digits-images", "8 x 8 handwritten digits", image_splits(), network, hidden, depth)

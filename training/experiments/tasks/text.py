@@ -1,0 +1,171 @@
+"""``text-characters``: the next character of real English text, which every Python brings along.
+
+The text is Python's own documentation of its language, the topics that ``help()`` prints; they differ a little between
+versions of Python, and so do figures. Nothing is downloaded.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from functools import cache
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from pathspace.errors import InputError
+from pathspace.training.experiments.models.language import StackedReluLM
+from pathspace.training.task import Split, Task, register_task, seeded
+
+# Of the text, in order: training, validation, test.
+SHARES = (0.8, 0.1, 0.1)
+
+
+@cache
+def topics_text() -> str:
+    """Return the documentation topics of the running Python as one text: printable ASCII, runs of blanks joined.
+
+    Example:
+        >>> "assert" in topics_text()
+        True
+    """
+    from pydoc_data.topics import topics
+
+    whole = "\n".join(topics[name] for name in sorted(topics))
+    lines = (" ".join(line.split()) for line in whole.splitlines())
+    return "\n".join("".join(c for c in line if " " <= c <= "~") for line in lines if line)
+
+
+def token_loss(outputs: Tensor, targets: Tensor) -> Tensor:
+    """Return the mean cross-entropy over tokens; targets below 0 do not count.
+
+    Args:
+        outputs: scores, shape (B, T, V).
+        targets: tokens, shape (B, T).
+
+    Example:
+        >>> round(token_loss(torch.zeros(1, 2, 4), torch.tensor([[1, -1]])).item(), 4)
+        1.3863
+    """
+    return functional.cross_entropy(outputs.flatten(0, 1), targets.flatten(), ignore_index=-1)
+
+
+def bits(outputs: Tensor, targets: Tensor) -> Tensor:
+    """Return the cross-entropy in bits per token, the metric of character models."""
+    return token_loss(outputs, targets) / math.log(2)
+
+
+def perplexity(outputs: Tensor, targets: Tensor) -> Tensor:
+    """Return ``exp`` of the cross-entropy, the metric of word models; a mean of batches bounds that of the whole."""
+    return token_loss(outputs, targets).exp()
+
+
+def chunks(tokens: Tensor, length: int, limit: int | None = None) -> Split:
+    """Cut a text into examples: ``length`` tokens in, the same shifted by one out.
+
+    Args:
+        tokens: shape (N,).
+        length: tokens per example.
+        limit: at most so many examples, spread evenly.
+
+    Returns:
+        The examples; what does not fill one is left out.
+
+    Raises:
+        InputError: the text is shorter than one example.
+
+    Example:
+        >>> chunks(torch.arange(7), 3).targets.tolist()
+        [[1, 2, 3], [4, 5, 6]]
+    """
+    count = (len(tokens) - 1) // length
+    if count < 1:
+        raise InputError(f"A text of {len(tokens)} tokens holds no example of {length}; give a longer text.")
+    inputs = tokens[: count * length].view(count, length)
+    targets = tokens[1 : count * length + 1].view(count, length)
+    if limit is not None and limit < count:
+        kept = torch.linspace(0, count - 1, limit).long()
+        inputs, targets = inputs[kept], targets[kept]
+    return Split(inputs.contiguous(), targets.contiguous())
+
+
+def language_task(
+    name: str,
+    what: str,
+    parts: Sequence[Split],
+    vocabulary: int,
+    model: dict[str, float | int],
+    words: bool = False,
+) -> Task:
+    """Build the task of predicting the next token with a stacked ReLU RNN.
+
+    Args:
+        name: name of the task.
+        what: what the text is.
+        parts: training, validation and test split.
+        vocabulary: number of tokens.
+        model: arguments of :class:`pathspace.training.experiments.models.StackedReluLM`.
+        words: the metric is perplexity instead of bits per token.
+
+    Returns:
+        The task.
+    """
+    train, valid, test = parts
+
+    return Task(
+        name=name,
+        description=(
+            f"{what}, {vocabulary} tokens, in pieces of {train.inputs.shape[1]}; "
+            f"{len(train)} training, {len(valid)} validation and {len(test)} test pieces"
+        ),
+        train=train,
+        valid=valid,
+        test=test,
+        make_model=seeded(lambda: StackedReluLM(vocabulary, **model)),  # type: ignore[arg-type]
+        loss=token_loss,
+        metric=perplexity if words else bits,
+        metric_name="perplexity" if words else "bits",
+        # No better than guessing every token alike.
+        hopeless=float(vocabulary) if words else math.log2(vocabulary),
+        metric_format=".3f",
+    )
+
+
+@register_task("text-characters")
+def text_characters(hidden: int = 64, layers: int = 2, length: int = 32, limit: int = 2000) -> Task:
+    """Build the task: the next character of Python's documentation topics.
+
+    Args:
+        hidden: units of every recurrent layer; the embedding has a quarter of them.
+        layers: recurrent layers.
+        length: characters per example; states do not carry over to the next example.
+        limit: at most so many training examples, and a fifth of that for validation and test.
+
+    Returns:
+        The task; its metric is bits per character.
+
+    Raises:
+        InputError: a size is not positive.
+
+    Example:
+        >>> task = text_characters(hidden=8)
+        >>> task.train.inputs.shape, task.metric_name
+        (torch.Size([2000, 32]), 'bits')
+    """
+    for what, value in (("hidden", hidden), ("layers", layers), ("length", length), ("limit", limit)):
+        if value < 1:
+            raise InputError(f"Task 'text-characters' got {what} = {value}; give at least 1.")
+    text = topics_text()
+    alphabet = sorted(set(text))
+    place = {character: i for i, character in enumerate(alphabet)}
+    tokens = torch.tensor([place[character] for character in text])
+    first, second = (int(len(tokens) * share) for share in (SHARES[0], SHARES[0] + SHARES[1]))
+    fifth = max(1, limit // 5)
+    parts = [
+        chunks(tokens[:first], length, limit),
+        chunks(tokens[first:second], length, fifth),
+        chunks(tokens[second:], length, fifth),
+    ]
+    model = {"embedding": max(1, hidden // 4), "hidden": hidden, "layers": layers}
+    return language_task("text-characters", "Python's documentation topics", parts, len(alphabet), model)  # type: ignore[arg-type]

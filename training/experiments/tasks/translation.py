@@ -1,0 +1,239 @@
+"""``number-words``: English numerals in words, translated into German.
+
+The pairs are made by the two languages' own rules: "four hundred twenty-three" and "vierhundertdreiundzwanzig". They
+are exact, there are as many as one wants, and the task is a real one: words merge, and units come before tens.
+:mod:`pathspace.training.experiments.tasks.catalogue` reads messages of programs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from pathspace.errors import InputError
+from pathspace.training.experiments.models.translator import Translator
+from pathspace.training.experiments.tasks.text import token_loss
+from pathspace.training.task import Split, Task, register_task, seeded
+
+PAD, START, END, UNKNOWN = 0, 1, 2, 3
+SPECIAL = ("<pad>", "<start>", "<end>", "<unknown>")
+SPLIT_SEED = 0
+
+_ENGLISH = [
+    "zero",
+    "one",
+    "two",
+    "three",
+    "four",
+    "five",
+    "six",
+    "seven",
+    "eight",
+    "nine",
+    "ten",
+    "eleven",
+    "twelve",
+    "thirteen",
+    "fourteen",
+    "fifteen",
+    "sixteen",
+    "seventeen",
+    "eighteen",
+    "nineteen",
+]
+_ENGLISH_TENS = ["twenty", "thirty", "forty", "fifty", "sixty", "seventy", "eighty", "ninety"]
+_GERMAN = [
+    "null",
+    "ein",
+    "zwei",
+    "drei",
+    "vier",
+    "fünf",
+    "sechs",
+    "sieben",
+    "acht",
+    "neun",
+    "zehn",
+    "elf",
+    "zwölf",
+    "dreizehn",
+    "vierzehn",
+    "fünfzehn",
+    "sechzehn",
+    "siebzehn",
+    "achtzehn",
+    "neunzehn",
+]
+_GERMAN_TENS = ["zwanzig", "dreißig", "vierzig", "fünfzig", "sechzig", "siebzig", "achtzig", "neunzig"]
+
+
+def english_words(number: int) -> list[str]:
+    """Write a number from 0 to 999999 in English.
+
+    Example:
+        >>> " ".join(english_words(2045)), " ".join(english_words(110))
+        ('two thousand forty five', 'one hundred ten')
+    """
+    if number >= 1000:
+        return [*english_words(number // 1000), "thousand", *(english_words(number % 1000) if number % 1000 else [])]
+    if number >= 100:
+        return [_ENGLISH[number // 100], "hundred", *(english_words(number % 100) if number % 100 else [])]
+    if number >= 20:
+        return [_ENGLISH_TENS[number // 10 - 2], *([_ENGLISH[number % 10]] if number % 10 else [])]
+    return [_ENGLISH[number]]
+
+
+def german_words(number: int, last: bool = True) -> list[str]:
+    """Write a number from 0 to 999999 in German, cut into the parts that it is put together of.
+
+    Args:
+        number: the number.
+        last: nothing follows, so that one is "eins" and not "ein".
+
+    Example:
+        >>> "".join(german_words(2045)), "".join(german_words(101)), "".join(german_words(21000))
+        ('zweitausendfünfundvierzig', 'einhunderteins', 'einundzwanzigtausend')
+    """
+    if number >= 1000:
+        rest = german_words(number % 1000, last) if number % 1000 else []
+        return [*german_words(number // 1000, last=False), "tausend", *rest]
+    if number >= 100:
+        return [_GERMAN[number // 100], "hundert", *(german_words(number % 100, last) if number % 100 else [])]
+    if number >= 20:
+        units = [_GERMAN[number % 10], "und"] if number % 10 else []
+        return [*units, _GERMAN_TENS[number // 10 - 2]]
+    return ["eins" if number == 1 and last else _GERMAN[number]]
+
+
+def token_accuracy_error(outputs: Tensor, targets: Tensor) -> Tensor:
+    """Return the share of wrong target tokens, padding left out: one minus the paper's accuracy.
+
+    Args:
+        outputs: scores, shape (B, T, V).
+        targets: tokens, -1 where there is none.
+
+    Example:
+        >>> token_accuracy_error(torch.eye(3).unsqueeze(0), torch.tensor([[0, 2, -1]])).item()
+        0.5
+    """
+    counts = targets >= 0
+    return ((outputs.argmax(-1) != targets) & counts).float().sum() / counts.sum().clamp(min=1)
+
+
+def encode_pairs(
+    pairs: Sequence[tuple[Sequence[str], Sequence[str]]], vocabulary: dict[str, int], source: int, target: int
+) -> Split:
+    """Turn pairs of sentences into rows of tokens.
+
+    Args:
+        pairs: source words and target words.
+        vocabulary: word -> token; other words become ``<unknown>``.
+        source: places for the source sentence, longer ones are cut.
+        target: places for the target sentence and its end.
+
+    Returns:
+        Inputs: source, then start and target; targets: target and end, -1 beyond.
+
+    Example:
+        >>> split = encode_pairs([(["a"], ["b"])], {"a": 4, "b": 5}, 2, 3)
+        >>> split.inputs.tolist(), split.targets.tolist()
+        ([[4, 0, 1, 5, 0]], [[5, 2, -1]])
+    """
+    inputs = torch.zeros(len(pairs), source + target, dtype=torch.int64)
+    targets = torch.full((len(pairs), target), -1, dtype=torch.int64)
+    for row, (first, second) in enumerate(pairs):
+        left = [vocabulary.get(word, UNKNOWN) for word in first][:source]
+        right = [vocabulary.get(word, UNKNOWN) for word in second][: target - 1]
+        inputs[row, : len(left)] = torch.tensor(left)
+        inputs[row, source : source + len(right) + 1] = torch.tensor([START, *right])
+        targets[row, : len(right) + 1] = torch.tensor([*right, END])
+    return Split(inputs, targets)
+
+
+def translation_task(
+    name: str,
+    what: str,
+    parts: Sequence[Sequence[tuple[Sequence[str], Sequence[str]]]],
+    width: int,
+    layers: int,
+    longest: int = 32,
+    vocabulary_size: int = 8000,
+) -> Task:
+    """Build the task of translating with an encoder-decoder transformer.
+
+    Args:
+        name: name of the task.
+        what: what the sentences are.
+        parts: training, validation and test pairs.
+        width: features of the transformer.
+        layers: encoder layers, and decoder layers.
+        longest: longest sentence, in words.
+        vocabulary_size: the most frequent words of the training pairs are known, both languages together.
+
+    Returns:
+        The task; its metric is the share of wrong target tokens, the true ones before them being given.
+    """
+    frequency: dict[str, int] = {}
+    for pair in parts[0]:
+        for word in (*pair[0], *pair[1]):
+            frequency[word] = frequency.get(word, 0) + 1
+    known = sorted(frequency, key=lambda word: (-frequency[word], word))[: vocabulary_size - len(SPECIAL)]
+    vocabulary = {word: token for token, word in enumerate((*SPECIAL, *known))}
+    source = min(longest, max(len(pair[0]) for part in parts for pair in part))
+    target = min(longest, max(len(pair[1]) for part in parts for pair in part) + 1)
+    train, valid, test = (encode_pairs(part, vocabulary, source, target) for part in parts)
+    heads = next(heads for heads in (8, 4, 2, 1) if width % heads == 0 and width // heads >= min(8, width))
+
+    return Task(
+        name=name,
+        description=(
+            f"{what}, {len(vocabulary)} words; "
+            f"{len(train)} training, {len(valid)} validation and {len(test)} test pairs"
+        ),
+        train=train,
+        valid=valid,
+        test=test,
+        make_model=seeded(
+            lambda: Translator(len(vocabulary), source, width, heads, 2 * width, layers, longest=max(source, target))
+        ),
+        loss=token_loss,
+        metric=token_accuracy_error,
+        metric_name="error",
+        hopeless=0.9,
+    )
+
+
+@register_task("number-words")
+def number_words(hidden: int = 32, layers: int = 1, limit: int = 1200) -> Task:
+    """Build the task: a number below a million in English words, translated into German.
+
+    Args:
+        hidden: features of the transformer, an even number.
+        layers: encoder layers, and decoder layers.
+        limit: training pairs; a quarter as many for validation and test. No number is in two splits.
+
+    Returns:
+        The task.
+
+    Raises:
+        InputError: a size is out of range.
+
+    Example:
+        >>> number_words(16, limit=100).train.inputs.shape[0]
+        100
+    """
+    if hidden < 2 or hidden % 2:
+        raise InputError(f"Task 'number-words' got hidden = {hidden}; give an even number of at least 2.")
+    if layers < 1 or not 4 <= limit <= 400_000:
+        raise InputError(
+            f"Task 'number-words' got layers = {layers} and limit = {limit}; give at least 1 layer and 4 to 400000 "
+            "pairs."
+        )
+    quarter = limit // 4
+    drawn = np.random.default_rng(SPLIT_SEED).permutation(1_000_000)[: limit + 2 * quarter].tolist()
+    pairs = [(english_words(number), german_words(number)) for number in drawn]
+    parts = [pairs[:limit], pairs[limit : limit + quarter], pairs[limit + quarter :]]
+    return translation_task("number-words", "numbers below a million, English to German", parts, hidden, layers)
