@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from pathspace.diagnostics.recomputation import RUNNING, track_recomputation
+from pathspace.diagnostics.recomputation import start_following, stop_following
 
 ADDITIONS = frozenset(["add", "add_", "__add__", "__radd__", "__iadd__", "sub", "sub_", "__sub__", "__isub__"])
 _MINUS = frozenset(["sub", "sub_", "__sub__", "__isub__"])
@@ -104,7 +104,6 @@ class Sites:
             model: whose forward to follow.
             outermost: see what others following the same model hand on, rather than what the model wrote.
         """
-        track_recomputation()
         for name, module in model.named_modules():
             if name and _adds_nothing(module):
                 continue
@@ -167,12 +166,12 @@ class Sites:
         self.mode = _Mode(self)
         self.mode.__enter__()
         if not torch.compiler.is_compiling():
-            RUNNING.append(self)
+            start_following(self)
 
     def _close(self) -> None:
         self.stack.clear()
         if not torch.compiler.is_compiling():
-            RUNNING[:] = [other for other in RUNNING if other is not self]
+            stop_following(self)
         if self.mode is not None:
             mode, self.mode = self.mode, None
             mode.__exit__(None, None, None)

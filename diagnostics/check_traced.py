@@ -10,7 +10,7 @@ from pathspace.diagnostics.addition_hooks import Addition, Kinds
 from pathspace.errors import UnsupportedError
 
 if TYPE_CHECKING:
-    from pathspace.diagnostics.chain import MarkovChain
+    from pathspace.diagnostics.nodes import Nodes
 
 _REMEDY = "trace it in the mode, and with the kind of inputs, in which it will run."
 
@@ -43,7 +43,7 @@ class Traced:
         pathspace.errors.UnsupportedError: Module '' of Steps makes 5 additions in this call and made 3 ...
     """
 
-    def __init__(self, chain: MarkovChain) -> None:
+    def __init__(self, chain: Nodes) -> None:
         self.model = type(chain.model).__name__
         self.known = chain.additions
         self.nodes: dict[str, list[tuple[int, float]]] = {}
@@ -51,7 +51,7 @@ class Traced:
             self.nodes.setdefault(node.site.module, []).append((node.direction, node.scale))
         self.alike = {name for name, roles in self.nodes.items() if self._alike(name, roles, chain)}
 
-    def _alike(self, name: str, roles: list[tuple[int, float]], chain: MarkovChain) -> bool:
+    def _alike(self, name: str, roles: list[tuple[int, float]], chain: Nodes) -> bool:
         kinds = {kind for call in self.known[name] for kind in call}
         nodes = {(node.site.order) for node in chain.nodes if node.site.module == name}
         return len(set(roles)) == len(kinds) == 1 and nodes == set(range(self._most(name)))
@@ -73,7 +73,7 @@ class Traced:
             f"its chain was traced; {_REMEDY}"
         )
 
-    def stranger(self, addition: Addition) -> None:
+    def check_addition(self, addition: Addition) -> None:
         """Raise at what may be a residual addition of a module that did not run in the trace at all."""
         left, right, name = addition.left, addition.right, addition.site.module
         if name in self.known or left.shape != right.shape:

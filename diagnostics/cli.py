@@ -10,10 +10,6 @@ from pathspace.errors import InputError
 from pathspace.options import InputOption, JsonOption, SeedOption, TargetArgument, TrainOption
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from torch import Tensor
-
     from pathspace.diagnostics.chain import MarkovChain
     from pathspace.diagnostics.efficiency import ChainRecord
     from pathspace.diagnostics.signal import LayerSignal
@@ -86,6 +82,7 @@ def diagnose(
         loaded = load_target(target, inputs or (), seed=seed, train=train)
         status("Following signals")
         from pathspace.diagnostics.chain import MarkovChain
+        from pathspace.diagnostics.losses import random_class_loss
         from pathspace.diagnostics.signal import signal
 
         table = signal(loaded.model, *loaded.args, kwargs=loaded.kwargs, names=layers, jvp=False, seed=seed)
@@ -93,7 +90,7 @@ def diagnose(
 
         chain = MarkovChain.trace(loaded.model, *loaded.args, kwargs=loaded.kwargs)
         batch: Any = loaded.kwargs if loaded.kwargs and not loaded.args else loaded.args
-        record = chain.observe(_loss(seed), batch, None) if len(chain) else None
+        record = chain.observe(random_class_loss(seed), batch, None) if len(chain) else None
         if plots is not None:
             _draw_signal(table, plots)
             if record is not None:
@@ -109,35 +106,6 @@ def diagnose(
             console.print(_summary(chain, record), soft_wrap=True, highlight=False)
         for reason, count in _reasons(chain).items():
             console.print(f"  {count} x {reason}", soft_wrap=True, highlight=False, markup=False)
-
-
-def _loss(seed: int) -> Any:
-    """A loss that needs no targets: random classes for scores, the mean square otherwise."""
-    import torch
-    from torch.nn import functional as F
-
-    def tensors(outputs: Any) -> Iterator[Tensor]:
-        """In order; numbers and other things among the outputs are passed over."""
-        if isinstance(outputs, torch.Tensor):
-            yield outputs
-        elif hasattr(outputs, "values") or isinstance(outputs, list | tuple):
-            for value in outputs.values() if hasattr(outputs, "values") else outputs:
-                yield from tensors(value)
-
-    def loss(outputs: Any, _: Any) -> Tensor:
-        scores = next((tensor for tensor in tensors(outputs) if tensor.is_floating_point()), None)
-        if scores is None:
-            raise InputError(
-                "The outputs hold no tensor of real numbers, expected one to take a loss of; pass loss_fn=."
-            )
-        scores = scores if scores.dtype == torch.float64 else scores.float()
-        if scores.ndim in (2, 3) and scores.shape[-1] > 1:
-            generator = torch.Generator().manual_seed(seed)
-            classes = torch.randint(0, scores.shape[-1], scores.shape[:-1], generator=generator).to(scores.device)
-            return F.cross_entropy(scores.flatten(0, -2), classes.flatten())
-        return scores.square().mean()
-
-    return loss
 
 
 def _reasons(chain: MarkovChain) -> dict[str, int]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -18,11 +18,9 @@ from torch import Tensor
 from pathspace.diagnostics.addition_hooks import Addition, Sites
 from pathspace.diagnostics.check_traced import Traced
 from pathspace.diagnostics.layers import call, differentiating
+from pathspace.diagnostics.nodes import ChainNode, Nodes, batch_size
 from pathspace.diagnostics.penalty_disabled import penalty_disabled
 from pathspace.errors import InputError, UnsupportedError
-
-if TYPE_CHECKING:
-    from pathspace.diagnostics.chain import ChainNode, MarkovChain
 
 
 @dataclass(frozen=True)
@@ -180,15 +178,11 @@ class _Pass:
 class Observer:
     """Hold every node's direction until the gradient of its ``x_l`` arrives, then keep a few numbers per sample."""
 
-    def __init__(
-        self, chain: MarkovChain, done: Callable[[_Pass], None], keep: bool = False, batch_dim: int = 0
-    ) -> None:
-        from pathspace.diagnostics.chain import _batch
-
+    def __init__(self, chain: Nodes, done: Callable[[_Pass], None], keep: bool = False, batch_dim: int = 0) -> None:
         if not chain.nodes:
             raise InputError(f"{chain.sentence()[:-1]}, so there is nothing to observe; choose a residual model.")
         self.chain, self.done, self.keep = chain, done, keep
-        self.dims, self.batch = chain.batch_dims(batch_dim), _batch(chain.example, batch_dim)
+        self.dims, self.batch = chain.batch_dims(batch_dim), batch_size(chain.example, batch_dim)
         self.nodes = chain.by_site()
         # recomputation calls a module again; where a node has a module to itself, the number of the call is moot
         calls = {(node.site.module, node.site.order) for node in chain.nodes}
@@ -219,7 +213,7 @@ class Observer:
     def _meet(self, addition: Addition) -> Tensor:
         node, current = self._find(addition), self.current
         if node is None:
-            self.traced.stranger(addition)
+            self.traced.check_addition(addition)
         if node is None or (node.index in current.held and torch._C._current_graph_task_id() != -1):
             return addition.run()
         stream, part = node.split(addition)
@@ -296,7 +290,7 @@ class Observer:
         )
 
 
-def gauge(chain: MarkovChain, gradients: dict[str, Tensor] | None = None) -> Tensor:
+def gauge(chain: Nodes, gradients: dict[str, Tensor] | None = None) -> Tensor:
     """``s_l = sum_b <z_b, g_b> = <W, dW> + <b, db>`` of the branch's last layer: no activation is needed.
 
     ``s_l = dLoss/dlog(scale of branch l)``: negative where a larger branch would lower the loss; 0 at a stationary
@@ -335,7 +329,7 @@ def gauge(chain: MarkovChain, gradients: dict[str, Tensor] | None = None) -> Ten
 
 
 def _backward(
-    chain: MarkovChain, observer: Observer, loss_fn: Callable[[Any, Any], Tensor], inputs: Any, targets: Any
+    chain: Nodes, observer: Observer, loss_fn: Callable[[Any, Any], Tensor], inputs: Any, targets: Any
 ) -> dict[str, Tensor]:
     """Run the model, its loss and its gradients; nothing of the model is changed, a penalty is left out."""
     named = {name: p for name, p in chain.model.named_parameters() if p.requires_grad}
@@ -364,7 +358,7 @@ def _backward(
 
 
 def observe(
-    chain: MarkovChain, loss_fn: Callable[[Any, Any], Tensor], inputs: Any, targets: Any, *, batch_dim: int = 0
+    chain: Nodes, loss_fn: Callable[[Any, Any], Tensor], inputs: Any, targets: Any, *, batch_dim: int = 0
 ) -> ChainRecord:
     """Measure a chain on a batch: one forward and one backward, the model and its ``.grad`` left as they are.
 
@@ -408,9 +402,7 @@ def observe(
     return observer.record(passes[-1], gauge(chain, gradients))
 
 
-def tensors(
-    chain: MarkovChain, loss_fn: Callable[[Any, Any], Tensor], inputs: Any, targets: Any
-) -> tuple[NodeTensors, ...]:
+def tensors(chain: Nodes, loss_fn: Callable[[Any, Any], Tensor], inputs: Any, targets: Any) -> tuple[NodeTensors, ...]:
     """Directions, streams and gradients themselves, one entry per node: for small models and checks."""
     passes: list[_Pass] = []
     observer = Observer(chain, passes.append, keep=True)
@@ -446,7 +438,7 @@ class Watch:
         3
     """
 
-    def __init__(self, chain: MarkovChain, every: int = 1, batch_dim: int = 0) -> None:
+    def __init__(self, chain: Nodes, every: int = 1, batch_dim: int = 0) -> None:
         if every < 1:
             raise InputError(f"every = {every}, expected at least 1; every=1 measures each step.")
         self.records: list[ChainRecord] = []

@@ -20,7 +20,7 @@ from pathspace.diagnostics.layers import call
 from pathspace.errors import InputError
 
 if TYPE_CHECKING:
-    from pathspace.diagnostics.chain import MarkovChain
+    from pathspace.diagnostics.nodes import Nodes
 
 PerSample = Callable[[Any, Any], Tensor]
 
@@ -48,7 +48,7 @@ class Check:
 
 
 def ideal_share(
-    chain: MarkovChain, losses: PerSample, inputs: Any, targets: Any, *, eta: float, relative: bool = False
+    chain: Nodes, losses: PerSample, inputs: Any, targets: Any, *, eta: float, relative: bool = False
 ) -> Tensor:
     """Share of samples with ``l(x_l - eta g_l) < l(x_l)``, node by node, the rest of the chain run again.
 
@@ -388,7 +388,7 @@ def lemma4(parts: tuple[NodeTensors, ...]) -> Lemma4:
     )
 
 
-def walk(chain: MarkovChain, inputs: Any, sample: int = 0) -> tuple[Tensor, float]:
+def walk(chain: Nodes, inputs: Any, sample: int = 0) -> tuple[Tensor, float]:
     """The chain's walk of one sample in the plane of its two principal directions, and how much it folds.
 
     The longest run of nodes whose states have one shape is taken. The points are the first stream plus the directions

@@ -7,16 +7,24 @@ A module that is recomputed calls its hooks again. A method or a closure does no
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack
 from functools import wraps
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import torch.utils.checkpoint as torch_checkpoint
 
-if TYPE_CHECKING:
-    from pathspace.diagnostics.addition_hooks import Sites
 
-RUNNING: list[Sites] = []
+class Follower(Protocol):
+    """What follows a forward: it knows where it stands, and can go on there later."""
+
+    stack: list[list[Any]]
+    handles: list[Any]
+
+    def resumed(self, name: str, call: int, order: int) -> AbstractContextManager[None]:
+        """Go on where a call was."""
+
+
+RUNNING: list[Follower] = []
 """Those that follow a forward now, the outermost first."""
 
 
@@ -37,27 +45,45 @@ def _remembering(function: Callable[..., Any]) -> Callable[..., Any]:
     return run
 
 
-def track_recomputation() -> None:
-    """Let both kinds of checkpointing remember; without a followed model running they are as they were."""
-    if hasattr(torch_checkpoint, "_pathspace_follows"):
-        return
-    torch_checkpoint._pathspace_follows = True  # type: ignore[attr-defined]
+_PATCHED = ExitStack()
+
+
+def start_following(follower: Follower) -> None:
+    """Note who follows a forward; from the first on, both kinds of checkpointing remember where they were called."""
+    if not RUNNING:
+        _patch(_PATCHED)
+    RUNNING.append(follower)
+
+
+def stop_following(follower: Follower) -> None:
+    """Forget a follower; after the last one ``torch.utils.checkpoint`` is as it was."""
+    if follower in RUNNING:
+        RUNNING[:] = [other for other in RUNNING if other is not follower]
+        if not RUNNING:
+            _PATCHED.close()
+
+
+def _patch(stack: ExitStack) -> None:
     reentrant = torch_checkpoint.CheckpointFunction
     apply = reentrant.apply
-    # private, and not in every version of torch; without it such recomputation is refused by torch itself
-    other = getattr(torch_checkpoint, "_checkpoint_without_reentrant_generator", None)
 
     def apply_remembering(function: Callable[..., Any], *args: Any) -> Any:
         return apply(_remembering(function), *args)
 
     reentrant.apply = staticmethod(apply_remembering)  # type: ignore[method-assign, assignment]
+    # what was inherited shows again when our own is gone
+    stack.callback(delattr, reentrant, "apply")
+    # private, and not in every version of torch; without it such recomputation is refused by torch itself
+    name = "_checkpoint_without_reentrant_generator"
+    other = getattr(torch_checkpoint, name, None)
     if other is not None:
 
         @wraps(other)
         def generator(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
             return other(_remembering(fn), *args, **kwargs)
 
-        torch_checkpoint._checkpoint_without_reentrant_generator = generator
+        setattr(torch_checkpoint, name, generator)
+        stack.callback(setattr, torch_checkpoint, name, other)
 
 
-__all__ = ["RUNNING", "track_recomputation"]
+__all__ = ["RUNNING", "start_following", "stop_following"]

@@ -73,10 +73,10 @@ def draw(
             f"draw found {weights:,} weights and shows single ones up to {MOST_SCALAR:,}; ask for level='block'."
         )
     chosen = _chosen(skeleton, path) if scalar else None
-    graph = _scalars(skeleton, chosen) if scalar else _blocks(skeleton)
-    places = _places(graph)
+    graph = scalar_graph(skeleton, chosen) if scalar else _blocks(skeleton)
+    places = place_nodes(graph)
     inches = np.array([1.9, 0.8 if scalar else 1.0])
-    edges = list(_bends(graph, places, inches))
+    edges = list(bent_edges(graph, places, inches))
     corners = [place * inches for place in places.values()] + [_middle(edge, places, inches) for edge in edges]
     low, high = np.min(corners, 0) - 0.8, np.max(corners, 0) + np.array([0.8, 1.0])
     size = np.maximum(high - low, [6.0, 2.5])
@@ -113,7 +113,7 @@ def _chosen(skeleton: Skeleton, path: int | Path | None) -> Path | None:
     return basis[path]
 
 
-def _scalars(skeleton: Skeleton, chosen: Path | None) -> nx.MultiDiGraph:
+def scalar_graph(skeleton: Skeleton, chosen: Path | None) -> nx.MultiDiGraph:
     """Single weights; the root is taken apart into inputs, the constant one, and outputs."""
     graph, result = skeleton.graph, nx.MultiDiGraph()
     tails, heads = graph.ends()
@@ -204,7 +204,7 @@ def _blocks(skeleton: Skeleton) -> nx.MultiDiGraph:
     return result
 
 
-def _places(graph: nx.MultiDiGraph) -> Places:
+def place_nodes(graph: nx.MultiDiGraph) -> Places:
     """Columns by longest way from the inputs (circles of units share one), evenly spaced rows."""
     parts = list(nx.strongly_connected_components(graph))
     number = {node: i for i, part in enumerate(parts) for node in part}
@@ -279,7 +279,7 @@ def _arrow(
     )
 
 
-def _bends(graph: nx.MultiDiGraph, places: Places, inches: np.ndarray) -> Iterable[Edge]:
+def bent_edges(graph: nx.MultiDiGraph, places: Places, inches: np.ndarray) -> Iterable[Edge]:
     """Edges with a curvature that keeps parallel and returning ones apart."""
     for one, other in dict.fromkeys((u, v) for u, v in graph.edges()):
         entries = list(graph[one][other].values())

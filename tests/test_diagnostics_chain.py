@@ -315,3 +315,27 @@ def test_a_model_that_runs_differently_is_refused() -> None:
 
     with pytest.raises(UnsupportedError, match="2 additions"):
         MarkovChain.trace(Fickle(), torch.ones(2, 3))
+
+
+def test_checkpointing_is_left_as_it_was() -> None:
+    from torch.utils import checkpoint
+
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.branch = nn.Linear(3, 3)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x + checkpoint.checkpoint(self.branch, x, use_reentrant=False)
+
+    def state() -> tuple[object, object]:
+        return checkpoint._checkpoint_without_reentrant_generator, checkpoint.CheckpointFunction.__dict__.get("apply")
+
+    before, model, x = state(), Net(), torch.randn(2, 3)
+    chain = MarkovChain.trace(model, x)
+    assert state() == before
+    chain.observe(lambda y, _: y.square().mean(), x, None)
+    assert state() == before
+    with pytest.raises(RuntimeError), chain.watch() as _:
+        model(torch.randn(2, 4))
+    assert state() == before

@@ -19,6 +19,7 @@ from torch.autograd.function import once_differentiable
 from pathspace.diagnostics.addition_hooks import Addition, Sites
 from pathspace.diagnostics.chain import ChainNode, MarkovChain
 from pathspace.diagnostics.check_traced import Traced
+from pathspace.diagnostics.nodes import run_noting
 from pathspace.diagnostics.penalty_disabled import PENAL
 from pathspace.errors import InputError, UnsupportedError
 
@@ -244,7 +245,7 @@ class PenalConnection:
     def _meet(self, addition: Addition) -> Tensor:
         found = self._pick(addition.site.module, addition.site.order)
         if found is None:
-            self.traced.stranger(addition)
+            self.traced.check_addition(addition)
             return addition.run()
         self.met += 1
         node, coefficient = found
@@ -371,8 +372,6 @@ class _Attribute:
 
 def _overwritten(chain: MarkovChain) -> frozenset[Any]:
     """Sites after which the running model overwrites ``x_l`` or ``x_{l-1}``: z must be saved there."""
-    from pathspace.diagnostics.chain import _run
-
     known = chain.by_site()
     held: list[tuple[Any, Tensor, int]] = []
 
@@ -383,7 +382,7 @@ def _overwritten(chain: MarkovChain) -> frozenset[Any]:
             held.extend((addition.site, value, value._version) for value in (result, stream))
         return result
 
-    _run(chain.model, chain.example, note)
+    run_noting(chain.model, chain.example, note)
     return frozenset(site for site, value, version in held if value._version != version)
 
 

@@ -15,6 +15,7 @@ from markupsafe import Markup
 from torch import Tensor, nn
 
 from pathspace import Skeleton, explain
+from pathspace.diagnostics.losses import random_class_loss
 from pathspace.diagnostics.report import charts, measure, pictures, sentences
 from pathspace.diagnostics.report.layers import describe
 from pathspace.diagnostics.report.measure import Facts, Loss, Subject, attempt
@@ -103,9 +104,7 @@ def report(
         >>> found.facts["certificate"]["dimension"], found.facts["chain"]["absent"]
         (14, 'Sequential is no Markov chain: no addition joins a stream and a branch computed from it.')
     """
-    from pathspace.diagnostics.cli import _loss
-
-    loss = loss_fn if loss_fn is not None else _loss(seed)
+    loss = loss_fn if loss_fn is not None else random_class_loss(seed)
     inputs, kwargs = arranged(model, inputs, kwargs)
     subject = Subject(model, inputs, kwargs, loss, targets, loss_fn is not None)
     steps = _Steps(progress)

@@ -8,7 +8,7 @@ import numpy as np
 from markupsafe import Markup
 
 from pathspace.diagnostics.report.charts import tag
-from pathspace.draw import OUT, SCALAR, Edge, _bends, _places, _scalars
+from pathspace.draw import OUT, SCALAR, Edge, bent_edges, place_nodes, scalar_graph
 from pathspace.errors import PathspaceError
 from pathspace.skeleton import Skeleton
 
@@ -133,11 +133,11 @@ def weights(skeleton: Skeleton) -> Markup | None:
     if not 0 < skeleton.graph.num_weights <= SCALAR:
         return None
     try:
-        graph = _scalars(skeleton, None)
+        graph = scalar_graph(skeleton, None)
     except PathspaceError:
         return None
-    places, inches = _places(graph), np.array([130.0, -46.0])
-    edges = list(_bends(graph, places, np.array([1.9, 0.8])))
+    places, inches = place_nodes(graph), np.array([130.0, -46.0])
+    edges = list(bent_edges(graph, places, np.array([1.9, 0.8])))
     corners = np.array([place * inches for place in places.values()])
     low, high = corners.min(0) - 40, corners.max(0) + 40
     parts = [_arrow(edge, places, inches) for edge in sorted(edges, key=lambda edge: bool(edge[2]["red"]))]

@@ -1,0 +1,178 @@
+"""The nodes of a learnable Markov chain as data, and runs of the model that note its additions."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from pathspace.capture import quiet
+from pathspace.diagnostics.addition_hooks import Addition, End, Kinds, Site, Sites
+from pathspace.diagnostics.residual import Dismissed
+from pathspace.errors import InputTypeError
+
+Example = tuple[tuple[Any, ...], dict[str, Any]]
+
+
+@dataclass(frozen=True)
+class ChainNode:
+    """One residual addition ``x_l = x_{l-1} + z_l``.
+
+    Attributes:
+        index: position in the chain, from 0.
+        name: the module that computes the predicted direction ``z_l``.
+        module: the module whose ``forward`` makes the addition.
+        kind: ``"identity"`` (the stream is ``x_{l-1}`` itself), ``"shortcut"`` (the stream is the output of an affine
+            down-sampling shortcut), ``"parallel"`` (added to the same stream beside the node before).
+        direction: which operand of the addition is the direction, 0 or 1.
+        scale: ``z_l = scale * operand``, for ``torch.add(..., alpha=)`` and subtractions.
+        shape: shape of ``x_l`` on the example inputs.
+        in_place: whether the addition overwrites one of its operands.
+        readout: parameters of the branch's last layers, jointly linear in ``z_l``; empty where they serve elsewhere
+            too.
+        encloses: names of the nodes inside this one's branch.
+        source: file and line.
+        site: where the addition happens in the running model.
+    """
+
+    index: int
+    name: str
+    module: str
+    kind: str
+    direction: int
+    scale: float
+    shape: tuple[int, ...]
+    in_place: bool
+    readout: tuple[str, ...]
+    encloses: tuple[str, ...]
+    source: str
+    site: Site
+
+    def split(self, addition: Addition) -> tuple[Tensor, Tensor]:
+        """The stream and the operand that carries the direction, of this node's running addition."""
+        pair = (addition.left, addition.right)
+        return pair[1 - self.direction], pair[self.direction]
+
+
+@dataclass(frozen=True)
+class Nodes:
+    """The residual additions of a model, in the order of execution.
+
+    Attributes:
+        model: the model, untouched.
+        nodes: the chain nodes, in the order of execution.
+        dismissed: additions and concatenations that are no chain node, with the reason.
+        example: the example inputs, positional and by keyword.
+        additions: what the calls of each module added while the chain was traced.
+    """
+
+    model: nn.Module = field(repr=False)
+    nodes: tuple[ChainNode, ...]
+    dismissed: tuple[Dismissed, ...]
+    example: tuple[tuple[Any, ...], dict[str, Any]] = field(repr=False)
+    additions: Mapping[str, frozenset[Kinds]] = field(repr=False, default_factory=dict)
+
+    def __len__(self) -> int:
+        return len(self.nodes)
+
+    def sentence(self) -> str:
+        """What was found, in one sentence.
+
+        Example:
+            >>> from pathspace.diagnostics import MarkovChain
+            >>> MarkovChain.trace(nn.Linear(2, 2), torch.ones(1, 2)).sentence()
+            'Linear is no Markov chain: no addition joins a stream and a branch computed from it.'
+        """
+        name = type(self.model).__name__
+        if self.nodes:
+            kinds = Counter(node.kind for node in self.nodes)
+            parts = ", ".join(f"{count} {kind}" for kind, count in kinds.items())
+            return f"{name} is a Markov chain of {_counted(len(self.nodes), 'node')} ({parts})."
+        joins = sum(item.operation == "cat" for item in self.dismissed)
+        joined = f"it joins features by concatenation ({_counted(joins, 'time')}), and " if joins else ""
+        if joins and joins == len(self.dismissed):
+            return f"{name} is no Markov chain: {joined}adds none."
+        return f"{name} is no Markov chain: {joined}no addition joins a stream and a branch computed from it."
+
+    def by_site(self) -> dict[Site, ChainNode]:
+        """The node at each place of the running model."""
+        return {node.site: node for node in self.nodes}
+
+    def batch_dims(self, batch_dim: int = 0) -> tuple[int, ...]:
+        """Which dimension of every node's ``x_l`` holds the samples, found by running the model on a doubled batch.
+
+        Args:
+            batch_dim: the dimension of the inputs that holds the samples.
+        """
+        double = _doubled(self.example, batch_dim)
+        known = self.by_site()
+        shapes: dict[int, tuple[int, ...]] = {}
+
+        def note(addition: Addition) -> Tensor:
+            result = addition.run()
+            if addition.site in known:
+                shapes[known[addition.site].index] = tuple(result.shape)
+            return result
+
+        try:
+            run_noting(self.model, double, note)
+        except Exception:
+            shapes = {}
+        dims = []
+        for node in self.nodes:
+            pairs = list(zip(node.shape, shapes.get(node.index, ()), strict=False))
+            grown = [dim for dim, (old, new) in enumerate(pairs) if new == 2 * old]
+            dims.append(grown[0] if len(grown) == 1 else min(batch_dim, max(len(node.shape) - 1, 0)))
+        return tuple(dims)
+
+
+def _counted(count: int, noun: str) -> str:
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+
+
+def batch_size(example: Example, dim: int = 0) -> int:
+    """The number of samples: the size of the first tensor in their dimension."""
+    for value in (*example[0], *example[1].values()):
+        if isinstance(value, Tensor) and value.ndim > dim:
+            return int(value.shape[dim])
+    raise InputTypeError(
+        f"The model has no tensor with a dimension {dim} among its inputs, so there are no samples to tell apart; pass "
+        "one, or another batch_dim."
+    )
+
+
+def _doubled(example: Example, dim: int) -> Example:
+    size = batch_size(example, dim)
+
+    def twice(value: Any) -> Any:
+        held = isinstance(value, Tensor) and value.ndim > dim and value.shape[dim] == size
+        return torch.cat([value, value], dim) if held else value
+
+    return tuple(map(twice, example[0])), {key: twice(value) for key, value in example[1].items()}
+
+
+@contextmanager
+def _buffers_kept(model: nn.Module) -> Iterator[None]:
+    """Run a model without a trace: its buffers, such as running statistics, are put back."""
+    saved = [(buffer, buffer.detach().clone()) for buffer in model.buffers()]
+    try:
+        with quiet(), torch.no_grad():
+            yield
+    finally:
+        with torch.no_grad():
+            for buffer, value in saved:
+                buffer.copy_(value)
+
+
+def run_noting(model: nn.Module, example: Example, handler: Any, end: End | None = None) -> Any:
+    """Run a model on its example inputs, without gradients, and hand every addition to ``handler``."""
+    with _buffers_kept(model), Sites(handler, end=end).following(model):
+        return model(*example[0], **example[1])
+
+
+__all__ = ["ChainNode", "Example", "Nodes", "batch_size", "run_noting"]
