@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
+import flint
 import numpy as np
 from scipy.sparse import sparray
-
-from pathspace.errors import UnsupportedError
 
 PRIME = (1 << 61) - 1
 WORD = 2**63
@@ -56,20 +55,11 @@ def modular_rank(matrix: np.ndarray | sparray) -> int:
     Returns:
         The rank modulo the prime.
 
-    Raises:
-        UnsupportedError: python-flint is not installed.
-
     Example:
         >>> import numpy as np
         >>> modular_rank(np.array([[1, 1, 0], [0, 1, 1], [1, 2, 1]]))
         2
     """
-    try:
-        import flint
-    except ImportError as error:
-        raise UnsupportedError(
-            "Exact ranks need python-flint; install it with: pip install 'pathspace[exact]'."
-        ) from error
     dense = np.asarray(matrix.todense() if isinstance(matrix, sparray) else matrix)
     if 0 in dense.shape:
         return 0

@@ -242,7 +242,7 @@ def the_signal(subject: Subject) -> Facts:
     if subject.weights > MOST_SIGNAL:
         return {
             "absent": f"Signal propagation was not measured: the page measures models of up to {MOST_SIGNAL:,} "
-            f"weights, and this one has {subject.weights:,}; call diagnostics.signal with names= for some layers."
+            f"weights, and this one has {subject.weights:,}; call pathspace.diagnostics.signal with names= for some layers."
         }
     table = signal(subject.model, *subject.args, kwargs=subject.kwargs, jvp=False)
     layers = dict(subject.model.named_modules())
