@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from pathspace.errors import InputError
 from pathspace.options import InputOption, JsonOption, SeedOption, TargetArgument, TrainOption
 
 if TYPE_CHECKING:

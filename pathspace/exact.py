@@ -6,6 +6,8 @@ import flint
 import numpy as np
 from scipy.sparse import sparray
 
+from pathspace.errors import UnsupportedError
+
 PRIME = (1 << 61) - 1
 WORD = 2**63
 

@@ -12,11 +12,11 @@ import torch
 from torch import Tensor, nn
 
 import pathspace as ps
+from pathspace.checker import check
 from pathspace.diagnostics import MarkovChain
 from pathspace.diagnostics.cost import cost
 from pathspace.diagnostics.report.page import report
 from pathspace.diagnostics.signal import signal
-from pathspace.checker import check
 from pathspace.training import penalize
 
 pytestmark = [pytest.mark.filterwarnings("ignore")]

@@ -242,7 +242,7 @@ def the_signal(subject: Subject) -> Facts:
     if subject.weights > MOST_SIGNAL:
         return {
             "absent": f"Signal propagation was not measured: the page measures models of up to {MOST_SIGNAL:,} "
-            f"weights, and this one has {subject.weights:,}; call pathspace.diagnostics.signal with names= for some layers."
+            f"weights, and this one has {subject.weights:,}; call diagnostics.signal with names= for some layers."
         }
     table = signal(subject.model, *subject.args, kwargs=subject.kwargs, jvp=False)
     layers = dict(subject.model.named_modules())
@@ -272,7 +272,7 @@ def the_gradients(subject: Subject) -> Facts:
     if subject.weights > MOST_SIGNAL:
         return {
             "absent": f"Gradients were not measured: the page measures models of up to {MOST_SIGNAL:,} weights, and "
-            f"this one has {subject.weights:,}; call pathspace.diagnostics.gradients with names= for some parameters."
+            f"this one has {subject.weights:,}; call diagnostics.gradients with names= for some parameters."
         }
     table = gradients(subject.model, subject.loss, [(subject.batch, subject.targets)])
     rows = [{"parameter": row.parameter, "rms": row.rms, "relative": row.relative} for row in table]
@@ -286,7 +286,7 @@ def the_degeneracy(subject: Subject, explanation: Explanation) -> Facts:
     if trainable > MOST_DEGENERACY:
         return {
             "absent": f"Degeneracy was not measured: the page looks at models of up to {MOST_DEGENERACY:,} trainable "
-            f"scalars, and this one has {trainable:,}; call pathspace.diagnostics.degeneracy on a part of it."
+            f"scalars, and this one has {trainable:,}; call diagnostics.degeneracy on a part of it."
         }
     found = degeneracy(
         subject.model,

@@ -184,7 +184,7 @@ def multipliers(facts: Facts) -> str:
     advice = (
         "one learning rate suits all weights"
         if max(abs(largest), abs(found["smallest"])) <= 1
-        else "pathspace.training.init_skeleton, or max_multiplier= of pathspace.training.GSGD, keeps such steps in bounds"
+        else "training.init_skeleton, or max_multiplier= of training.GSGD, keeps such steps in bounds"
         if largest > 4
         else "a step on path values moves some weights much further than others"
         if largest > 1

@@ -23,8 +23,8 @@ from torch.nn import functional as F
 from torch.utils import _pytree as pytree
 
 import pathspace as ps
-from pathspace.diagnostics import MarkovChain, report
 from pathspace.capture import first_line
+from pathspace.diagnostics import MarkovChain, report
 from pathspace.explain import account
 from pathspace.files import replacing
 from pathspace.training import GSGD
