@@ -22,7 +22,7 @@ from sympy.polys.matrices import DomainMatrix
 from torch import Tensor
 
 from pathspace.inference.substitution import LARGEST_POWER, Rounds, combined, compress, equations, implied, join, peel
-from pathspace.inference.units import UnionFind
+from pathspace.inference.union_find import UnionFind
 from pathspace.inference.values import NEUTRAL
 
 MAX_ELIMINATED = 30_000

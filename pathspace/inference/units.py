@@ -1,9 +1,6 @@
-"""Who shares a scale with whom: ids of units, and the signed union-find that merges them.
+"""Who shares a scale with whom: the interpretation whose ids are units.
 
-Every id stands for the logarithm of a positive scale; ``-k`` stands for the opposite logarithm of ``k`` and ``0``
-(the root) for a fixed scale. Equations ``phi(a) = phi(b)`` are collected while the graph is interpreted and solved
-once, at the end, by the connected components of the *doubled* graph that holds ``+k`` and ``-k`` as two nodes: if
-both land in one component then ``phi(k) = -phi(k)``, so the unit is pinned.
+Equations ``phi(a) = phi(b)`` are collected while the graph is interpreted and solved once, at the end.
 """
 
 from __future__ import annotations
@@ -14,12 +11,13 @@ from math import prod
 
 import numpy as np
 import torch
-from scipy.sparse import coo_array
-from scipy.sparse.csgraph import connected_components
 from torch import Tensor
 
+from pathspace.inference.layout import layout
 from pathspace.inference.origins import constant_behind
+from pathspace.inference.relations import Relations
 from pathspace.inference.semantics import Pin, Semantics
+from pathspace.inference.union_find import class_index
 from pathspace.inference.values import NEUTRAL, ROOT, Value, Weight, compress, constant, distinct, reshaped
 
 # weights met with more scales than this are taken to meet one: sound, and exact where it matters
@@ -30,152 +28,6 @@ SHARED = "norms with different eps divide by one running variance"
 # tables of which more scalars than this are picked by data are taken to have equal rows
 MOST_GATHERED = 4_000_000
 READ = "running statistics are read by something else than their normalisation"
-
-
-class UnionFind:
-    """Equations between signed ids, solved by connected components.
-
-    Example:
-        >>> import torch
-        >>> scales = UnionFind()
-        >>> a, b = scales.fresh((2,)), scales.fresh((2,))
-        >>> _ = scales.unify(a[:1], -b[:1]), scales.unify(a[1:], -a[1:])
-        >>> scales.solve().tolist()  # a0, a1 (pinned), b0 = -a0, b1
-        [0, 1, 0, -1, 2]
-    """
-
-    def __init__(self) -> None:
-        self.size = 1
-        # signed classes as of the last time the equations were solved, and the equations since
-        self._solved = np.zeros(1, np.int64)
-        self._left: list[np.ndarray] = []
-        self._right: list[np.ndarray] = []
-
-    def fresh(self, shape: Sequence[int]) -> Tensor:
-        """New ids, all different."""
-        count = int(np.prod(shape, dtype=np.int64))
-        ids = torch.arange(self.size, self.size + count).reshape(tuple(shape))
-        self.size += count
-        return ids
-
-    def unify(self, left: Tensor, right: Tensor) -> Tensor | None:
-        """Record ``phi(left) = phi(right)`` elementwise, after broadcasting; exact zeros impose nothing.
-
-        Returns:
-            The pairs recorded, shape ``(2, n)``, or ``None`` if there was nothing to record.
-        """
-        left, right = torch.broadcast_tensors(left, right)
-        for dim in range(left.dim()):
-            if left.shape[dim] > 1 and left.stride(dim) == 0 and right.stride(dim) == 0:
-                left, right = left.narrow(dim, 0, 1), right.narrow(dim, 0, 1)
-        pairs = self._marked(left, right)
-        if pairs is None:
-            keep = (left != right) & (left != NEUTRAL) & (right != NEUTRAL)
-            pairs = torch.stack((left[keep], right[keep]))
-            if pairs.shape[1] > 4096 and self.size < 2**31:
-                # both ids in one number are much faster to tell apart than columns
-                key = torch.unique(pairs[0] * 2**32 + (pairs[1] + 2**31))
-                pairs = torch.stack((key >> 32, (key & (2**32 - 1)) - 2**31))
-        if not pairs.shape[1]:
-            return None
-        self._left.append(pairs[0].numpy())
-        self._right.append(pairs[1].numpy())
-        return pairs
-
-    def present(self, ids: Tensor) -> Tensor:
-        """The ids that occur, without their signs and mostly without repetition."""
-        few = distinct(ids)
-        # their order does not matter: as they lie in memory nothing is copied
-        flat = few.permute(sorted(range(few.dim()), key=few.stride, reverse=True)).reshape(-1)
-        if len(flat) <= max(4096, self.size):
-            return _index(flat)
-        if int(flat.max()) == NEUTRAL:
-            flat = torch.where(flat == NEUTRAL, ROOT, flat)
-        # (a negative index counts from the end)
-        table = torch.zeros(2 * self.size, dtype=torch.bool)
-        table[flat] = True
-        found = table.nonzero().reshape(-1)
-        return torch.where(found < self.size, found, 2 * self.size - found)
-
-    def _marked(self, left: Tensor, right: Tensor) -> Tensor | None:
-        """The different pairs, where one side is many and the other few: by marking them in a table, without sorting.
-
-        Returns:
-            Pairs, shape ``(2, n)``, or ``None`` where sorting is cheaper.
-        """
-        many, few = left, distinct(right)
-        if distinct(left).numel() < few.numel():
-            many, few = right, distinct(left)
-        slots = 2 * self.size
-        if many.numel() <= 4096 or slots * few.numel() > 4 * many.numel():
-            return None
-        number = torch.arange(few.numel()).reshape(few.shape).expand(many.shape)
-        table = torch.zeros(few.numel(), slots, dtype=torch.bool)
-        table[number, torch.where(many == NEUTRAL, slots, many + self.size) - 1] = True
-        which, place = table.nonzero(as_tuple=True)
-        one, other = place + 1 - self.size, few.reshape(-1)[which]
-        keep = (place < slots - 1) & (one != other) & (other != NEUTRAL)
-        return torch.stack((one[keep], other[keep]))
-
-    def solve(self) -> np.ndarray:
-        """Signed class of every id: 0 for the root's class, +-1, +-2, ... for the others."""
-        old = self._solved
-        known = int(np.abs(old).max())
-        old = np.concatenate([old, np.arange(known + 1, known + 1 + self.size - len(old))])
-        classes = int(np.abs(old).max()) + 1
-        # only the classes known so far have to be joined, which are far fewer than the ids
-        left, right = (
-            old[np.abs(ids)] * np.sign(ids)
-            for ids in (np.concatenate([np.zeros(1, np.int64), *side]) for side in (self._left, self._right))
-        )
-        self._left, self._right = [], []
-        left, right = left[left != right], right[left != right]
-        if len(left):
-            new = _components(left, right, classes)
-            old = new[np.abs(old)] * np.sign(old)
-        self._solved = old
-        return old
-
-
-def _components(left: np.ndarray, right: np.ndarray, size: int) -> np.ndarray:
-    """Signed class of each of ``size`` numbers under the equations ``left = right``; 0 is the root."""
-    if not (left < 0).any() and not (right < 0).any():
-        matrix = coo_array((np.ones(len(left), bool), (left, right)), shape=(size, size))
-        _, label = connected_components(matrix, directed=False)
-        return np.asarray(np.where(label == label[0], 0, _renumber(label, label[0])), np.int64)
-
-    def node(ids: np.ndarray) -> np.ndarray:
-        return np.where(ids < 0, -2 * ids + 1, 2 * ids)
-
-    ends = (
-        np.concatenate([node(left), node(-left), [0]]),
-        np.concatenate([node(right), node(-right), [1]]),
-    )
-    matrix = coo_array((np.ones(len(ends[0]), bool), ends), shape=(2 * size, 2 * size))
-    _, label = connected_components(matrix, directed=False)
-    plus, minus = label[0::2], label[1::2]
-    number = _renumber(np.where(plus == minus, label[0], np.minimum(plus, minus)), label[0])
-    return np.asarray(np.where(plus == minus, 0, np.where(plus < minus, number, -number)), np.int64)
-
-
-def _renumber(label: np.ndarray, root: int) -> np.ndarray:
-    """Consecutive numbers from 1 in order of first appearance, leaving out the root's label."""
-    values, first, inverse = np.unique(label, return_index=True, return_inverse=True)
-    order = np.argsort(first)
-    order = order[values[order] != root]
-    number = np.zeros(len(values), np.int64)
-    number[order] = np.arange(1, len(order) + 1)
-    return number[inverse]
-
-
-def negated(ids: Tensor) -> Tensor:
-    """Opposite scales; exact zeros stay what they are."""
-    return torch.where(ids == NEUTRAL, ids, -ids)
-
-
-def _index(ids: Tensor) -> Tensor:
-    """Where to look up ids, whatever their signs; exact zeros lead to the root."""
-    return torch.where(ids == NEUTRAL, ROOT, ids).abs()
 
 
 @dataclass(frozen=True)
@@ -226,8 +78,6 @@ class Scales(Semantics):
 
     def __init__(self, offsets: dict[str, int], shapes: dict[str, tuple[int, ...]]) -> None:
         super().__init__(offsets, shapes)
-        from pathspace.inference.relations import Relations
-
         self.equations = Relations()
         self.uses: list[Use] = []
         # in order of execution: a use by its number, ids that reach a fixed scale, or pairs (from, to) of ids
@@ -308,7 +158,7 @@ class Scales(Semantics):
         """``source`` goes into ``target`` and shares its scale."""
         pairs = self.equations.unify(source, target)
         if pairs is not None:
-            self._log.append((_index(pairs[0]), _index(pairs[1])))
+            self._log.append((class_index(pairs[0]), class_index(pairs[1])))
             fixed = (pairs == ROOT).any(0)
             if bool(fixed.any()):
                 self._meets_constant(int(fixed.sum()))
@@ -332,12 +182,12 @@ class Scales(Semantics):
         for event in reversed(self._log):
             if isinstance(event, int):
                 use = self.uses[event]
-                head = reached[_index(use.head)]
+                head = reached[class_index(use.head)]
                 result[event] = head
                 lost = [dim for dim in range(head.dim()) if use.tail.shape[dim] == 1 and head.shape[dim] > 1]
                 good = head.any(dim=tuple(lost), keepdim=True) if lost else head
                 tail = use.tail[good.expand(use.tail.shape)]
-                reached[_index(tail)] = True
+                reached[class_index(tail)] = True
             elif isinstance(event, tuple):
                 reached[event[0][reached[event[1]]]] = True
             else:
@@ -410,7 +260,7 @@ class Scales(Semantics):
         self.equations.relate((1, small), (-1, baseline), (-1, change))
         for target in torch.broadcast_tensors(baseline, change):
             kept = (small != NEUTRAL) & (target != NEUTRAL)
-            self._log.append((_index(small[kept]), _index(target[kept])))
+            self._log.append((class_index(small[kept]), class_index(target[kept])))
         return baseline.expand(full), change
 
     def _note_shift(self, weight: Weight) -> None:
@@ -446,8 +296,6 @@ class Scales(Semantics):
 
     def _coarse(self, value: Value, dims: Iterable[int]) -> Tensor:
         """An activation; a parameter that is reduced before anything else gets one id along the reduced dimensions."""
-        from pathspace.inference.assemble import layout
-
         if isinstance(value, Weight) and value.kept is None and value.name is not None:
             shape = self.shapes[value.name]
             strided = all(stride for stride, size in zip(value.index.stride(), value.shape, strict=True) if size > 1)
@@ -545,7 +393,7 @@ class Scales(Semantics):
         rows, which = _alike(torch.stack([entry.reshape(-1) for entry in small]))
         out = self.equations.fresh((rows.shape[1],))
         self.equations.relate((1, out), *((-power, row) for (power, _), row in zip(factors, rows, strict=True)))
-        self._log += [(_index(row), _index(out)) for row in rows]
+        self._log += [(class_index(row), class_index(out)) for row in rows]
         # exact zeros stay what they are
         return torch.cat([out, torch.tensor([NEUTRAL])])[which].reshape(sizes).expand(shape)
 
@@ -557,7 +405,7 @@ class Scales(Semantics):
         small = value[tuple(slice(0, n) for n in sizes)]
         out = torch.where(small == NEUTRAL, NEUTRAL, self.equations.fresh(sizes))
         self.equations.relate((degree, out), (-1, small))
-        self._log.append((_index(small[small != NEUTRAL]), _index(out[out != NEUTRAL])))
+        self._log.append((class_index(small[small != NEUTRAL]), class_index(out[out != NEUTRAL])))
         return out.expand(value.shape)
 
     def fix(self, value: Tensor) -> None:

@@ -1,0 +1,163 @@
+"""Signed union-find: equations between signed ids, solved once by the connected components of a doubled graph.
+
+Every id stands for the logarithm of a positive scale; ``-k`` stands for the opposite logarithm of ``k`` and ``0``
+(the root) for a fixed scale. If ``+k`` and ``-k`` land in one component then ``phi(k) = -phi(k)``, so it is fixed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from scipy.sparse import coo_array
+from scipy.sparse.csgraph import connected_components
+from torch import Tensor
+
+from pathspace.inference.values import NEUTRAL, ROOT, distinct
+
+
+class UnionFind:
+    """Equations between signed ids, solved by connected components.
+
+    Example:
+        >>> import torch
+        >>> scales = UnionFind()
+        >>> a, b = scales.fresh((2,)), scales.fresh((2,))
+        >>> _ = scales.unify(a[:1], -b[:1]), scales.unify(a[1:], -a[1:])
+        >>> scales.solve().tolist()  # a0, a1 (pinned), b0 = -a0, b1
+        [0, 1, 0, -1, 2]
+    """
+
+    def __init__(self) -> None:
+        self.size = 1
+        # signed classes as of the last time the equations were solved, and the equations since
+        self._solved = np.zeros(1, np.int64)
+        self._left: list[np.ndarray] = []
+        self._right: list[np.ndarray] = []
+
+    def fresh(self, shape: Sequence[int]) -> Tensor:
+        """New ids, all different."""
+        count = int(np.prod(shape, dtype=np.int64))
+        ids = torch.arange(self.size, self.size + count).reshape(tuple(shape))
+        self.size += count
+        return ids
+
+    def unify(self, left: Tensor, right: Tensor) -> Tensor | None:
+        """Record ``phi(left) = phi(right)`` elementwise, after broadcasting; exact zeros impose nothing.
+
+        Returns:
+            The pairs recorded, shape ``(2, n)``, or ``None`` if there was nothing to record.
+        """
+        left, right = torch.broadcast_tensors(left, right)
+        for dim in range(left.dim()):
+            if left.shape[dim] > 1 and left.stride(dim) == 0 and right.stride(dim) == 0:
+                left, right = left.narrow(dim, 0, 1), right.narrow(dim, 0, 1)
+        pairs = self._marked(left, right)
+        if pairs is None:
+            keep = (left != right) & (left != NEUTRAL) & (right != NEUTRAL)
+            pairs = torch.stack((left[keep], right[keep]))
+            if pairs.shape[1] > 4096 and self.size < 2**31:
+                # both ids in one number are much faster to tell apart than columns
+                key = torch.unique(pairs[0] * 2**32 + (pairs[1] + 2**31))
+                pairs = torch.stack((key >> 32, (key & (2**32 - 1)) - 2**31))
+        if not pairs.shape[1]:
+            return None
+        self._left.append(pairs[0].numpy())
+        self._right.append(pairs[1].numpy())
+        return pairs
+
+    def present(self, ids: Tensor) -> Tensor:
+        """The ids that occur, without their signs and mostly without repetition."""
+        few = distinct(ids)
+        # their order does not matter: as they lie in memory nothing is copied
+        flat = few.permute(sorted(range(few.dim()), key=few.stride, reverse=True)).reshape(-1)
+        if len(flat) <= max(4096, self.size):
+            return class_index(flat)
+        if int(flat.max()) == NEUTRAL:
+            flat = torch.where(flat == NEUTRAL, ROOT, flat)
+        # (a negative index counts from the end)
+        table = torch.zeros(2 * self.size, dtype=torch.bool)
+        table[flat] = True
+        found = table.nonzero().reshape(-1)
+        return torch.where(found < self.size, found, 2 * self.size - found)
+
+    def _marked(self, left: Tensor, right: Tensor) -> Tensor | None:
+        """The different pairs, where one side is many and the other few: by marking them in a table, without sorting.
+
+        Returns:
+            Pairs, shape ``(2, n)``, or ``None`` where sorting is cheaper.
+        """
+        many, few = left, distinct(right)
+        if distinct(left).numel() < few.numel():
+            many, few = right, distinct(left)
+        slots = 2 * self.size
+        if many.numel() <= 4096 or slots * few.numel() > 4 * many.numel():
+            return None
+        number = torch.arange(few.numel()).reshape(few.shape).expand(many.shape)
+        table = torch.zeros(few.numel(), slots, dtype=torch.bool)
+        table[number, torch.where(many == NEUTRAL, slots, many + self.size) - 1] = True
+        which, place = table.nonzero(as_tuple=True)
+        one, other = place + 1 - self.size, few.reshape(-1)[which]
+        keep = (place < slots - 1) & (one != other) & (other != NEUTRAL)
+        return torch.stack((one[keep], other[keep]))
+
+    def solve(self) -> np.ndarray:
+        """Signed class of every id: 0 for the root's class, +-1, +-2, ... for the others."""
+        old = self._solved
+        known = int(np.abs(old).max())
+        old = np.concatenate([old, np.arange(known + 1, known + 1 + self.size - len(old))])
+        classes = int(np.abs(old).max()) + 1
+        # only the classes known so far have to be joined, which are far fewer than the ids
+        left, right = (
+            old[np.abs(ids)] * np.sign(ids)
+            for ids in (np.concatenate([np.zeros(1, np.int64), *side]) for side in (self._left, self._right))
+        )
+        self._left, self._right = [], []
+        left, right = left[left != right], right[left != right]
+        if len(left):
+            new = _components(left, right, classes)
+            old = new[np.abs(old)] * np.sign(old)
+        self._solved = old
+        return old
+
+
+def _components(left: np.ndarray, right: np.ndarray, size: int) -> np.ndarray:
+    """Signed class of each of ``size`` numbers under the equations ``left = right``; 0 is the root."""
+    if not (left < 0).any() and not (right < 0).any():
+        matrix = coo_array((np.ones(len(left), bool), (left, right)), shape=(size, size))
+        _, label = connected_components(matrix, directed=False)
+        return np.asarray(np.where(label == label[0], 0, _renumber(label, label[0])), np.int64)
+
+    def node(ids: np.ndarray) -> np.ndarray:
+        return np.where(ids < 0, -2 * ids + 1, 2 * ids)
+
+    ends = (
+        np.concatenate([node(left), node(-left), [0]]),
+        np.concatenate([node(right), node(-right), [1]]),
+    )
+    matrix = coo_array((np.ones(len(ends[0]), bool), ends), shape=(2 * size, 2 * size))
+    _, label = connected_components(matrix, directed=False)
+    plus, minus = label[0::2], label[1::2]
+    number = _renumber(np.where(plus == minus, label[0], np.minimum(plus, minus)), label[0])
+    return np.asarray(np.where(plus == minus, 0, np.where(plus < minus, number, -number)), np.int64)
+
+
+def _renumber(label: np.ndarray, root: int) -> np.ndarray:
+    """Consecutive numbers from 1 in order of first appearance, leaving out the root's label."""
+    values, first, inverse = np.unique(label, return_index=True, return_inverse=True)
+    order = np.argsort(first)
+    order = order[values[order] != root]
+    number = np.zeros(len(values), np.int64)
+    number[order] = np.arange(1, len(order) + 1)
+    return number[inverse]
+
+
+def negated(ids: Tensor) -> Tensor:
+    """Opposite scales; exact zeros stay what they are."""
+    return torch.where(ids == NEUTRAL, ids, -ids)
+
+
+def class_index(ids: Tensor) -> Tensor:
+    """Where to look up ids, whatever their signs; exact zeros lead to the root."""
+    return torch.where(ids == NEUTRAL, ROOT, ids).abs()
