@@ -24,14 +24,15 @@ from pathspace.draw import draw
 from pathspace.errors import CaptureError, InputError, InputTypeError, PathspaceError, UnsupportedError
 from pathspace.explain import Explanation, explain
 from pathspace.inference.registry import rule
-from pathspace.inference.semantics import Pin
 from pathspace.masks import Masks, load_masks, save_masks
 from pathspace.norms import path_norm, path_statistics
 from pathspace.proof import proof
-from pathspace.reduction import ReductionGraph, WeightBlock, trace
+from pathspace.reduction import ReductionGraph, WeightBlock
 from pathspace.rescale import rescale
 from pathspace.skeleton import Skeleton
+from pathspace.structure import Pin
 from pathspace.symbolic import SymbolicSpace, symbolic
+from pathspace.tracing import trace
 from pathspace.verify import verify
 
 __version__ = "0.1.0"

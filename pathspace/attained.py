@@ -11,7 +11,7 @@ from scipy.sparse import coo_array, csr_array, hstack
 from scipy.sparse.csgraph import connected_components
 
 from pathspace.pairs import Pairs
-from pathspace.reduction import ReductionGraph
+from pathspace.structure import Structure
 
 # distinct rows of a linear programme that is solved for products of scales
 MOST_ROWS = 20_000
@@ -92,7 +92,7 @@ def _structure(pairs: Pairs) -> tuple[np.ndarray, np.ndarray]:
     return entering > 0, leaving > 0
 
 
-def _change(graph: ReductionGraph, tails: np.ndarray, heads: np.ndarray) -> csr_array:
+def _change(graph: Structure, tails: np.ndarray, heads: np.ndarray) -> csr_array:
     """How log-scales of units move the logarithm of each pair's size, ``(pairs, H)``."""
     expand = graph.expand[:, 1:]
     sides = [expand[np.abs(ids)].multiply(np.sign(ids)[:, None]).tocsr() for ids in (heads, tails)]

@@ -15,9 +15,8 @@ from pathspace.attained import attained
 from pathspace.errors import InputError
 from pathspace.pairs import Pairs
 from pathspace.programme import minimise
-from pathspace.reduction import ReductionGraph
 from pathspace.rescale import rescale
-from pathspace.traced import last_graph
+from pathspace.structure import Structure
 
 M = TypeVar("M", bound=nn.Module)
 
@@ -56,9 +55,7 @@ class Balancing:
         return "\n".join(lines)
 
 
-def balancing(
-    model: nn.Module, graph: ReductionGraph | None = None, p: float = 2, tolerance: float = 1e-12
-) -> Balancing:
+def balancing(model: nn.Module, graph: Structure, p: float = 2, tolerance: float = 1e-12) -> Balancing:
     """Find the minimum of ``sum_e |w_e|^p`` over the gauge orbit, without changing the model.
 
     ``sum_e |w_e|^p exp(p (phi(head e) - phi(tail e)))`` is convex in ``phi`` (a geometric programme), also where scales
@@ -67,7 +64,7 @@ def balancing(
 
     Args:
         model: the model whose parameters ``graph`` holds, or a copy of it.
-        graph: its reduction graph, by default that of the last :func:`pathspace.trace` of ``model``.
+        graph: its reduction graph.
         p: which norm.
         tolerance: largest relative difference of the two sides.
 
@@ -88,7 +85,6 @@ def balancing(
     """
     if not p > 0:
         raise InputError(f"balance found p={p!r}, expected a positive number.")
-    graph = last_graph(model, "balance") if graph is None else graph
     own = dict(model.named_parameters(remove_duplicate=False))
     for block in graph.blocks:
         if block.name not in own:
@@ -110,7 +106,7 @@ def balancing(
 
 def balance(
     model: M,
-    graph: ReductionGraph | None = None,
+    graph: Structure,
     p: float = 2,
     tolerance: float = 1e-12,
     optimizer: Optimizer | None = None,
@@ -126,7 +122,7 @@ def balance(
 
     Args:
         model: the model whose parameters ``graph`` holds, or a copy of it.
-        graph: its reduction graph, by default that of the last :func:`pathspace.trace` of ``model``.
+        graph: its reduction graph.
         p: which norm.
         tolerance: largest relative difference of the two sides.
         optimizer: see :func:`pathspace.rescale`.
@@ -141,16 +137,15 @@ def balance(
         >>> import torch, pathspace as ps
         >>> model = torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.ReLU(), torch.nn.Linear(3, 1)).double()
         >>> graph = ps.trace(model, torch.randn(1, 2).double())
-        >>> balanced = ps.balance(model)
+        >>> balanced = ps.balance(model, graph)
         >>> incoming = balanced[0].weight.square().sum(1) + balanced[0].bias.square()
         >>> bool(torch.allclose(incoming, balanced[2].weight.square()[0]))
         True
     """
-    graph = last_graph(model, "balance") if graph is None else graph
     return rescale(model, graph, balancing(model, graph, p, tolerance).phi, optimizer)
 
 
-def canonical_scales(graph: ReductionGraph, tolerance: float = 1e-10) -> np.ndarray:
+def canonical_scales(graph: Structure, tolerance: float = 1e-10) -> np.ndarray:
     """Log-scales that lead every network of an orbit to the same one, ``(H,)``.
 
     That is the balanced network where all units can be balanced. Elsewhere ``sum_e |w_e|^2 - log |w_e|^2`` over pairs

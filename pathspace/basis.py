@@ -20,8 +20,9 @@ from torch import Tensor
 from pathspace.errors import InputError, UnsupportedError
 from pathspace.exact import WORD, whole_product
 from pathspace.moves import moved
-from pathspace.reduction import ReductionGraph
-from pathspace.skeleton import Skeleton, Tree
+from pathspace.spanning_tree import SpanningTree
+from pathspace.structure import Structure
+from pathspace.two_trees import TwoTrees
 
 if TYPE_CHECKING:
     import sympy
@@ -40,12 +41,12 @@ class Path:
             where 64 bits are not enough.
     """
 
-    graph: ReductionGraph = field(repr=False)
+    graph: Structure = field(repr=False)
     numbers: np.ndarray
     counts: np.ndarray
 
     @classmethod
-    def from_edges(cls, graph: ReductionGraph, edges: Iterable[int]) -> Path:
+    def from_edges(cls, graph: Structure, edges: Iterable[int]) -> Path:
         """The path that passes a sequence of edges (numbers below 0, outside path space, count as constants)."""
         numbers, counts = np.unique([edge for edge in edges if edge >= 0], return_counts=True)
         return cls(graph, numbers.astype(np.int64), counts.astype(np.int64))
@@ -118,10 +119,10 @@ class BasisPaths:
         (4, 6)
     """
 
-    skeleton: Skeleton
+    skeleton: TwoTrees
 
     @property
-    def graph(self) -> ReductionGraph:
+    def graph(self) -> Structure:
         """The reduction graph."""
         return self.skeleton.graph
 
@@ -174,7 +175,7 @@ class BasisPaths:
         )
         return int(tail), int(head)
 
-    def _walk(self, tree: Tree, unit: int, sign: int) -> list[tuple[int, int]]:
+    def _walk(self, tree: SpanningTree, unit: int, sign: int) -> list[tuple[int, int]]:
         """The signed walk between the root and an id, ``sign`` times, as pairs (edge, count)."""
         steps: list[tuple[int, int]] = []
         pending = [(unit, sign)]
@@ -192,7 +193,7 @@ class BasisPaths:
                 pending += [(int(k), sign * int(c)) for k, c in zip(rest.indices, rest.data, strict=True)]
         return steps
 
-    def _tree_matrix(self, tree: Tree) -> csr_array:
+    def _tree_matrix(self, tree: SpanningTree) -> csr_array:
         """Counting vectors of the walks of one tree, one row per unit (row 0, the root, is empty)."""
         count, m = len(tree.block), self.graph.num_weights
         number = np.zeros(count, np.int64)

@@ -17,8 +17,9 @@ from pathspace.certificate import MARKS
 from pathspace.errors import InputError
 from pathspace.exact import modular_rank
 from pathspace.layered import Layered, by_size
-from pathspace.reduction import ReductionGraph, WeightBlock
+from pathspace.reduction import WeightBlock
 from pathspace.skeleton import Skeleton
+from pathspace.structure import Structure
 
 MOST_WEIGHTS = 16
 
@@ -252,7 +253,7 @@ def count_selected(skeleton: Skeleton) -> tuple[int, int, bool] | str:
     return alone, total, bool((sizes > 1).any()) or loops
 
 
-def _components(graph: ReductionGraph) -> np.ndarray:
+def _components(graph: Structure) -> np.ndarray:
     """Strongly connected components of the units, the root left out: edges within one are recurrent.
 
     A matrix joins all its tails to all its heads, so one node in its middle stands for all of its edges.
@@ -365,7 +366,7 @@ def _edge(net: Layered, number: int) -> str:
     return f"{layer}.{i + 1}->{to}.{j + 1}"
 
 
-def _widths(graph: ReductionGraph) -> tuple[int, ...] | None:
+def _widths(graph: Structure) -> tuple[int, ...] | None:
     """Widths of a stack of matrices (biases set aside), or ``None`` for any other graph."""
     matrices = [block for block in graph.blocks if len(block.shape) == 2 and block.unused is None]
     others = [block for block in graph.blocks if len(block.shape) != 2]

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-    from pathspace.reduction import ReductionGraph
+    from pathspace.structure import Structure
 
 FORMATS = (".svg", ".png", ".pdf")
 SCALAR = 150
@@ -135,7 +135,7 @@ def scalar_graph(skeleton: Skeleton, chosen: Path | None) -> nx.MultiDiGraph:
     return result
 
 
-def unit_groups(graph: ReductionGraph) -> tuple[np.ndarray, list[tuple[np.ndarray, np.ndarray]]]:
+def unit_groups(graph: Structure) -> tuple[np.ndarray, list[tuple[np.ndarray, np.ndarray]]]:
     """Units that meet the same tensors on the same sides get the same number.
 
     Args:

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 from torch import nn
 
 from pathspace.reasons import Reason
-from pathspace.reduction import ReductionGraph, trace
+from pathspace.reduction import ReductionGraph
+from pathspace.tracing import trace
 
 if TYPE_CHECKING:
     from rich.table import Table

@@ -24,9 +24,9 @@ from pathspace.eps import precision, without_eps
 from pathspace.moves import moved
 from pathspace.nested import leaves as leaves_of
 from pathspace.nested import mapped
-from pathspace.reduction import ReductionGraph
 from pathspace.rescale import rescale
 from pathspace.stand_in import repeatable, stand_in
+from pathspace.structure import Structure
 from pathspace.substitute import evaluate
 
 # above this many weights a float64 copy with gradients would cost more memory than the model itself
@@ -89,7 +89,7 @@ def computing_in(dtype: torch.dtype) -> Iterator[None]:
         torch.set_default_dtype(default)
 
 
-def bench_copy(model: nn.Module, graph: ReductionGraph, inputs: tuple[Any, Any]) -> tuple[nn.Module, torch.dtype]:
+def bench_copy(model: nn.Module, graph: Structure, inputs: tuple[Any, Any]) -> tuple[nn.Module, torch.dtype]:
     """A module to measure on: a float64 copy, or where that is too large one that shares the model's tensors.
 
     A model that insists on another precision (it names one in its forward) is measured on a copy in its own.
@@ -135,7 +135,7 @@ def run(
     return Run(joined, recorder.seen, frozenset(recorder.types))
 
 
-def resolution(graph: ReductionGraph, model: nn.Module, before: Run) -> torch.dtype:
+def resolution(graph: Structure, model: nn.Module, before: Run) -> torch.dtype:
     """The type to whose precision a rescaling can be seen: the model's, or a coarser one that it computes in.
 
     Powers of two pass through any type without rounding, sums with a constant do not.
@@ -170,7 +170,7 @@ def switched(before: Run, after: Run) -> tuple[int, int]:
     return wrong, total
 
 
-def rescaled_weights(model: nn.Module, graph: ReductionGraph, phi: Tensor) -> dict[str, Tensor]:
+def rescaled_weights(model: nn.Module, graph: Structure, phi: Tensor) -> dict[str, Tensor]:
     """Parameters and running statistics after a gauge transformation, as new tensors."""
     factors = graph.gauge_factors(phi)
     result = {}
@@ -181,7 +181,7 @@ def rescaled_weights(model: nn.Module, graph: ReductionGraph, phi: Tensor) -> di
 
 
 @contextmanager
-def rescaled_in_place(model: nn.Module, graph: ReductionGraph, phi: Tensor) -> Iterator[None]:
+def rescaled_in_place(model: nn.Module, graph: Structure, phi: Tensor) -> Iterator[None]:
     """Rescale by powers of two, and back: exact in floating point, and without a second copy of the weights."""
     tensors = dict(model.named_parameters(remove_duplicate=False)) | dict(model.named_buffers(remove_duplicate=False))
     # (what is shifted is rounded, but small)
@@ -196,7 +196,7 @@ def rescaled_in_place(model: nn.Module, graph: ReductionGraph, phi: Tensor) -> I
                 tensors[name].copy_(value)
 
 
-def random_powers(graph: ReductionGraph, seed: int, largest: int = 12) -> Tensor:
+def random_powers(graph: Structure, seed: int, largest: int = 12) -> Tensor:
     """Log-scales of random powers of two between ``2^-largest`` and ``2^largest``, shape ``(num_units,)``.
 
     Scales of which weights meet high powers are drawn so much closer to 1 that these powers stay below ``2^64``: by
@@ -218,12 +218,12 @@ def random_powers(graph: ReductionGraph, seed: int, largest: int = 12) -> Tensor
     return exponents * math.log(2)
 
 
-def powers_for(graph: ReductionGraph, dtype: torch.dtype, seed: int) -> Tensor:
+def powers_for(graph: Structure, dtype: torch.dtype, seed: int) -> Tensor:
     """Log-scales to measure with: as large as rounding in a precision allows, where constants stand beside a scale."""
     return random_powers(graph, seed, LARGEST.get(dtype, 1) if graph.shifts else 12)
 
 
-def balance(graph: ReductionGraph, weights: Mapping[str, Tensor], grads: Mapping[str, Tensor]) -> float:
+def balance(graph: Structure, weights: Mapping[str, Tensor], grads: Mapping[str, Tensor]) -> float:
     """Largest ``|sum_in w g - sum_out w g|`` over the units, relative to ``sum |w g|`` there.
 
     Args:
@@ -302,7 +302,7 @@ def gradients(model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any], 
 
 
 def misled(
-    graph: ReductionGraph,
+    graph: Structure,
     model: nn.Module,
     inputs: tuple[Sequence[Any], Mapping[str, Any]],
     grads: Mapping[str, Tensor],
@@ -348,7 +348,7 @@ def draw_zeros(model: nn.Module, seed: int) -> int:
 
 
 def measure(
-    graph: ReductionGraph, model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any], seed: int
+    graph: Structure, model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any], seed: int
 ) -> tuple[dict[str, Any], tuple[int, int]]:
     """Measure the invariance on ``model`` (a copy, or a model that is left exactly as it was).
 

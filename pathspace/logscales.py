@@ -17,7 +17,7 @@ from scipy.sparse.csgraph import connected_components
 from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd
 
-from pathspace.reduction import ReductionGraph
+from pathspace.structure import Structure
 
 
 @dataclass(frozen=True, eq=False)
@@ -137,7 +137,7 @@ class Family:
         return torch.cat([torch.zeros(0, dtype=torch.float64), *parts])
 
 
-def family(graph: ReductionGraph, model: nn.Module, statistics: bool) -> Family:
+def family(graph: Structure, model: nn.Module, statistics: bool) -> Family:
     """The log-scales of a traced model's tensors.
 
     Args:

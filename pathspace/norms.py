@@ -14,11 +14,12 @@ from torch import Tensor, fx
 from torch.nn import functional as F
 from torch.utils import _pytree as pytree
 
+from pathspace.basis import BasisPaths
 from pathspace.capture import place
 from pathspace.errors import InputError, UnsupportedError
 from pathspace.potentials import log_prefixes, log_suffixes
-from pathspace.reduction import ReductionGraph
-from pathspace.skeleton import Skeleton
+from pathspace.structure import Structure
+from pathspace.two_trees import TwoTrees
 
 
 @dataclass(frozen=True)
@@ -39,7 +40,7 @@ class Sum:
         return self.values * math.exp(min(self.log - log, 700.0))
 
 
-def path_norm(graph: ReductionGraph, p: float = 1, log: bool = False, batch_dim: int | None = 0) -> float:
+def path_norm(graph: Structure, p: float = 1, log: bool = False, batch_dim: int | None = 0) -> float:
     """``(sum over paths |v_path|^p)^(1/p)``, by one forward pass of the network with weights ``|w|^p``.
 
     Paths are those of the network unrolled on the example input, from every input element and bias to every output
@@ -108,7 +109,7 @@ _MOVED = """
 class _Forward(fx.Interpreter):
     """Run a captured graph on sums over paths; parameters stay as they are until they meet an activation."""
 
-    def __init__(self, graph: ReductionGraph, p: float) -> None:
+    def __init__(self, graph: Structure, p: float) -> None:
         super().__init__(graph.captured.graph)
         # messages are sentences of this library, without the graph's own names
         self.extra_traceback = False
@@ -410,7 +411,7 @@ class PathStatistics:
         return asdict(self)
 
 
-def path_statistics(skeleton: Skeleton, p: float = 1) -> PathStatistics:
+def path_statistics(skeleton: TwoTrees, p: float = 1) -> PathStatistics:
     """Statistics of the values of all basis paths, ``log |v_P(e)| = log |pre(tail)| + log |w_e| + log |suf(head)|``.
 
     Args:
@@ -456,7 +457,7 @@ def path_statistics(skeleton: Skeleton, p: float = 1) -> PathStatistics:
     )
 
 
-def log_factors(skeleton: Skeleton) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+def log_factors(skeleton: TwoTrees) -> Iterator[tuple[np.ndarray, np.ndarray]]:
     """The two factors of every basis path value, ``log |w_e|`` and ``log |pre(tail) suf(head)|``, piece by piece.
 
     The sum of a pair is the logarithm of a path value; minus twice the second is that of the factor by which a step
@@ -484,7 +485,7 @@ def log_factors(skeleton: Skeleton) -> Iterator[tuple[np.ndarray, np.ndarray]]:
     # the first unit of every chain stands for it
     first = positive[np.unique(skeleton.chain[positive], return_index=True)[1]]
     yield np.zeros(len(first)), prefix[first] + suffix[first]
-    basis = skeleton.basis()
+    basis = BasisPaths(skeleton)
     for i, block in enumerate(graph.blocks):
         weight = block.values(graph.parameters[block.name].double()).cpu().abs().log()
         tail, head = (

@@ -10,7 +10,7 @@ import torch
 from scipy.sparse import csr_array
 from torch import Tensor
 
-from pathspace.reduction import ReductionGraph, WeightBlock
+from pathspace.structure import Structure, WeightBlock
 
 # exponents beyond this are multiplied into the sizes
 FAR = 200.0
@@ -49,7 +49,7 @@ class Pairs:
         parameters: parameters by name, of the traced model or a copy; the graph's own by default.
     """
 
-    def __init__(self, graph: ReductionGraph, p: float, parameters: Mapping[str, Tensor] | None = None) -> None:
+    def __init__(self, graph: Structure, p: float, parameters: Mapping[str, Tensor] | None = None) -> None:
         self.graph, self.p = graph, p
         own = graph.parameters if parameters is None else parameters
         self.tables: list[Table] = []

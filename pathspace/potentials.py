@@ -5,20 +5,20 @@ from __future__ import annotations
 import numpy as np
 
 from pathspace.errors import InputError
-from pathspace.skeleton import Skeleton
+from pathspace.two_trees import TwoTrees
 
 
-def log_prefixes(skeleton: Skeleton) -> np.ndarray:
+def log_prefixes(skeleton: TwoTrees) -> np.ndarray:
     """``log |pre_v|`` for the root, every unit and every derived id, float64."""
     return _log_along(skeleton, entering=True)
 
 
-def log_suffixes(skeleton: Skeleton) -> np.ndarray:
+def log_suffixes(skeleton: TwoTrees) -> np.ndarray:
     """``log |suf_v|`` for the root, every unit and every derived id, float64."""
     return _log_along(skeleton, entering=False)
 
 
-def _log_along(skeleton: Skeleton, entering: bool) -> np.ndarray:
+def _log_along(skeleton: TwoTrees, entering: bool) -> np.ndarray:
     graph = skeleton.graph
     tree = skeleton.tree_in if entering else skeleton.tree_out
     weights = tree.gather(graph)

@@ -14,7 +14,8 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from pathspace.skeleton import Skeleton, Tree
+from pathspace.skeleton import Skeleton
+from pathspace.spanning_tree import SpanningTree
 
 FORMAT = "pathspace-proof"
 VERSION = 2
@@ -104,6 +105,6 @@ def _array(ids: Tensor) -> dict[str, Any]:
     return {"shape": list(ids.shape), "values": ids.reshape(-1).long().tolist()}
 
 
-def _tree(tree: Tree) -> dict[str, list[int]]:
+def _tree(tree: SpanningTree) -> dict[str, list[int]]:
     order = np.concatenate([np.zeros(0, np.int64), *tree.rounds])
     return {"order": order.tolist(), "tensor": tree.block[order].tolist(), "index": tree.index[order].tolist()}

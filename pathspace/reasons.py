@@ -17,7 +17,7 @@ from pathspace.inference.values import NEUTRAL
 from pathspace.inference.witness import Chains, Step, Witness
 
 if TYPE_CHECKING:
-    from pathspace.reduction import ReductionGraph
+    from pathspace.structure import Structure
 
 TOGETHER = "several relations fix it together, or other sizes of the inputs, or it moves no weight"
 
@@ -42,7 +42,7 @@ class Reason:
         return f"{self.side}: {self.scales:,} fixed by " + ", then ".join(map(str, self.chain))
 
 
-def reasons(graph: ReductionGraph) -> tuple[Reason, ...]:
+def reasons(graph: Structure) -> tuple[Reason, ...]:
     """For every fixed scale of a traced model, the shortest chain of reasons to the root.
 
     The captured graph is walked through once more, with every equation between scales noted together with the operation
@@ -69,7 +69,7 @@ def reasons(graph: ReductionGraph) -> tuple[Reason, ...]:
         return _listed(graph, witness, raw)
 
 
-def _listed(graph: ReductionGraph, witness: Witness, raw: Mapping[str, Ends]) -> tuple[Reason, ...]:
+def _listed(graph: Structure, witness: Witness, raw: Mapping[str, Ends]) -> tuple[Reason, ...]:
     chains = Chains(witness)
     found, seen, passed = [], *np.zeros((2, witness.equations.size), bool)
     for side in ("out", "in"):

@@ -11,8 +11,7 @@ from torch.optim import Optimizer
 
 from pathspace.errors import InputError, InputTypeError, UnsupportedError
 from pathspace.moves import move_
-from pathspace.reduction import ReductionGraph
-from pathspace.traced import last_graph
+from pathspace.structure import Structure
 
 M = TypeVar("M", bound=nn.Module)
 
@@ -42,8 +41,8 @@ EXCEPTIONS: Mapping[tuple[str, str], int] = {
 @torch.no_grad()
 def rescale(
     model: M,
-    graph: ReductionGraph | Tensor | None = None,
-    phi: Tensor | None = None,
+    graph: Structure,
+    phi: Tensor,
     optimizer: Optimizer | None = None,
     keep_trajectory: bool | None = None,
     exact: bool = False,
@@ -70,7 +69,7 @@ def rescale(
 
     Args:
         model: the traced model, or a copy with the same parameter names.
-        graph: its reduction graph; ``rescale(model, phi)`` takes that of the last :func:`pathspace.trace` of ``model``.
+        graph: its reduction graph.
         phi: log-scales of the units, shape ``(num_units,)``.
         optimizer: an optimizer of ``model``'s parameters, whose buffers are transported in place.
         keep_trajectory: let ``optimizer`` train the same functions as without the rescaling; by default if it is a
@@ -82,7 +81,7 @@ def rescale(
         The model.
 
     Raises:
-        InputError: wrong shape of ``phi``, a parameter is missing, or the model was never traced.
+        InputError: wrong shape of ``phi``, or a parameter is missing.
         InputTypeError: ``keep_trajectory`` with another optimizer than ``torch.optim.SGD``.
         UnsupportedError: the optimizer holds a buffer of which it is not known how it scales; nothing was changed.
 
@@ -91,15 +90,10 @@ def rescale(
         >>> model = torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.ReLU(), torch.nn.Linear(3, 1)).double()
         >>> x = torch.randn(5, 2).double()
         >>> before, graph = model(x), ps.trace(model, x)
-        >>> after = ps.rescale(model, torch.randn(graph.num_units).double())(x)
+        >>> after = ps.rescale(model, graph, torch.randn(graph.num_units).double())(x)
         >>> torch.allclose(before, after, rtol=1e-12)
         True
     """
-    if isinstance(graph, Tensor):
-        graph, phi = None, graph
-    if phi is None:
-        raise InputError("rescale found no phi, expected one log-scale per unit, shape (graph.num_units,); pass it.")
-    graph = last_graph(model, "rescale") if graph is None else graph
     tensors = dict(model.named_parameters(remove_duplicate=False)) | dict(model.named_buffers(remove_duplicate=False))
     if tuple(phi.shape) != (graph.num_units,):
         raise InputError(

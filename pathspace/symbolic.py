@@ -11,7 +11,7 @@ import numpy as np
 
 from pathspace.basis import BasisPaths, Path
 from pathspace.errors import InputError, UnsupportedError
-from pathspace.skeleton import Skeleton
+from pathspace.two_trees import TwoTrees
 
 if TYPE_CHECKING:
     import sympy
@@ -43,12 +43,12 @@ class SymbolicSpace:
         v(0.weight[0,1] 2.weight[1,0]) = v_2 * v_3 / v_1
     """
 
-    skeleton: Skeleton
+    skeleton: TwoTrees
 
     @cached_property
     def basis(self) -> BasisPaths:
         """The basis paths ``v_1, v_2, ...``."""
-        return self.skeleton.basis()
+        return BasisPaths(self.skeleton)
 
     @cached_property
     def weights(self) -> tuple[sympy.Symbol, ...]:
@@ -168,7 +168,7 @@ class SymbolicSpace:
         return np.asarray(path, np.int64)
 
 
-def symbolic(skeleton: Skeleton) -> SymbolicSpace:
+def symbolic(skeleton: TwoTrees) -> SymbolicSpace:
     """The path space of a small graph in symbols.
 
     Args:

@@ -18,8 +18,9 @@ from pathspace.errors import UnsupportedError
 from pathspace.exact import modular_rank, whole_product
 from pathspace.invariance import LARGE, difference, resolution, run, switched
 from pathspace.reduction import ReductionGraph
-from pathspace.skeleton import Skeleton, Tree
+from pathspace.spanning_tree import SpanningTree
 from pathspace.symbolic import MOST_WEIGHTS, symbolic
+from pathspace.two_trees import TwoTrees
 from pathspace.unroll import UnrolledNetwork, unroll
 
 MATRIX_WEIGHTS = 2_500
@@ -47,7 +48,7 @@ def enumerable(graph: ReductionGraph) -> UnrolledNetwork | None:
     return network if few else None
 
 
-def tree_problem(graph: ReductionGraph, tree: Tree) -> str | None:
+def tree_problem(graph: ReductionGraph, tree: SpanningTree) -> str | None:
     """Check a spanning tree against the weight blocks: every unit's edge joins it to units reached before."""
     reached = np.zeros(graph.num_units + 1, bool)
     reached[0] = True
@@ -177,7 +178,7 @@ def theorem2(
     # path values of the very model that runs, some of whose weights may have been drawn anew
     graph = replace(graph, parameters={**graph.parameters, **dict(model.named_parameters(remove_duplicate=False))})
     skeleton = replace(skeleton, graph=graph)
-    basis = skeleton.basis()
+    basis = BasisPaths(skeleton)
     weights = [tree.gather(graph) for tree in (skeleton.tree_in, skeleton.tree_out)]
     if any(bool((values == 0).any()) for values in weights):
         return {
@@ -264,7 +265,7 @@ def theorem3(
     return {"holds": holds, "evidence": words, "matrix": matrix}, rank, "exact"
 
 
-def _triangular(skeleton: Skeleton) -> bool:
+def _triangular(skeleton: TwoTrees) -> bool:
     """Without the columns of ``T_out`` the basis is triangular: every chain is entered by exactly one unshared edge."""
     # ids beyond the units stand for products of scales, which have no chain of their own
     units = np.setdiff1d(np.arange(1, skeleton.graph.num_units + 1), skeleton.shared)

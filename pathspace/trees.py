@@ -12,8 +12,8 @@ from torch import Tensor
 
 from pathspace.balanced import canonical_scales
 from pathspace.errors import InputError, UnsupportedError
-from pathspace.reduction import ReductionGraph, WeightBlock
-from pathspace.skeleton import Tree
+from pathspace.spanning_tree import SpanningTree
+from pathspace.structure import Structure, WeightBlock
 
 CHUNK = 1 << 22
 STAR = 200_000
@@ -82,7 +82,7 @@ def _rows(block: WeightBlock, entering: bool) -> _Rows:
     )
 
 
-class Grower:
+class SpanningTreeBuilder:
     """Grow one spanning tree breadth first, by one rule.
 
     Edges of weight 0 come last: a tree walks against an edge rather than along one of these, and units that nothing
@@ -97,11 +97,11 @@ class Grower:
         blind: look at no weight, only at how units are connected.
     """
 
-    def __init__(self, graph: ReductionGraph, entering: bool, rule: str, seed: int, blind: bool = False) -> None:
+    def __init__(self, graph: Structure, entering: bool, rule: str, seed: int, blind: bool = False) -> None:
         self.graph, self.rule, self.entering, self.blind = graph, rule, entering, blind
         self.random = np.random.default_rng([seed, int(entering)])
         count = graph.num_units + 1
-        self.tree = Tree(
+        self.tree = SpanningTree(
             block=np.full(count, -1, np.int64),
             index=np.full(count, -1, np.int64),
             forward=np.zeros(count, bool),
@@ -127,7 +127,7 @@ class Grower:
             self._seen[key] = _rows(self.graph.blocks[block], self.entering == forward)
         return self._seen[key]
 
-    def grow(self) -> Tree:
+    def grow(self) -> SpanningTree:
         """The whole tree.
 
         Raises:

@@ -10,7 +10,7 @@ import numpy as np
 
 from pathspace.inference.interpreter import interpret
 from pathspace.inference.unrolled import Unrolled
-from pathspace.reduction import ReductionGraph
+from pathspace.structure import Structure
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class UnrolledNetwork:
         return [int(self.number[position]) for position in walk]
 
 
-def unroll(graph: ReductionGraph, max_steps: int | None = None) -> UnrolledNetwork:
+def unroll(graph: Structure, max_steps: int | None = None) -> UnrolledNetwork:
     """Interpret the captured graph of ``graph`` once more, keeping time steps and call sites apart.
 
     Args:

@@ -18,9 +18,9 @@ from pathspace.inputs import arranged, check_inputs, ordinary
 from pathspace.invariance import bench_copy, cast, measure
 from pathspace.levels import levels_in_words, measure_levels
 from pathspace.nested import leaves
-from pathspace.reduction import derive
 from pathspace.refusals import check_capturable, check_surroundings
 from pathspace.theorems import enumerable, theorem1, theorem2, theorem3, tree_problem
+from pathspace.tracing import trace
 from pathspace.trials import trials, trials_in_words
 from pathspace.untouched import untouched
 from pathspace.upper_bound import upper_bound as bound_from_above
@@ -144,7 +144,7 @@ def _verified(
 ) -> Certificate:
     """Trace, prove and measure, with inputs as ``forward`` takes them."""
     # the theorems speak of the network at these sizes
-    graph = derive(model, args, kwargs, norm_eps=norm_eps, strict=strict, sizes="given")
+    graph = trace(model, *args, kwargs=kwargs, norm_eps=norm_eps, strict=strict, sizes="given")
     skeleton = graph.skeleton(rule=rule, seed=seed)
     basis = skeleton.basis()
     problem = tree_problem(graph, skeleton.tree_in) or tree_problem(graph, skeleton.tree_out)

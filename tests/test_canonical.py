@@ -256,19 +256,15 @@ def test_an_optimizer_that_cannot_be_transported_is_refused_before_anything_chan
     assert all(torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True))
 
 
-def test_the_graph_may_be_left_out_for_a_traced_model_only() -> None:
+def test_copies_are_rescaled_and_balanced_alike() -> None:
     model = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.ReLU(), torch.nn.Linear(4, 2)).double()
     x = torch.randn(5, 3).double()
     copied = copy.deepcopy(model)
     graph, before = ps.trace(model, x), model(x)
     phi = torch.randn(graph.num_units).double()
-    assert torch.allclose(ps.rescale(model, phi)(x), before, rtol=1e-10)
+    assert torch.allclose(ps.rescale(model, graph, phi)(x), before, rtol=1e-10)
     assert torch.equal(ps.rescale(copied, graph, phi)[0].weight, model[0].weight)
-    assert torch.equal(ps.balance(copied, graph)[2].weight, ps.balance(model)[2].weight)
-    with pytest.raises(ps.InputError, match=r"balance found no graph of this Sequential.*pathspace\.trace"):
-        ps.balance(copy.deepcopy(model))
-    with pytest.raises(ps.InputError, match="rescale found no phi"):
-        ps.rescale(model, graph)
+    assert torch.equal(ps.balance(copied, graph)[2].weight, ps.balance(model, graph)[2].weight)
 
 
 def test_a_traced_model_is_not_kept_alive() -> None:

@@ -13,8 +13,8 @@ from torch import Tensor
 from pathspace.draw import unit_groups
 from pathspace.errors import PathspaceError
 from pathspace.potentials import log_prefixes, log_suffixes
-from pathspace.reduction import ReductionGraph, WeightBlock
 from pathspace.skeleton import Skeleton
+from pathspace.structure import Structure, WeightBlock
 
 CELLS = 40
 ROOT = 0
@@ -58,7 +58,7 @@ class Lane:
     touched: list[int] = field(default_factory=list)
 
 
-def arrange(graph: ReductionGraph) -> tuple[list[Layer], dict[int, Lane]]:
+def arrange(graph: Structure) -> tuple[list[Layer], dict[int, Lane]]:
     """Find layers, in the order in which the model uses them, and lanes, each in the first free column.
 
     Args:
@@ -112,7 +112,7 @@ def _split(name: str) -> tuple[str, str]:
     return module, own
 
 
-def _order(graph: ReductionGraph) -> list[int]:
+def _order(graph: Structure) -> list[int]:
     """Blocks by the first operation that uses them; those of one operation in the order of the model."""
     first: dict[str, int] = {}
     nodes = list(graph.captured.graph.graph.nodes)
@@ -126,7 +126,7 @@ def _order(graph: ReductionGraph) -> list[int]:
     return sorted(range(len(graph.blocks)), key=lambda i: (first.get(graph.blocks[i].name, len(nodes)), i))
 
 
-def _normalised(graph: ReductionGraph, layers: Sequence[Layer], label: np.ndarray, numbers: dict[int, int]) -> None:
+def _normalised(graph: Structure, layers: Sequence[Layer], label: np.ndarray, numbers: dict[int, int]) -> None:
     """Find what feeds each affine normalisation: no path leads through it, but the eye should be led."""
     sizes = {numbers[int(key)]: int((label[1:] == key).sum()) for key in np.unique(label[1:])}
     read = {group for layer in layers for group in layer.reads}

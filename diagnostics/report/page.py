@@ -23,6 +23,7 @@ from pathspace.errors import InputError
 from pathspace.files import replacing
 from pathspace.inputs import arranged
 from pathspace.potentials import log_prefixes, log_suffixes
+from pathspace.skeleton import choose
 
 Progress = Callable[[str, float], None]
 
@@ -161,7 +162,7 @@ def _walkable(skeleton: Skeleton) -> Skeleton:
     try:
         log_prefixes(skeleton), log_suffixes(skeleton)
     except InputError:
-        return skeleton.graph.skeleton(rule="magnitude")
+        return choose(skeleton.graph, rule="magnitude")
     return skeleton
 
 

@@ -10,8 +10,8 @@ from torch import Tensor
 from pathspace.capture import Captured
 from pathspace.inference.interpreter import interpret
 from pathspace.inference.relations import Relations
-from pathspace.inference.semantics import Pin
 from pathspace.inference.units import Scales
+from pathspace.structure import Pin
 
 
 @dataclass(frozen=True)

@@ -11,17 +11,17 @@ from pathspace.capture import Captured
 from pathspace.inference.assemble import Ends, assemble, combine, extended, shrink
 from pathspace.inference.gathered import fold
 from pathspace.inference.relations import Relations, Solution
-from pathspace.inference.semantics import Pin
 from pathspace.inference.units import Scales
 from pathspace.inference.values import NEUTRAL, distinct
-from pathspace.reduction import ReductionGraph, Statistic, WeightBlock
+from pathspace.structure import Pin, Statistic, Structure, WeightBlock
+from pathspace.trees import SpanningTreeBuilder
 
 Pair = tuple[Tensor, Tensor]
 POWERS_ONLY = "weights meet different powers of this scale, and never the scale itself"
 TOO_HIGH = "this scale is a power above 2^31 of another"
 
 
-def build(captured: Captured, scales: Scales, norm_eps: str = "ignore", traced: int | None = None) -> ReductionGraph:
+def build(captured: Captured, scales: Scales, norm_eps: str = "ignore", traced: int | None = None) -> Structure:
     """The reduction graph of what an interpretation recorded.
 
     Args:
@@ -76,9 +76,7 @@ def _with_gathers(table: str, uses: list[Pair], raw: dict[str, Ends], scales: Sc
     return Ends(tail, head, new if bool(new.any()) else None)
 
 
-def _graph(
-    captured: Captured, scales: Scales, raw: dict[str, Ends], solution: Solution, norm_eps: str
-) -> ReductionGraph:
+def _graph(captured: Captured, scales: Scales, raw: dict[str, Ends], solution: Solution, norm_eps: str) -> Structure:
     classes = torch.from_numpy(solution.classes)
     aliases: dict[str, list[str]] = {}
     for name, first in captured.canonical.items():
@@ -104,7 +102,7 @@ def _graph(
             )
     used = tuple(block for block in blocks if block.num_edges)
     known = {block.name for block in used} | set(scales.pinned_parameters)
-    return ReductionGraph(
+    return Structure(
         blocks=used,
         num_units=solution.units,
         pinned=tuple(scales.pins),
@@ -151,7 +149,7 @@ def _divided(solution: Solution, ends: list[Tensor], scales: Scales) -> Solution
     return Solution(solution.classes, count, forms).fixed(np.zeros(0, np.int64))
 
 
-def _stuck(graph: ReductionGraph) -> np.ndarray:
+def _stuck(graph: Structure) -> np.ndarray:
     """Units without a spanning tree: every edge moves them by a power of their scale, so they are no end of any."""
     once = np.zeros(graph.num_units + 1, bool)
     expand = graph.expand
@@ -161,9 +159,7 @@ def _stuck(graph: ReductionGraph) -> np.ndarray:
     rare = np.flatnonzero(~once[1:]) + 1
     if not len(rare):
         return rare
-    from pathspace.trees import Grower
-
-    return np.intersect1d(rare, Grower(graph, entering=True, rule="modulo", seed=0, blind=True).reach())
+    return np.intersect1d(rare, SpanningTreeBuilder(graph, entering=True, rule="modulo", seed=0, blind=True).reach())
 
 
 def _units_of(cuts: list[Tensor], classes: Tensor, solution: Solution) -> np.ndarray:

@@ -18,8 +18,9 @@ from pathspace.inference.folding import folded
 from pathspace.inference.regions import REGIONS
 from pathspace.inference.registry import RULES, operation_name
 from pathspace.inference.rules.normalization import WITH_STATISTICS
-from pathspace.inference.semantics import Pin, Place, Semantics
+from pathspace.inference.semantics import Place, Semantics
 from pathspace.inference.values import NEUTRAL, ROOT, Weight, constant, distinct, shape_of, value_of, with_value
+from pathspace.structure import Pin
 
 S = TypeVar("S", bound=Semantics)
 

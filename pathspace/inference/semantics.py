@@ -17,27 +17,7 @@ import torch
 from torch import Tensor, fx
 
 from pathspace.inference.values import NEUTRAL, ROOT, Value, Weight, constant, distinct, move
-
-
-@dataclass(frozen=True)
-class Pin:
-    """An operation that fixed the scale of something.
-
-    Attributes:
-        op: name of the operation.
-        module: path of the module it ran in ("" for the model itself).
-        source: file and line, when known.
-        reason: one sentence.
-        elements: how many distinct activations it fixed.
-        parameters: parameters it consumed, which therefore stay outside path space.
-    """
-
-    op: str
-    module: str
-    source: str
-    reason: str
-    elements: int
-    parameters: tuple[str, ...] = ()
+from pathspace.structure import Pin
 
 
 @dataclass

@@ -16,9 +16,10 @@ from torch import Tensor
 from pathspace.inference.layout import layout
 from pathspace.inference.origins import constant_behind
 from pathspace.inference.relations import Relations
-from pathspace.inference.semantics import Pin, Semantics
+from pathspace.inference.semantics import Semantics
 from pathspace.inference.union_find import class_index
 from pathspace.inference.values import NEUTRAL, ROOT, Value, Weight, compress, constant, distinct, reshaped
+from pathspace.structure import Pin
 
 # weights met with more scales than this are taken to meet one: sound, and exact where it matters
 EXACT_USES = 20_000

@@ -7,7 +7,8 @@ from typing import Any
 
 from torch import Tensor
 
-from pathspace import InputError, ReductionGraph, UnsupportedError
+from pathspace import InputError, UnsupportedError
+from pathspace.structure import Structure
 
 
 def named(groups: Sequence[dict[str, Any]]) -> list[tuple[str | None, Tensor]]:
@@ -32,7 +33,7 @@ def refuse_complex(owner: str, parameters: Sequence[tuple[str | None, Tensor]]) 
             )
 
 
-def refuse_shifts(owner: str, graph: ReductionGraph) -> None:
+def refuse_shifts(owner: str, graph: Structure) -> None:
     """Refuse graphs in which the sum of a parameter and a constant scales.
 
     Raises:
@@ -46,7 +47,7 @@ def refuse_shifts(owner: str, graph: ReductionGraph) -> None:
         )
 
 
-def match(owner: str, parameters: Sequence[tuple[str | None, Tensor]], graph: ReductionGraph) -> list[int | None]:
+def match(owner: str, parameters: Sequence[tuple[str | None, Tensor]], graph: Structure) -> list[int | None]:
     """The block of every parameter; ``None`` for those outside path space.
 
     The traced model's own parameters are known by identity. What is left over is matched by name: copies of the model,

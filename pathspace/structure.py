@@ -1,0 +1,393 @@
+"""The structure of a model: unit classes, and one edge for every scalar weight, held per weight tensor."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from scipy.sparse import csr_array, eye_array, vstack
+from scipy.sparse.linalg import lsqr
+from torch import Tensor, nn
+
+from pathspace.capture import Captured
+from pathspace.errors import InputError, UnsupportedError
+
+if TYPE_CHECKING:
+    import networkx as nx
+
+
+MAX_SCALAR_EDGES = 100_000
+
+
+@dataclass(frozen=True)
+class Pin:
+    """An operation that fixed the scale of something.
+
+    Attributes:
+        op: name of the operation.
+        module: path of the module it ran in ("" for the model itself).
+        source: file and line, when known.
+        reason: one sentence.
+        elements: how many distinct activations it fixed.
+        parameters: parameters it consumed, which therefore stay outside path space.
+    """
+
+    op: str
+    module: str
+    source: str
+    reason: str
+    elements: int
+    parameters: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, eq=False)
+class WeightBlock:
+    """The edges of one parameter tensor: scalar ``w[i]`` is an edge ``tail[i] -> head[i]``.
+
+    Attributes:
+        name: the parameter (its first name, when it has several).
+        shape: shape of the parameter.
+        tail: ids of the units the edges leave, ``int64``, every size 1 or the parameter's; 0 is the root; ``-k`` is
+            unit ``k`` with the opposite scale.
+        head: ids of the units the edges enter, laid out alike.
+        unused: which scalars no path passes (rows of a table that were never read, taps that only ever meet padding),
+            or ``None``.
+        aliases: further names of the same parameter.
+        shift: the constant that the model adds to the parameter wherever it uses it: the edges are ``w + shift``.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    tail: Tensor
+    head: Tensor
+    unused: Tensor | None = None
+    aliases: tuple[str, ...] = ()
+    shift: float = 0.0
+
+    def values(self, parameter: Tensor) -> Tensor:
+        """What the edges multiply by: the parameter, and the constant that is added to it."""
+        value = parameter.detach()
+        return value + self.shift if self.shift else value
+
+    @property
+    def numel(self) -> int:
+        """Number of scalars of the tensor."""
+        return int(np.prod(self.shape, dtype=np.int64))
+
+    @cached_property
+    def num_edges(self) -> int:
+        """Number of scalars that are edges."""
+        return self.numel - (0 if self.unused is None else int(self.unused.expand(self.shape).sum()))
+
+
+@dataclass(frozen=True, eq=False)
+class Statistic:
+    """Running statistics of a normalisation: ``mean`` scales with its channel, ``var + eps`` with the channel's square.
+
+    Attributes:
+        mean: name of the running mean, or ``None``.
+        var: name of the running variance, or ``None``.
+        units: ids of the channels, shape ``(channels,)``.
+        eps: what the normalisation adds to the variance.
+    """
+
+    mean: str | None
+    var: str | None
+    units: Tensor
+    eps: float = 0.0
+
+
+@dataclass(frozen=True, eq=False)
+class Structure:
+    """The reduction graph of a model (Definition 3 of the path-space paper, generalised to units that share a scale).
+
+    Attributes:
+        blocks: one per parameter tensor in path space.
+        num_units: ``H``, the number of unit classes with a free scale that touch an edge.
+        pinned: operations that fixed a scale: what, where, why.
+        unused: parameters that do not influence the outputs.
+        has_cuts: whether a normalisation cuts paths: then basis paths are closed walks of the graph, not all of them
+            paths of the network.
+        approximate: ids of the units that take part in a scale which is exact only for ``eps = 0`` (it is normalised
+            somewhere by statistics of its own).
+        exact: integer matrix ``(H, num_exact_units)``: ``phi = exact @ xi`` are the gauge transformations that are
+            exact as the model stands, every ``eps`` included.
+        guards: source lines and the small constants there that were taken for the ``eps`` of a normalisation written
+            out by hand.
+        forms: integer matrix ``(derived, H)``: id ``H + 1 + i`` stands for the log-scale ``forms[i] @ phi`` (products
+            of
+            activations, matrices reused in depth); empty for most models.
+        norm_eps: how normalisation layers were read.
+        affine: whether the sum of a parameter and a constant scales.
+        statistics: running statistics that are rescaled along with their channels.
+        beyond: name -> (tail, head) of all scalars of a parameter that is not used whole, for larger inputs, which use
+            more of it: as captured there, or like the used scalars next to them.
+        captured: the captured graph.
+        parameters: name -> parameter, the model's own.
+        range: in words, for inputs of which sizes the graph was derived.
+
+    Example:
+        >>> import torch, pathspace as ps
+        >>> model = torch.nn.Sequential(torch.nn.Linear(4, 3), torch.nn.ReLU(), torch.nn.Linear(3, 2))
+        >>> graph = ps.trace(model, torch.randn(1, 4))
+        >>> graph.num_weights, graph.num_units, graph.dimension
+        (23, 3, 20)
+    """
+
+    blocks: tuple[WeightBlock, ...]
+    num_units: int
+    pinned: tuple[Pin, ...]
+    unused: tuple[str, ...]
+    has_cuts: bool
+    approximate: np.ndarray = field(repr=False)
+    exact: csr_array = field(repr=False)
+    guards: tuple[tuple[str, float], ...] = field(repr=False)
+    statistics: tuple[Statistic, ...]
+    forms: csr_array = field(repr=False)
+    norm_eps: str
+    beyond: Mapping[str, tuple[Tensor, Tensor]] = field(repr=False)
+    captured: Captured = field(repr=False)
+    parameters: Mapping[str, nn.Parameter] = field(repr=False)
+    range: str = ""
+    affine: bool = True
+
+    @cached_property
+    def num_weights(self) -> int:
+        """``m``: number of scalar weights in path space."""
+        return sum(block.num_edges for block in self.blocks)
+
+    @property
+    def dimension(self) -> int:
+        """``m - H``: the number of independent path values (Theorem 3)."""
+        return self.num_weights - self.num_units
+
+    @property
+    def num_exact_units(self) -> int:
+        """Dimension of the gauge group that is exact as the model stands, every ``eps`` included."""
+        return int(self.exact.shape[1])
+
+    @property
+    def exact_dimension(self) -> int:
+        """``m`` less :attr:`num_exact_units`: dimension of the path space at the exact level."""
+        return self.num_weights - self.num_exact_units
+
+    @cached_property
+    def shifts(self) -> dict[str, float]:
+        """Tensor name -> the constant ``c`` where ``p + c`` is what scales, not ``p`` itself.
+
+        The ``eps`` of running variances, and the 1 of norms that multiply by ``1 + weight``.
+        """
+        found = {entry.var: entry.eps for entry in self.statistics if entry.var is not None and entry.eps}
+        return found | {block.name: block.shift for block in self.blocks if block.shift}
+
+    def exact_part(self, phi: Tensor) -> Tensor:
+        """The nearest log-scales to ``phi`` that change nothing as the model stands, every ``eps`` included.
+
+        Args:
+            phi: log-scales of the units, shape ``(num_units,)``.
+
+        Returns:
+            The orthogonal projection of ``phi`` on ``exact @ xi``: where no scales are multiplied, the log-scales of
+            approximate units set to 0.
+
+        Raises:
+            InputError: ``phi`` has another shape.
+
+        Example:
+            >>> import torch, pathspace as ps
+            >>> model = torch.nn.Sequential(torch.nn.Linear(2, 1), torch.nn.LayerNorm(1), torch.nn.Linear(1, 1))
+            >>> graph = ps.trace(model, torch.randn(1, 2))
+            >>> graph.num_units, graph.num_exact_units, graph.exact_part(torch.ones(2)).tolist()
+            (2, 1, [0.0, 1.0])
+        """
+        self._expect(phi, "exact_part")
+        wanted = phi.detach().cpu().double().numpy()
+        if self.exact.nnz == self.num_exact_units:
+            # units of their own
+            return torch.from_numpy(self.exact @ (self.exact.T @ wanted)).to(phi)
+        # (an inexact solution is in the subspace all the same)
+        solution = lsqr(self.exact.astype(np.float64), wanted, atol=1e-14, btol=1e-14)[0]
+        return torch.from_numpy(self.exact @ solution).to(phi)
+
+    def _expect(self, phi: Tensor, caller: str) -> None:
+        if tuple(phi.shape) != (self.num_units,):
+            raise InputError(
+                f"{caller} found phi of shape {tuple(phi.shape)}, expected ({self.num_units},): one log-scale for "
+                "each unit of the reduction graph."
+            )
+
+    @cached_property
+    def expand(self) -> csr_array:
+        """Every id in terms of root and units: integer matrix ``(H + 1 + derived, H + 1)``."""
+        count = self.num_units + 1
+        derived = csr_array(self.forms)
+        derived = csr_array((derived.data, derived.indices + 1, derived.indptr), shape=(derived.shape[0], count))
+        return csr_array(vstack([eye_array(count, dtype=np.int64, format="csr"), derived]))
+
+    @cached_property
+    def offsets(self) -> tuple[int, ...]:
+        """Number of the first edge of each block: edges go by block, then in C order, leaving out unused scalars."""
+        return tuple(np.concatenate([[0], np.cumsum([block.num_edges for block in self.blocks])]).astype(int).tolist())
+
+    @cached_property
+    def index(self) -> dict[str, int]:
+        """Position of a block by parameter name, aliases included."""
+        return {name: i for i, block in enumerate(self.blocks) for name in (block.name, *block.aliases)}
+
+    def edge_numbers(self, block: int, flat: np.ndarray) -> np.ndarray:
+        """Edge numbers of flat positions in a block's tensor."""
+        unused = self.blocks[block].unused
+        flat = np.asarray(flat, np.int64)
+        if unused is None:
+            return self.offsets[block] + flat
+        rank = np.cumsum(~unused.expand(self.blocks[block].shape).reshape(-1).numpy()) - 1
+        return np.asarray(self.offsets[block] + rank[flat], np.int64)
+
+    def locate(self, edge: int) -> tuple[int, int]:
+        """Block and flat position of an edge number."""
+        block = int(np.searchsorted(self.offsets, edge, side="right")) - 1
+        local = edge - self.offsets[block]
+        unused = self.blocks[block].unused
+        if unused is not None:
+            local = int(np.flatnonzero(~unused.expand(self.blocks[block].shape).reshape(-1).numpy())[local])
+        return block, local
+
+    def ends(self) -> tuple[np.ndarray, np.ndarray]:
+        """Tail and head ids of every edge, as arrays of length m (for graphs small enough to hold them)."""
+        tails, heads = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
+        for block in self.blocks:
+            keep = slice(None) if block.unused is None else ~block.unused.expand(block.shape).reshape(-1).numpy()
+            tails.append(block.tail.expand(block.shape).reshape(-1).numpy()[keep])
+            heads.append(block.head.expand(block.shape).reshape(-1).numpy()[keep])
+        return np.concatenate(tails), np.concatenate(heads)
+
+    def weights(self) -> Tensor:
+        """Values of all edges in order, float64, length m."""
+        parts = [torch.zeros(0, dtype=torch.float64)]
+        for block in self.blocks:
+            flat = block.values(self.parameters[block.name].double()).cpu().reshape(-1)
+            parts.append(flat if block.unused is None else flat[~block.unused.expand(block.shape).reshape(-1)])
+        return torch.cat(parts)
+
+    def gauge(self, phi: Tensor) -> dict[str, Tensor]:
+        """Factors by which a gauge transformation multiplies every parameter, leaving the function unchanged.
+
+        ``w_e <- w_e exp(phi(head e) - phi(tail e))`` with ``phi(root) = 0``. Where a tensor is named in
+        :attr:`shifts` the factor is that of ``p + c``: :meth:`gauge_affine` has the whole of it.
+
+        Args:
+            phi: log-scales of the units, shape ``(num_units,)``.
+
+        Returns:
+            Parameter or buffer name -> factor tensor, broadcastable to it (running statistics follow their channels).
+
+        Raises:
+            InputError: ``phi`` has another shape.
+
+        Example:
+            >>> import torch, pathspace as ps
+            >>> model = torch.nn.Sequential(torch.nn.Linear(2, 1), torch.nn.ReLU(), torch.nn.Linear(1, 1))
+            >>> factors = ps.trace(model, torch.randn(1, 2)).gauge(torch.tensor([1.0]).log())
+            >>> {name: factor.tolist() for name, factor in factors.items()}
+            {'0.weight': [[1.0]], '0.bias': [1.0], '2.weight': [[1.0]], '2.bias': [1.0]}
+        """
+        self._expect(phi, "gauge(phi)")
+        return {name: head / tail for name, (head, tail) in self.gauge_factors(phi).items()}
+
+    def gauge_affine(self, phi: Tensor) -> dict[str, tuple[Tensor, Tensor]]:
+        """A gauge transformation of every tensor in full: ``p <- a p + b``.
+
+        ``a`` is the factor of :meth:`gauge`, and ``b = (a - 1) c`` for the tensors in :attr:`shifts`, 0 for all others.
+        A running variance becomes ``s^2 (var + eps) - eps``, which may be negative while ``var + eps``, all that a
+        normalisation looks at, stays positive.
+
+        Args:
+            phi: log-scales of the units, shape ``(num_units,)``.
+
+        Returns:
+            Parameter or buffer name -> ``(a, b)``, broadcastable to it.
+
+        Raises:
+            InputError: ``phi`` has another shape.
+
+        Example:
+            >>> import torch, pathspace as ps
+            >>> model = torch.nn.Sequential(torch.nn.Linear(2, 1), torch.nn.BatchNorm1d(1, eps=0.5)).eval()
+            >>> graph = ps.trace(model, torch.randn(1, 2))
+            >>> a, b = graph.gauge_affine(torch.tensor([2.0]).log())["1.running_var"]
+            >>> a.tolist(), b.tolist()
+            ([4.0], [1.5])
+        """
+        return {name: (a, (a - 1) * self.shifts.get(name, 0.0)) for name, a in self.gauge(phi).items()}
+
+    def gauge_factors(self, phi: Tensor) -> dict[str, tuple[Tensor, Tensor]]:
+        """The two sides of :meth:`gauge`, ``exp(phi(head))`` and ``exp(phi(tail))``, each as small as its ids."""
+        derived = torch.from_numpy(self.forms @ phi.detach().cpu().double().numpy()).to(phi)
+        table = torch.cat([phi.new_zeros(1), phi, derived])
+
+        def log(ids: Tensor) -> Tensor:
+            return table[ids.abs()] * ids.sign()
+
+        ends = {block.name: (block.tail, block.head) for block in self.blocks} | dict(self.beyond)
+        factors = {name: (log(head).exp(), log(tail).exp()) for name, (tail, head) in ends.items()}
+        for statistic in self.statistics:
+            own = log(statistic.units)
+            for name, scale in ((statistic.mean, own), (statistic.var, 2 * own)):
+                if name is not None:
+                    factors[name] = (scale.exp(), torch.ones_like(own))
+        return factors
+
+    def to_networkx(self) -> nx.MultiDiGraph:
+        """The scalar graph: nodes ``0..H`` (0 the root), one edge per weight with its name, flat index and value.
+
+        Raises:
+            UnsupportedError: more than 100,000 weights, or opposite scales, which a directed graph cannot show.
+        """
+        if self.num_weights > MAX_SCALAR_EDGES:
+            raise UnsupportedError(
+                f"The reduction graph has {self.num_weights:,} edges and to_networkx() makes at most "
+                f"{MAX_SCALAR_EDGES:,}; "
+                "work with graph.blocks instead."
+            )
+        import networkx as nx
+
+        result = nx.MultiDiGraph()
+        result.add_nodes_from(range(self.num_units + 1))
+        tails, heads = self.ends()
+        if (tails < 0).any() or (heads < 0).any():
+            raise UnsupportedError(
+                "Some weights relate opposite scales (a matrix used together with its transpose), which a "
+                "directed graph "
+                "cannot show; work with graph.blocks instead."
+            )
+        weights = self.weights().tolist()
+        number = 0
+        for i, block in enumerate(self.blocks):
+            for flat in range(block.numel):
+                if block.unused is not None and bool(block.unused.expand(block.shape).reshape(-1)[flat]):
+                    continue
+                ends = int(tails[number]), int(heads[number])
+                result.add_edge(
+                    *ends, key=(i, flat), name=block.name, index=flat, weight=weights[number], number=number
+                )
+                number += 1
+        return result
+
+    def summary(self) -> dict[str, Any]:
+        """The figures of the graph as plain numbers."""
+        return {
+            "weights": self.num_weights,
+            "units": self.num_units,
+            "dimension": self.dimension,
+            "exact_units": self.num_exact_units,
+            "exact_dimension": self.exact_dimension,
+            "approximate_units": self.num_units - self.num_exact_units,
+            "blocks": len(self.blocks),
+            "pinned": len(self.pinned),
+            "unused": list(self.unused),
+            "range": self.range,
+        }

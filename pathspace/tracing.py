@@ -1,0 +1,91 @@
+"""Tracing: capture a model, interpret the captured graph, solve for its units, lay them out."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import fields
+from typing import Any
+
+import torch
+from torch import nn
+
+from pathspace.capture import capture
+from pathspace.errors import InputError
+from pathspace.inference.again import Snapshot
+from pathspace.inference.build import build
+from pathspace.inference.interpreter import interpret
+from pathspace.inference.units import Scales
+from pathspace.inputs import arranged, describe
+from pathspace.reduction import ReductionGraph
+from pathspace.sizes import recapture, sentence, thin
+from pathspace.structure import Structure
+
+
+def trace(
+    model: nn.Module,
+    *args: Any,
+    kwargs: Mapping[str, Any] | None = None,
+    norm_eps: str = "ignore",
+    strict: bool = False,
+    sizes: str = "any",
+    affine: bool = True,
+) -> ReductionGraph:
+    """Build the reduction graph of a model, without running or changing it.
+
+    Edges and dimension are those of the model at the sizes of the example inputs. Its scales are to hold at other
+    lengths, batch and image sizes, too: where the example leaves this open (parts of parameters that are not used, a
+    sequence of length 1, products over steps), the model is captured once more at larger sizes, if it runs there, and
+    scales have to hold at both. :attr:`ReductionGraph.range` says what was done.
+
+    Args:
+        model: any module; it is analysed in the mode (train or eval) it is in.
+        *args: example inputs, positional.
+        kwargs: example inputs by keyword.
+        norm_eps: ``"ignore"`` treats normalisation layers as exactly scale-free, ``"respect"`` pins their inputs.
+        strict: raise where an operation without a rule would fix a scale, instead of listing it in ``graph.pinned``.
+        sizes: ``"any"``, or ``"given"`` for the scales of the model on inputs of exactly these sizes.
+        affine: let ``w + c`` scale where a model adds a constant to a whole parameter, as norms do that multiply by
+            ``1 + weight``; ``False`` keeps such parameters as they are (optimizers on path values need that).
+
+    Returns:
+        The reduction graph.
+
+    Raises:
+        CaptureError: the model fails on these inputs or cannot be captured.
+        InputError: unknown ``norm_eps`` or ``sizes``.
+        UnsupportedError: ``strict`` and an operation has no rule.
+
+    Example:
+        >>> import torch, pathspace as ps
+        >>> from torch.nn import AdaptiveAvgPool2d, Conv2d, Flatten, Linear, ReLU, Sequential
+        >>> model = Sequential(Conv2d(3, 8, 3), ReLU(), AdaptiveAvgPool2d(1), Flatten(), Linear(8, 2))
+        >>> ps.trace(model, torch.randn(1, 3, 9, 9)).num_units  # channels are units
+        8
+    """
+    if norm_eps not in ("ignore", "respect"):
+        raise InputError(f"trace found norm_eps={norm_eps!r}, expected 'ignore' or 'respect'.")
+    if sizes not in ("any", "given"):
+        raise InputError(f"trace found sizes={sizes!r}, expected 'any' or 'given'.")
+    captured = capture(model, args, kwargs)
+    # what the analysis makes for itself has numbers, whatever is the default outside
+    with torch.device("cpu"), torch.inference_mode(False):
+        scales, _ = interpret(captured, Scales, strict, norm_eps, affine)
+        before = Snapshot.of(scales)
+        found = build(captured, scales, norm_eps)
+    args, kwargs = arranged(model, args, kwargs)
+    if sizes == "given":
+        return _graph(found, f"inputs ({describe(args, kwargs)}) and none other")
+    open_ends = bool(found.unused or found.beyond or found.forms.shape[0])
+    looked = open_ends or thin(captured, (args, kwargs))
+    further, other = recapture(model, (args, kwargs), thin_only=not open_ends) if looked else (None, None)
+    if further is not None:
+        with torch.device("cpu"), torch.inference_mode(False):
+            uses = before.again(scales, further, norm_eps)
+            found = build(captured, scales, norm_eps, uses)
+    return _graph(found, sentence((args, kwargs), other, looked))
+
+
+def _graph(found: Structure, stated: str) -> ReductionGraph:
+    """The structure as users hold it, with the input sizes that it speaks of."""
+    held = {field.name: getattr(found, field.name) for field in fields(found)}
+    return ReductionGraph(**{**held, "range": stated})

@@ -1,0 +1,221 @@
+"""Two spanning trees of the reduction graph: which edge enters each unit first, and which leaves it last.
+
+The paper's Skeleton Method marks, for every hidden node, one entering and one leaving weight and takes the union of
+the marks as *skeleton*. Kept apart, the entering edges form a tree ``T_in`` rooted at the root and the leaving edges
+a tree ``T_out`` towards it, and basis paths follow for any graph.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Self
+
+import numpy as np
+import torch
+from scipy.sparse import coo_array
+from scipy.sparse.csgraph import connected_components
+from torch import Tensor
+
+from pathspace.spanning_tree import SpanningTree
+from pathspace.structure import Structure
+
+
+@dataclass(frozen=True, eq=False)
+class TwoTrees:
+    """The two trees, and what follows from them at once.
+
+    Attributes:
+        graph: the reduction graph.
+        tree_in: ``T_in``, one entering edge per unit.
+        tree_out: ``T_out``, one leaving edge per unit.
+        rule: the rule that chose them.
+        seed: its seed.
+
+    Example:
+        >>> import torch, pathspace as ps
+        >>> from torch.nn import Linear, ReLU, Sequential
+        >>> model = Sequential(Linear(2, 3, bias=False), ReLU(), Linear(3, 2, bias=False))
+        >>> skeleton = ps.trace(model, torch.randn(1, 2)).skeleton()
+        >>> skeleton.incoming["0.weight"].int().tolist()  # M[j][j % n_in] = 1, Algorithm 1
+        [[1, 0], [0, 1], [1, 0]]
+        >>> skeleton.outgoing["2.weight"].int().tolist()  # M[j % n_out][j] = 1
+        [[1, 0, 1], [0, 1, 0]]
+    """
+
+    graph: Structure
+    tree_in: SpanningTree
+    tree_out: SpanningTree
+    rule: str
+    seed: int
+
+    @cached_property
+    def dead(self) -> np.ndarray:
+        """Ids of the units that only weights of 0 connect to the root: every path value through them is 0."""
+        return np.flatnonzero(self.tree_in.dead | self.tree_out.dead)
+
+    @cached_property
+    def live(self) -> Self:
+        """The skeleton without its dead units, which optimizers and canonical forms leave as they are."""
+        if not len(self.dead):
+            return self
+        units = np.isin(np.arange(len(self.tree_in.block)), self.dead)
+        tree_in = self.tree_in.without(units)
+        tree_out = tree_in if self.tree_out is self.tree_in else self.tree_out.without(units)
+        return replace(self, tree_in=tree_in, tree_out=tree_out)
+
+    @cached_property
+    def lost(self) -> np.ndarray:
+        """Mask over all ids, derived ones included: those that depend on the scale of a dead unit."""
+        mask = np.isin(np.arange(self.graph.num_units + 1), self.dead)
+        lost: np.ndarray = abs(self.graph.expand) @ mask.astype(np.int64) > 0
+        return lost
+
+    @property
+    def in_block(self) -> np.ndarray:
+        """Block of each unit's entering edge."""
+        return self.tree_in.block
+
+    @property
+    def in_index(self) -> np.ndarray:
+        """Flat position of each unit's entering edge."""
+        return self.tree_in.index
+
+    @property
+    def in_forward(self) -> np.ndarray:
+        """Whether each unit's entering edge is walked forwards."""
+        return self.tree_in.forward
+
+    @property
+    def out_block(self) -> np.ndarray:
+        """Block of each unit's leaving edge."""
+        return self.tree_out.block
+
+    @property
+    def out_index(self) -> np.ndarray:
+        """Flat position of each unit's leaving edge."""
+        return self.tree_out.index
+
+    @property
+    def out_forward(self) -> np.ndarray:
+        """Whether each unit's leaving edge is walked forwards."""
+        return self.tree_out.forward
+
+    def _masks(self, *trees: SpanningTree) -> dict[str, Tensor]:
+        masks = {}
+        for i, block in enumerate(self.graph.blocks):
+            mask = torch.zeros(block.shape, dtype=torch.bool)
+            for tree in trees:
+                mask.view(-1)[torch.from_numpy(tree.index[tree.block == i])] = True
+            masks[block.name] = mask
+        return masks
+
+    @cached_property
+    def incoming(self) -> dict[str, Tensor]:
+        """Parameter name -> mask of the edges of ``T_in``."""
+        return self._masks(self.tree_in)
+
+    @cached_property
+    def outgoing(self) -> dict[str, Tensor]:
+        """Parameter name -> mask of the edges of ``T_out``."""
+        return self._masks(self.tree_out)
+
+    @cached_property
+    def masks(self) -> dict[str, Tensor]:
+        """Parameter name -> mask of all skeleton edges, the paper's ``M``."""
+        return self._masks(self.tree_in, self.tree_out)
+
+    @cached_property
+    def shared(self) -> np.ndarray:
+        """Units whose entering edge also lies in ``T_out``."""
+        key_in, key_out = (tree.block * (1 << 40) + tree.index for tree in (self.tree_in, self.tree_out))
+        return np.flatnonzero(np.isin(key_in, key_out[1:]) & (np.arange(len(key_in)) > 0))
+
+    @cached_property
+    def _chains(self) -> tuple[np.ndarray, np.ndarray]:
+        count = len(self.tree_in.block)
+        if self.graph.forms.shape[0]:
+            # one tree for both: every p vanishes
+            every = self.graph.expand.shape[0]
+            return np.zeros(every, np.int64), np.ones(every, np.int64)
+        units = self.shared
+        tree = self.tree_in
+        sign = tree.own[units] * tree.other[units]
+        # p_v = sign * p_parent over every edge in both trees; solved on the doubled graph as for scales
+        ends = (
+            np.concatenate([2 * units, 2 * units + 1, [0]]),
+            np.concatenate([2 * tree.parent[units] + (sign < 0), 2 * tree.parent[units] + (sign > 0), [1]]),
+        )
+        matrix = coo_array((np.ones(len(ends[0]), bool), ends), shape=(2 * count, 2 * count))
+        _, label = connected_components(matrix, directed=False)
+        plus, minus = label[0::2], label[1::2]
+        key = np.minimum(plus, minus)
+        values, first, inverse = np.unique(key, return_index=True, return_inverse=True)
+        order = np.argsort(first)
+        number = np.empty(len(values), np.int64)
+        number[order] = np.arange(len(values))
+        positive = plus[first] <= minus[first]
+        # the first unit of a chain represents it, with sign +1
+        signs = np.where((plus <= minus) == positive[inverse], 1, -1)
+        return number[inverse], signs
+
+    @property
+    def chain(self) -> np.ndarray:
+        """``k(v)``: units joined by edges in both trees share one basis path ``p_k``; 0 for the root's (``p = 0``)."""
+        return self._chains[0]
+
+    @property
+    def chain_sign(self) -> np.ndarray:
+        """Sign with which ``p_v`` equals ``p_k``."""
+        return self._chains[1]
+
+    @property
+    def num_chains(self) -> int:
+        """Number of distinct non-zero ``p_k``."""
+        return int(self.chain.max(initial=0))
+
+    def prefixes(self, weights: Tensor | None = None) -> Tensor:
+        """``pre_v``: product of the weights along ``T_in`` from the root, shape ``(H + 1 + derived,)``.
+
+        Args:
+            weights: weights of the tree's edges, ``(H + 1,)``; the model's own by default.
+        """
+        values = self.tree_in.gather(self.graph) if weights is None else weights
+        return self._along(self.tree_in, values, entering=True)
+
+    def suffixes(self, weights: Tensor | None = None) -> Tensor:
+        """``s_v``: product of the weights along ``T_out`` to the root, shape ``(H + 1 + derived,)``."""
+        values = self.tree_out.gather(self.graph) if weights is None else weights
+        return self._along(self.tree_out, values, entering=False)
+
+    def _along(self, tree: SpanningTree, values: Tensor, entering: bool) -> Tensor:
+        if self.graph.forms.shape[0]:
+            products = self._along_products(tree, values)
+            return products if entering else products.reciprocal()
+        result = torch.ones_like(values)
+        for units_ in tree.rounds:
+            units = torch.from_numpy(units_)
+            own, other = (torch.from_numpy(sign[units_]).to(values) for sign in (tree.own, tree.other))
+            step = torch.where(torch.from_numpy(tree.forward[units_]), values[units], values[units].reciprocal())
+            # entering forwards: phi_v = own (log w + other phi_parent), and the three other cases alike
+            result[units] = step.pow(own) * result[torch.from_numpy(tree.parent[units_])].pow(own * other)
+        return result
+
+    def _along_products(self, tree: SpanningTree, values: Tensor) -> Tensor:
+        """Where ids may be products of scales: by logarithm and sign, for units and derived ids."""
+        expand = self.graph.expand
+        size, negative = values.abs().log().numpy(), (values < 0).numpy().astype(np.int64)
+        log = np.zeros(self.graph.num_units + 1)
+        odd = np.zeros(self.graph.num_units + 1, np.int64)
+        for units in tree.rounds:
+            own, both = tree.own[units], tree.own[units] * tree.other[units]
+            step = np.where(tree.forward[units], own, -own)
+            parents, rest = expand[tree.parent[units]], tree.rest[units]
+            log[units] = step * size[units] + both * (parents @ log) + rest @ log
+            odd[units] = (negative[units] + abs(parents) @ odd + abs(rest) @ odd) % 2
+        log, odd = expand @ log, abs(expand) @ odd
+        return torch.from_numpy(np.exp(log) * np.where(odd % 2, -1.0, 1.0))
+
+    def signs(self) -> Tensor:
+        """Signs of the ``T_out`` weights (what Theorem 2 needs besides path values), +-1, shape ``(num_units,)``."""
+        return self.tree_out.gather(self.graph)[1:].sign()
