@@ -31,7 +31,7 @@ class Table:
     tail: Tensor
 
 
-def edge_values(graph: ReductionGraph, block: WeightBlock, parameters: Mapping[str, Tensor]) -> Tensor:
+def edge_values(graph: Structure, block: WeightBlock, parameters: Mapping[str, Tensor]) -> Tensor:
     """Values of a tensor's edges, float64, 0 for scalars that no path passes."""
     value = parameters[block.name].detach().double().cpu() + graph.shifts.get(block.name, 0.0)
     return value if block.unused is None else value.masked_fill(block.unused.expand(block.shape), 0)
