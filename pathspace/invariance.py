@@ -135,13 +135,13 @@ def run(
     return Run(joined, recorder.seen, frozenset(recorder.types))
 
 
-def resolution(graph: Structure, model: nn.Module, before: Run) -> torch.dtype:
+def resolution(graph: Structure, model: nn.Module, before: Run, any_factor: bool = False) -> torch.dtype:
     """The type to whose precision a rescaling can be seen: the model's, or a coarser one that it computes in.
 
-    Powers of two pass through any type without rounding, sums with a constant do not.
+    Powers of two pass through any type without rounding; other factors (``any_factor``) and sums do not.
     """
     own = precision(model)
-    return max({own, *(before.types if graph.shifts else ())}, key=lambda dtype: torch.finfo(dtype).eps)
+    return max({own, *(before.types if graph.shifts or any_factor else ())}, key=lambda dtype: torch.finfo(dtype).eps)
 
 
 def difference(before: Run, after: Run) -> float:

@@ -57,7 +57,7 @@ def measure_levels(
         (3, 4, True)
     """
     before = run(model, args, kwargs, seed=seed)
-    dtype = resolution(graph, model, before)
+    dtype = resolution(graph, model, before, any_factor=True)
     tolerance = TOLERANCE.get(dtype, 1e-3)
     deviations = DEVIATIONS if dtype == torch.float64 else DEVIATIONS[:1]
     generator = torch.Generator().manual_seed(seed)

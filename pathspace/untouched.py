@@ -93,7 +93,18 @@ def _functions(values: Any) -> Iterator[types.FunctionType]:
             yield from _functions([inner.fget, inner.fset])
         while isinstance(inner, types.FunctionType):
             yield inner
+            # functions that it refers to by a closure
+            held = [cell.cell_contents for cell in inner.__closure__ or () if _filled(cell)]
+            yield from (value for value in held if isinstance(value, types.FunctionType))
             inner = getattr(inner, "__wrapped__", None)
+
+
+def _filled(cell: types.CellType) -> bool:
+    try:
+        cell.cell_contents  # noqa: B018
+    except ValueError:
+        return False
+    return True
 
 
 def _names(code: types.CodeType) -> Iterator[str]:

@@ -721,7 +721,7 @@ def list_extended() -> Any:
     return Model(), [x()]
 
 
-@odd("packs sequences")
+@odd("values of tensors")
 def packed_sequence() -> Any:
     class Model(nn.Module):
         def __init__(self) -> None:

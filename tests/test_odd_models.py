@@ -7,7 +7,7 @@ import math
 import random
 import re
 import threading
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -28,6 +28,18 @@ INTERNAL = re.compile(
 )
 ENTRIES = [pytest.param(entry, id=name) for name, entry in ODD.items()]
 pytestmark = [pytest.mark.filterwarnings("ignore")]
+
+
+@pytest.fixture(autouse=True)
+def settings_of_torch() -> Iterator[None]:
+    """Some models change them when they run by themselves."""
+    yield
+    torch.set_default_dtype(torch.float32)
+    torch.set_grad_enabled(True)
+    odd_models.LOG.clear()
+    odd_models.TABLE.clear()
+    # what others compiled decides how torch.cond runs without a compiler
+    torch.compiler.reset()
 
 
 def make(entry: Odd) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
@@ -51,7 +63,7 @@ def world(model: Any, inputs: Any) -> dict[str, Any]:
     }
     if not isinstance(model, nn.Module) or type(model).__hash__ is None:
         return state
-    for path, module in model.named_modules(remove_duplicate=False):
+    for path, module in model.named_modules():
         for kind in type(module).__mro__:
             if kind.__module__ == "odd_models":
                 state[f"class {kind.__name__}"] = {key: id(value) for key, value in vars(kind).items()}
@@ -60,6 +72,9 @@ def world(model: Any, inputs: Any) -> dict[str, Any]:
         if isinstance(module, torch.jit.ScriptModule):
             continue
         for key, value in vars(module).items():
+            if key in ("_code", "_lineno_map", "_prologue_start"):
+                # what torch.fx writes out from a graph, each time it is asked
+                continue
             contents = value.items() if isinstance(value, Mapping) else ()
             state[f"{path}.{key}"] = (
                 (value if isinstance(value, bool | int) else id(value)),
@@ -80,7 +95,9 @@ def numbers(model: Any, inputs: Any) -> list[Tensor]:
 
 
 def flat(outputs: Any) -> Tensor:
-    found = [leaf.detach().double().reshape(-1) for leaf in leaves(outputs) if isinstance(leaf, Tensor)]
+    found = [
+        leaf.detach().as_subclass(Tensor).double().reshape(-1) for leaf in leaves(outputs) if isinstance(leaf, Tensor)
+    ]
     found += [torch.tensor([leaf], dtype=torch.float64) for leaf in tree_leaves(outputs) if isinstance(leaf, float)]
     return torch.cat(found) if found else torch.zeros(0)
 
