@@ -16,6 +16,7 @@ lint: $(READY)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/lint-imports --no-logo
 
 # The pages of 'pathspace report' in a real browser, which has to be there (PATHSPACE_BROWSER names another one).
 browser: $(READY)
