@@ -36,6 +36,8 @@ MOST_POWER = 64
 TOLERANCE = {torch.float64: 1e-8, torch.float32: 1e-3, torch.bfloat16: 3e-1, torch.float16: 1e-1}
 # powers of two by which units are rescaled at most; of sums with a constant, a type has only so many digits
 LARGEST = {torch.float64: 12, torch.float32: 4}
+# a sum is told from 0 where it is this many times larger than its rounding error
+ROUNDED = 64
 GATES = (
     "aten.relu",
     "aten.relu_",
@@ -223,8 +225,8 @@ def powers_for(graph: Structure, dtype: torch.dtype, seed: int) -> Tensor:
     return random_powers(graph, seed, LARGEST.get(dtype, 1) if graph.shifts else 12)
 
 
-def balance(graph: Structure, weights: Mapping[str, Tensor], grads: Mapping[str, Tensor]) -> float:
-    """Largest ``|sum_in w g - sum_out w g|`` over the units, relative to ``sum |w g|`` there.
+def sums(graph: Structure, weights: Mapping[str, Tensor], grads: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
+    """``sum_in w g - sum_out w g`` and ``sum |w g|`` for the root and every unit.
 
     Args:
         graph: the reduction graph.
@@ -232,7 +234,7 @@ def balance(graph: Structure, weights: Mapping[str, Tensor], grads: Mapping[str,
         grads: parameter name -> gradients.
 
     Returns:
-        The largest relative violation; 0 for units that no gradient reaches.
+        The two sums, shape ``(H + 1,)`` each, the root first.
     """
     net = torch.zeros(graph.expand.shape[0], dtype=torch.float64)
     size = torch.zeros_like(net)
@@ -255,10 +257,38 @@ def balance(graph: Structure, weights: Mapping[str, Tensor], grads: Mapping[str,
                 product = factor * (value * grads[name]).double()
                 net.index_add_(0, statistic.units.abs(), product * statistic.units.sign())
                 size.index_add_(0, statistic.units.abs(), product.abs())
-    net, size = graph.expand.T @ net.numpy(), abs(graph.expand).T @ size.numpy()
-    net, size = torch.from_numpy(net[1:]), torch.from_numpy(size[1:])
+    return torch.from_numpy(graph.expand.T @ net.numpy()), torch.from_numpy(abs(graph.expand).T @ size.numpy())
+
+
+def balance(
+    graph: Structure,
+    weights: Mapping[str, Tensor],
+    grads: Mapping[str, Tensor],
+    others: Sequence[Mapping[str, Tensor]] = (),
+) -> float:
+    """Largest ``|sum_in w g - sum_out w g|`` over the units, relative to ``sum |w g|`` there.
+
+    Args:
+        graph: the reduction graph.
+        weights: parameter name -> weights.
+        grads: parameter name -> gradients.
+        others: the same gradients with other rounding errors. A sum that is no larger than ``ROUNDED`` times what they
+            differ by, or than the digits of the largest ``sum |w g|``, is 0 as far as can be told: a gradient that
+            vanishes (two numbers that are normalised become 1 and -1, whatever they were) is rounding alone.
+
+    Returns:
+        The largest relative violation; 0 for units that no gradient reaches.
+    """
+    net, size = sums(graph, weights, grads)
     relative = torch.where(size > 0, net.abs() / size, net.abs())
-    return float(relative.max()) if len(relative) else 0.0
+    if others:
+        digits = max((torch.finfo(grad.dtype).eps for grad in grads.values()), default=0.0)
+        noise = torch.full_like(size, float(size.max()) * digits)
+        for other in others:
+            gap = {name: other[name] - grad for name, grad in grads.items() if name in other}
+            noise = torch.maximum(noise, sums(graph, weights, gap)[1])
+        relative = torch.where(net.abs() > ROUNDED * noise, relative, 0)
+    return float(relative[1:].max()) if len(relative) > 1 else 0.0
 
 
 def _leaves(model: nn.Module) -> dict[str, Tensor]:
@@ -299,6 +329,25 @@ def gradients(model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any], 
         wanted = [name for name in leaves if leaves[name].requires_grad]
         found = torch.autograd.grad(loss, [leaves[name] for name in wanted], allow_unused=True)
     return {name: grad for name, grad in zip(wanted, found, strict=True) if grad is not None}
+
+
+def rounded_otherwise(
+    model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any], seed: int, times: int = 3
+) -> Iterator[dict[str, Tensor]]:
+    """The gradients again, of weights that are other in their last digits."""
+    generator = torch.Generator().manual_seed(seed)
+    for _ in range(times):
+        kept = [(p, p.detach().clone()) for p in model.parameters() if p.is_floating_point()]
+        try:
+            with torch.no_grad():
+                for parameter, _own in kept:
+                    noise = torch.randn(parameter.shape, generator=generator, dtype=torch.float64)
+                    parameter.mul_((1 + 4 * torch.finfo(parameter.dtype).eps * noise).to(parameter))
+            yield gradients(model, args, kwargs, seed)
+        finally:
+            with torch.no_grad():
+                for parameter, own in kept:
+                    parameter.copy_(own)
 
 
 def misled(
@@ -390,7 +439,10 @@ def measure(
                 unbalanced = balance(graph, weights, grads)
                 if math.isnan(unbalanced):
                     unbalanced, no_gradient = None, "gradients are not finite"
-                elif exact <= tolerance < unbalanced and dtype == torch.float64:
+                elif unbalanced > tolerance:
+                    others = list(rounded_otherwise(model, args, kwargs, seed))
+                    unbalanced = balance(graph, weights, grads, others)
+                if unbalanced is not None and exact <= tolerance < unbalanced and dtype == torch.float64:
                     wrong = misled(graph, model, (args, kwargs), grads, seed)
                     if wrong:
                         unbalanced = None

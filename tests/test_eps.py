@@ -9,6 +9,8 @@ import torch
 from torch import Tensor, nn
 
 import pathspace as ps
+from pathspace.eps import without_eps
+from pathspace.invariance import balance, gradients, rounded_otherwise
 from pathspace.substitute import evaluate
 from pathspace.training import PathSGD
 
@@ -129,3 +131,40 @@ def test_path_sgd_leaves_a_module_held_twice_alone() -> None:
     optimizer.step()
     for parameter, old in zip(model.parameters(), before, strict=True):
         assert torch.equal(parameter, old)
+
+
+OF_FEW = {
+    "groups of 2": (lambda: nn.Sequential(nn.Linear(3, 8), nn.GroupNorm(4, 8), nn.ReLU(), nn.Linear(8, 2)), (5, 3)),
+    "groups of 1": (lambda: nn.Sequential(nn.Linear(3, 8), nn.GroupNorm(8, 8), nn.ReLU(), nn.Linear(8, 2)), (5, 3)),
+    "layer of 2": (lambda: nn.Sequential(nn.Linear(3, 2), nn.LayerNorm(2), nn.ReLU(), nn.Linear(2, 2)), (5, 3)),
+    "root mean square of 1": (lambda: nn.Sequential(nn.Linear(3, 1), nn.RMSNorm(1), nn.Linear(1, 2)), (5, 3)),
+    "batch of 2": (lambda: nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.ReLU(), nn.Linear(4, 2)), (2, 3)),
+    "instance of 2": (lambda: nn.Sequential(nn.Conv1d(3, 4, 1), nn.InstanceNorm1d(4), nn.Conv1d(4, 2, 1)), (5, 3, 2)),
+}
+
+
+@pytest.mark.parametrize("norm_eps", ["ignore", "respect"])
+@pytest.mark.parametrize("name", OF_FEW)
+def test_a_gradient_that_vanishes_refutes_nothing(name: str, norm_eps: str) -> None:
+    """Two numbers become 1 and -1, one becomes 0: all that is left of the gradient before the norm is rounding."""
+    build, shape = OF_FEW[name]
+    for seed in range(3):
+        torch.manual_seed(seed)
+        certificate = ps.verify(build(), 10**seed * torch.randn(shape), norm_eps=norm_eps)
+        assert certificate.holds, certificate.invariance["evidence"]
+
+
+def test_a_wrong_unit_stands_out_of_rounding() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(3, 2), nn.LayerNorm(2), nn.ReLU(), nn.Linear(2, 2)).double()
+    x = torch.randn(5, 3).double()
+    graph = ps.trace(model, x)
+    grads = gradients(model, (x,), {}, 0)
+    others = list(rounded_otherwise(model, (x,), {}, 0))
+    held = dict(model.named_parameters())
+    with without_eps(model):
+        bare, others_bare = gradients(model, (x,), {}, 0), list(rounded_otherwise(model, (x,), {}, 0))
+    assert balance(graph, held, bare) > 1e-3
+    assert balance(graph, held, bare, others_bare) == 0
+    # the input of the norm has a scale that eps fixes, and a gradient of about 1e-5
+    assert balance(graph, held, grads, others) > 1e-3
