@@ -55,20 +55,46 @@ def combine(pieces: list[Piece], shape: tuple[int, ...], equations: Relations) -
         for table, new in zip(tables, both, strict=True):
             cuts = tuple(cut if n > 1 else slice(None) for cut, n in zip(region, table.shape, strict=True))
             parts.append((table[cuts], new))
-        _same_factor(parts[0], parts[1], equations)
-        for part, new in parts:
-            part.copy_(torch.where(part == NEUTRAL, new, part))
+        change = _same_factor(parts[0], parts[1], equations)
+        filled = [_filled(*parts[side], parts[1 - side][0], change, equations) for side in (0, 1)]
+        for (part, _), ids in zip(parts, filled, strict=True):
+            part.copy_(ids)
     return tables[0], tables[1]
 
 
-def _same_factor(tail: tuple[Tensor, Tensor], head: tuple[Tensor, Tensor], equations: Relations) -> None:
+def _filled(earlier: Tensor, later: Tensor, opposite: Tensor, change: Tensor | None, equations: Relations) -> Tensor:
+    """Ids at one end of a weight: those of an earlier use, and of the later one where the earlier had none.
+
+    A scalar that only the later use has may keep the earlier id at its opposite end (which other scalars there
+    share); then its own id is the later one less the change between the two uses.
+    """
+    empty = (earlier == NEUTRAL) & (later != NEUTRAL)
+    if change is not None and bool(empty.any()):
+        kept = opposite != NEUTRAL
+        for dim in range(kept.dim()):
+            if earlier.shape[dim] == 1:
+                kept = kept.any(dim, keepdim=True)
+        kept = empty & kept
+        if bool(kept.any()):
+            count = int(kept.sum())
+            new = equations.fresh((count,))
+            equations.relate((1, new), (-1, later.expand(kept.shape)[kept]), (1, change.expand(kept.shape)[kept]))
+            later = later.expand(kept.shape).clone()
+            later[kept] = new
+    return torch.where(earlier == NEUTRAL, later, earlier)
+
+
+def _same_factor(tail: tuple[Tensor, Tensor], head: tuple[Tensor, Tensor], equations: Relations) -> Tensor | None:
     """``phi(head') - phi(head) = phi(tail') - phi(tail)`` for an earlier and a later use of the same scalars.
 
     The left side is constant where no head varies, the right side where no tail does; so both equal a number ``c``
     that varies only where both do.
+
+    Returns:
+        Ids of ``c``, or ``None`` where there is no earlier use.
     """
     if not bool((head[0] != NEUTRAL).any()):
-        return
+        return None
     both = [
         max(head[0].shape[dim], head[1].shape[dim]) > 1 and max(tail[0].shape[dim], tail[1].shape[dim]) > 1
         for dim in range(head[0].dim())
@@ -77,6 +103,7 @@ def _same_factor(tail: tuple[Tensor, Tensor], head: tuple[Tensor, Tensor], equat
     change = equations.fresh(sizes)
     for earlier, later in (tail, head):
         equations.relate((1, later), (-1, earlier), (-1, change))
+    return change
 
 
 def dense_pieces(use: Use, scales: Scales) -> Iterable[tuple[str, Piece]]:

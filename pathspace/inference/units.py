@@ -228,10 +228,16 @@ class Scales(Semantics):
             ids, change = self._baseline(ids, free, varies)
         tail = self._representative(ids, shared)
         out = tuple(size for dim, size in enumerate(full) if dim not in reduced)
-        if bool((distinct(tail) == NEUTRAL).all()):
+        void = distinct(tail) == NEUTRAL
+        if bool(void.all()):
             return constant(out, NEUTRAL)
         head = self.equations.fresh([full[dim] if varies[dim] and dim not in reduced else 1 for dim in range(rank)])
         self._use(weight, tail, head)
+        if bool(void.any()):
+            # what only exact zeros (masked scalars) lead to is an exact zero
+            for dim in reduced:
+                void = void.all(dim, keepdim=True)
+            head = torch.where(void, NEUTRAL, head)
         if change is not None:
             # change varies only where the weight does not, so nothing is summed over it
             head = self.product((1, head), (1, change))
