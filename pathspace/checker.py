@@ -59,6 +59,8 @@ FIELDS = {
 
 # inputs are multiplied by these, one after the other, with all weights drawn anew each time
 SIZES = (1.0, 100.0, 0.01)
+# models of more weights than this are compared in their own precision, smaller ones in float64
+LARGE = 30_000_000
 
 
 class Rejected(Exception):
@@ -121,7 +123,7 @@ def check(
     Args:
         document: the document, or the path of its file.
         tensors: name -> array or tensor; shapes must be those stated, and tree weights must not be zero. They are
-            looked at one by one.
+            looked at one by one. A module stands for its tensors, or with inputs for ``model``.
         model: a ``torch.nn.Module`` to rescale, on a copy.
         args: example inputs of the model.
         kwargs: example inputs by keyword.
@@ -143,6 +145,7 @@ def check(
         blocks = list(_tensors(loaded))
         weights, units = sum(block.edges for block in blocks), loaded["units"]
         _judge(loaded, blocks, weights, units)
+        tensors, model = _compared(tensors, model, bool(args or kwargs))
         if tensors is not None:
             compared = "tensors"
             _compare(loaded, blocks, tensors)
@@ -159,6 +162,24 @@ def check(
         reason = f"the document is malformed: {type(error).__name__} ({error})"
         return Judgement(False, reason, weights, units, None, compared, time.perf_counter() - start)
     return Judgement(True, blind, weights, units, weights - units, compared, time.perf_counter() - start)
+
+
+def _compared(tensors: Any, model: Any, inputs: bool) -> tuple[Mapping[str, Any] | None, Any]:
+    """Tensors and model to compare with, wherever the model was written."""
+    if hasattr(tensors, "named_parameters"):
+        if inputs and model is None:
+            tensors, model = None, tensors
+        else:
+            tensors = dict(tensors.named_parameters(remove_duplicate=False))
+    _require(
+        tensors is None or isinstance(tensors, Mapping),
+        f"the tensors are a {type(tensors).__name__}, expected a mapping from names to tensors",
+    )
+    _require(
+        model is None or hasattr(model, "named_parameters"),
+        f"the model is a {type(model).__name__}, expected a module; write check(document, model=model, args=inputs)",
+    )
+    return tensors, model
 
 
 def _require(condition: Any, reason: str) -> None:
@@ -246,7 +267,10 @@ def _rest(document: Mapping[str, Any], blocks: list[Tensor]) -> None:
     largest = document["units"] + len(document["products"])
     names = [block.name for block in blocks]
     for entry in document["statistics"]:
-        _require(isinstance(entry, dict) and set(entry) == {"mean", "var", "units"}, "a statistic is malformed")
+        fields = set(entry) - {"eps"} if isinstance(entry, dict) else set()
+        _require(fields == {"mean", "var", "units"}, "a statistic is malformed")
+        eps = entry.get("eps", 0.0)
+        _require(type(eps) in (int, float) and 0 <= eps < math.inf, "the eps of a statistic is no number")
         buffers = [entry[key] for key in ("mean", "var") if entry[key] is not None]
         _require(buffers and all(isinstance(name, str) for name in buffers), "a statistic names no buffer")
         names += buffers
@@ -445,10 +469,7 @@ def _rescale(
         bench = _duplicate(model)
     except Exception as error:
         raise Rejected(f"the model cannot be copied: {type(error).__name__} ({error})") from error
-    for module in bench.modules():
-        # the symmetry of a normalisation is exact without its epsilon, which torch wants to be positive
-        if isinstance(getattr(module, "eps", None), float):
-            module.eps = 1e-30
+    bench, args, kwargs = _without_eps(bench, args, kwargs)
     named = {**dict(bench.named_parameters(remove_duplicate=False)), **dict(bench.named_buffers())}
     sides: list[tuple[str, np.ndarray, int]] = []
     for block in blocks:
@@ -486,8 +507,11 @@ def _rescale(
     products, units = _products(document), document["units"]
     generator = np.random.default_rng(0)
     shifts = {block.name: block.shift for block in blocks if block.shift}
+    # a normalisation divides by the running variance and its epsilon: their sum scales
+    shifts |= {entry["var"]: entry["eps"] for entry in document["statistics"] if entry["var"] and entry.get("eps")}
     # sums with a constant are rounded, where powers of two alone are not
-    largest, tolerance = (2, max(tolerance, 1e-4)) if shifts else (8, tolerance)
+    coarse = any(value.element_size() < 8 for _, value in _numbers(bench)) if shifts else False
+    largest, tolerance = (2, max(tolerance, 1e-4)) if coarse else (8, tolerance)
     numbers = _numbers(bench)
     kept = [value.detach().clone() for _, value in numbers]
     # as the model stands; then with other numbers, as what is 0 (a bias, a running mean) stays 0 whatever its scale
@@ -526,6 +550,53 @@ def _rescale(
                 named[name].data.copy_(own)
             compare(after, "rescaling changes")
     return ""
+
+
+def _without_eps(bench: Any, args: Any, kwargs: Any) -> tuple[Any, Any, Any]:
+    """A copy of a model in which normalisations have no epsilon, in float64 where it runs in it.
+
+    The symmetry of a normalisation is exact without its epsilon, which torch wants to be positive. Normalisations by
+    running statistics keep it, as the variance can be moved so that its sum with the epsilon scales.
+
+    Returns:
+        The model and its inputs, in one precision.
+    """
+    import torch
+
+    for module in bench.modules():
+        if isinstance(module, torch.nn.GroupNorm):
+            module.register_forward_pre_hook(_alone)
+        if getattr(module, "running_var", None) is not None and not module.training:
+            continue
+        for name in ("eps", "variance_epsilon"):
+            if isinstance(getattr(module, name, None), float):
+                setattr(module, name, 1e-30)
+    if sum(parameter.numel() for parameter in bench.parameters()) > LARGE:
+        return bench, args, kwargs
+    try:
+        fine = _duplicate(bench).double()
+        inputs = _wide(args), _wide(kwargs)
+        with torch.no_grad(), torch.random.fork_rng(devices=[]):
+            _duplicate(fine)(*inputs[0], **inputs[1])
+    except Exception:
+        # a model that insists on a precision of its own
+        return bench, args, kwargs
+    return fine, *inputs
+
+
+def _alone(module: Any, args: tuple[Any, ...]) -> None:
+    """One number less its mean is 0 whatever it is divided by; next to no epsilon would divide rounding errors."""
+    module.eps = 1.0 if args[0][:1].numel() == module.num_groups else 1e-30
+
+
+def _wide(value: Any) -> Any:
+    """Inputs in float64, where they are floating point numbers."""
+    if isinstance(value, Mapping):
+        return {key: _wide(entry) for key, entry in value.items()}
+    if type(value) in (tuple, list):
+        return type(value)(_wide(entry) for entry in value)
+    real = hasattr(value, "is_floating_point") and value.is_floating_point()
+    return value.double() if real else value
 
 
 def _times(value: Any, size: float) -> Any:

@@ -47,7 +47,7 @@ def save_masks(skeleton: Skeleton, path: str | PathLike[str]) -> None:
         path: the file; an existing one is replaced at once or not at all.
 
     Raises:
-        InputError: the path cannot be written.
+        InputError: the path cannot be written, or something else stands in the place of the skeleton.
 
     Example:
         >>> import tempfile, torch, pathspace as ps
@@ -58,6 +58,11 @@ def save_masks(skeleton: Skeleton, path: str | PathLike[str]) -> None:
         >>> masks.header["units"], masks["outgoing"]["2.weight"].tolist()
         ('2', [[True, True]])
     """
+    if not isinstance(skeleton, Skeleton):
+        raise InputError(
+            f"save_masks found a {type(skeleton).__name__} in the place of the skeleton, expected "
+            "save_masks(skeleton, path); write save_masks(graph.skeleton(), path)."
+        )
     graph = skeleton.graph
     header = {
         "format": FORMAT,

@@ -81,7 +81,12 @@ def proof(skeleton: Skeleton, name: str = "") -> dict[str, Any]:
             for i in range(forms.shape[0])
         ],
         "statistics": [
-            {"mean": statistic.mean, "var": statistic.var, "units": statistic.units.reshape(-1).tolist()}
+            {
+                "mean": statistic.mean,
+                "var": statistic.var,
+                "units": statistic.units.reshape(-1).tolist(),
+                **({"eps": statistic.eps} if statistic.eps else {}),
+            }
             for statistic in graph.statistics
         ],
         "pinned": [name for name in graph.parameters if name not in graph.index and name not in graph.unused],

@@ -349,3 +349,43 @@ def test_zeros_of_a_fresh_network_hide_no_forged_proof() -> None:
             same = [sorted(map(json.dumps, side[place[0]])) for side in (document, accepted)]
             assert same[0] == same[1], place
     assert all(torch.equal(value, before[key]) for key, value in model.state_dict().items())
+
+
+def test_a_model_is_understood_where_tensors_belong() -> None:
+    torch.manual_seed(0)
+    model, x = mlp(3, 4, 2), torch.randn(5, 3)
+    document = document_of(model, (x,))
+    assert check(document, model).accepted and check(document, model).compared == "tensors"
+    assert check(document, model, args=(x,)).compared == "outputs"
+    assert "no tensor" in check(document, nn.Linear(3, 2)).reason
+    # inputs in the place of the model, and of the tensors
+    assert "the model is a Tensor, expected a module" in check(document, None, x).reason
+    assert "the tensors are a Tensor, expected a mapping" in check(document, x).reason
+
+
+def test_running_variances_move_with_their_eps() -> None:
+    """Channels that hardly vary: their eps is larger than their variance."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(2, 3, 3), nn.BatchNorm2d(3, eps=1e-3), nn.ReLU(), nn.Flatten(), nn.Linear(12, 2))
+    model[1].running_var.copy_(torch.tensor([1e-8, 0.0, 2e-3]))
+    x = torch.randn(8, 2, 4, 4)
+    document = document_of(model.eval(), (x,))
+    assert document["statistics"][0]["eps"] == 1e-3
+    judgement = check(document, model=model, args=(x,))
+    assert judgement.accepted, judgement.reason
+    document["statistics"][0]["eps"] = 1e-2
+    document["digest"] = digest(document)
+    assert not check(document, model=model, args=(x,)).accepted
+    document["statistics"][0]["eps"] = "1"
+    document["digest"] = digest(document)
+    assert "eps of a statistic" in check(document).reason
+
+
+@pytest.mark.parametrize(
+    "norm", [lambda: nn.GroupNorm(3, 6), lambda: nn.GroupNorm(6, 6), lambda: nn.LayerNorm(6), lambda: nn.RMSNorm(6)]
+)
+def test_normalisations_of_few_numbers_are_accepted(norm: Any) -> None:
+    torch.manual_seed(0)
+    model, x = nn.Sequential(nn.Linear(3, 6), norm(), nn.ReLU(), nn.Linear(6, 2)), torch.randn(5, 3)
+    judgement = check(document_of(model, (x,)), model=model, args=(x,))
+    assert judgement.accepted, judgement.reason
