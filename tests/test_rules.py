@@ -301,3 +301,34 @@ def test_a_projected_state_is_free_per_feature(layers: int, bidirectional: bool,
     torch.manual_seed(0)
     certificate = ps.verify(Projected(layers, bidirectional, last), torch.randn(3, 2, 2))
     assert certificate.units == units and certificate.holds, certificate
+
+
+class Directed(nn.Module):
+    """Directions of activations, each line or column times a gain from other activations."""
+
+    def __init__(self, dim: int, gain: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.first, self.other, self.second = nn.Linear(3, 5), nn.Linear(3, 5), nn.Linear(5, 2)
+        self.dim, self.gain = dim, gain
+
+    def forward(self, x: Tensor) -> Tensor:
+        gains = self.gain(F.relu(self.other(x)))
+        return self.second(torch._weight_norm(F.relu(self.first(x)), gains, self.dim))
+
+
+@pytest.mark.parametrize(
+    ("dim", "gain", "units"),
+    [
+        (0, lambda g: g[:, :1], 2),  # one for each line: a unit of the direction, one of the gain
+        (0, lambda g: g, 1),  # of a gain that is as large as the direction, torch reads the first numbers
+        (1, lambda g: g[:1], 10),
+        (1, lambda g: g, 5),
+        (-1, lambda g: g, 6),  # one norm for all, and a gain that is broadcast
+    ],
+)
+def test_gains_of_directions(dim: int, gain: Callable[[Tensor], Tensor], units: int) -> None:
+    torch.manual_seed(0)
+    model = Directed(dim, gain)
+    certificate = ps.verify(model, torch.randn(5, 3))
+    assert certificate.holds, certificate
+    assert certificate.units == units

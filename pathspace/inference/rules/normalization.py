@@ -17,7 +17,7 @@ from torch import Tensor
 from pathspace.inference.registry import rule
 from pathspace.inference.rules.edges import edges, times
 from pathspace.inference.semantics import Semantics
-from pathspace.inference.values import ROOT, Value, Weight, constant, distinct, reshaped, shape_of
+from pathspace.inference.values import ROOT, Value, Weight, constant, distinct, numel, reshaped, shape_of
 
 # operations that take running mean and variance as their operands 3 and 4
 WITH_STATISTICS = frozenset(
@@ -167,9 +167,12 @@ def weight_norm(semantics: Semantics, v: Value, g: Value, dim: int = 0) -> Any:
     rank = len(v.shape)
     semantics.observe(semantics.reduce(v, [d for d in range(rank) if dim == -1 or d != dim % rank]))
     out = constant(v.shape)
-    if isinstance(g, Weight):
-        shape = [v.shape[d] if dim != -1 and d == dim % rank else 1 for d in range(rank)]
-        out = edges(semantics, g.moved(lambda t: t.reshape(shape), semantics.offsets), out, ())
-    else:
-        out = times(semantics, out, g)
+    if dim in (0, rank - 1):
+        # along the first and the last dimension torch reads the first numbers of g, whatever shape it has
+        if numel(g.shape) != v.shape[dim]:
+            semantics.pin([g], "a gain that is not one number for each norm")
+            return _like_result(semantics, out)
+        shape = [v.shape[d] if d == dim % rank else 1 for d in range(rank)]
+        g = semantics.moved(lambda t: reshaped(t, shape), g)
+    out = edges(semantics, g, out, ()) if isinstance(g, Weight) else times(semantics, out, g)
     return _like_result(semantics, out)
