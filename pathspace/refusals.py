@@ -222,7 +222,10 @@ def failed_capture(model: nn.Module, error: BaseException) -> CaptureError:
         advice = "pass the module that is differentiated, or write its derivative out"
     elif "broadcast" in said:
         what = "it takes another way while it is traced than when it runs, on which shapes do not fit"
-        advice = "pass masks and lengths explicitly, so that nothing is chosen at that line, or the part around it"
+        advice = (
+            "pass masks and lengths explicitly (an attention mask with all its dimensions, batch x 1 x 1 x length), so "
+            "that nothing is chosen at that line, or pass the part around it"
+        )
     elif LOST in said:
         what = "it takes gradients inside forward, or writes into its weights there"
         advice = "pass the module that is differentiated, or move this step out of forward"

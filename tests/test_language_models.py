@@ -159,3 +159,18 @@ def test_chains_of_default_language_models() -> None:
     trained: Callable[..., Any] = penalize(model.train(), kwargs=tokens(), tau=1e-3)
     trained(**tokens()).logits.sum().backward()
     assert model.config.use_cache
+
+
+def test_a_mask_that_is_made_under_tracing_only_is_named() -> None:
+    """Nystromformer makes a mask of the wrong shape where it cannot see that nothing is masked."""
+    transformers = pytest.importorskip("transformers")
+    config = transformers.NystromformerConfig(
+        vocab_size=WORDS, hidden_size=8, num_hidden_layers=1, num_attention_heads=2, intermediate_size=12,
+        num_landmarks=2, segment_means_seq_len=8, max_position_embeddings=16,
+    )  # fmt: skip
+    torch.manual_seed(0)
+    model, words = transformers.NystromformerModel(config).eval(), torch.randint(0, WORDS, (2, 8))
+    with pytest.raises(ps.CaptureError, match=r"an attention mask with all its dimensions, batch x 1 x 1 x length"):
+        ps.trace(model, words)
+    certificate = ps.verify(model, kwargs={"input_ids": words, "attention_mask": torch.ones(2, 1, 1, 8)})
+    assert certificate.holds and certificate.units_exact > 8, certificate

@@ -332,3 +332,29 @@ def test_gains_of_directions(dim: int, gain: Callable[[Tensor], Tensor], units: 
     certificate = ps.verify(model, torch.randn(5, 3))
     assert certificate.holds, certificate
     assert certificate.units == units
+
+
+class Spectral(nn.Module):
+    """Complex weights on the lowest frequencies, as one complex parameter or as two real parts."""
+
+    def __init__(self, real: bool) -> None:
+        super().__init__()
+        weight = torch.randn(4, 4, 3, dtype=torch.complex64)
+        self.first, self.second, self.real = nn.Linear(2, 4), nn.Linear(4, 2), real
+        self.weight = nn.Parameter(torch.view_as_real(weight).clone() if real else weight)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = F.relu(self.first(x)).transpose(1, 2)
+        weight = torch.view_as_complex(self.weight) if self.real else self.weight
+        low = torch.einsum("bik,iok->bok", torch.fft.rfft(h)[:, :, :3], weight)
+        return self.second(F.relu(torch.fft.irfft(F.pad(low, (0, 2)), n=8)).transpose(1, 2))
+
+
+def test_complex_weights_are_pinned_and_the_way_out_is_named() -> None:
+    torch.manual_seed(0)
+    x = torch.randn(2, 8, 2)
+    (pin,) = (pin for pin in ps.trace(Spectral(real=False), x).pinned if pin.parameters == ("weight",))
+    assert "torch.view_as_real(weight)" in pin.reason
+    certificate = ps.verify(Spectral(real=True), x)
+    assert certificate.holds, certificate
+    assert certificate.units == 8

@@ -85,9 +85,10 @@ def _placeholder(node: fx.Node, captured: Captured, semantics: Semantics) -> Any
     shown = node.meta.get("val")
     word = _unscaled(captured.parameters[name].dtype) if kind == "parameter" else ""
     if word:
-        semantics.pinned_parameters[name] = Pin(
-            f"{word} parameter", "", "", f"{word} weights stay outside path space", 0, (name,)
-        )
+        reason = f"{word} weights stay outside path space"
+        if word == "complex":
+            reason += "; keep torch.view_as_real(weight) as the parameter, and make it complex in forward"
+        semantics.pinned_parameters[name] = Pin(f"{word} parameter", "", "", reason, 0, (name,))
         semantics.pins.append(semantics.pinned_parameters[name])
         return constant(semantics.shapes[name])
     if kind == "parameter":
@@ -110,7 +111,7 @@ def _placeholder(node: fx.Node, captured: Captured, semantics: Semantics) -> Any
 def _unscaled(kind: dtype) -> str:
     """What to call the weights of a type that takes no positive factors, or ``""``."""
     if kind.is_complex:
-        # no signs to keep, and no positive scales alone
+        # (positive scales they would have, but values of paths are real here)
         return "complex"
     if not kind.is_floating_point:
         return "integer"
