@@ -58,7 +58,8 @@ def measure_levels(
     """
     before = run(model, args, kwargs, seed=seed)
     dtype = resolution(graph, model, before, any_factor=True)
-    tolerance = TOLERANCE.get(dtype, 1e-3)
+    # scales that are no powers of two are rounded to the coarsest type that the model computes in
+    tolerance = max(TOLERANCE.get(each, 1e-3) for each in (dtype, *before.types))
     deviations = DEVIATIONS if dtype == torch.float64 else DEVIATIONS[:1]
     generator = torch.Generator().manual_seed(seed)
     normal = torch.randn(graph.num_units, generator=generator, dtype=torch.float64)

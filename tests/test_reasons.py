@@ -136,3 +136,12 @@ def test_every_fixed_scale_has_a_shortest_chain(name: str) -> None:
     for block in graph.blocks:
         if len(block.shape) > 1 and bool((block.head != 0).all()):
             assert block.name not in listed
+
+
+def test_models_with_gathered_tables_are_explained() -> None:
+    """Scales of rows that data picks are tried on a copy of the equations, without the steps noted for reasons."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Embedding(7, 5), nn.Linear(5, 6), nn.Tanh(), nn.Linear(6, 2))
+    found = ps.explain(model, torch.tensor([[1, 2, 6]])).reasons
+    assert {reason.parameter for reason in found} >= {"1.weight", "3.weight"}
+    assert all(reason.chain for reason in found)

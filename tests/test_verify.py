@@ -301,3 +301,28 @@ def test_a_frozen_layer_used_several_times_has_its_statistics_once() -> None:
     assert certificate.invariance["gradient_balance"] < 1e-10
     document = ps.proof(ps.trace(model, x).skeleton())
     assert len(document["statistics"]) == 1 and ps.check(document, model=model, args=(x,)).accepted
+
+
+@pytest.mark.parametrize(
+    "norm", [nn.GroupNorm(3, 6), nn.BatchNorm1d(6), nn.BatchNorm1d(6, affine=False), nn.InstanceNorm1d(1)]
+)
+@pytest.mark.parametrize("seed", range(3))
+def test_gradients_that_are_rounding_errors_refute_nothing(norm: nn.Module, seed: int) -> None:
+    """A norm over two numbers returns +-1: its gradient is 0 in truth, and rounding errors as computed."""
+    torch.manual_seed(seed)
+    model = nn.Sequential(nn.Linear(4, 6), nn.ReLU(), norm, nn.Linear(6, 2)).double().train()
+    certificate = ps.verify(model, torch.randn(2, 4).double())
+    assert certificate.holds, certificate.invariance["evidence"]
+
+
+def test_models_that_round_inside_are_not_refuted_for_it() -> None:
+    """Scales that are no powers of two are rounded in single precision: no reason to refute the exact level."""
+
+    class Rounding(nn.Module):
+        def forward(self, h: Tensor) -> Tensor:
+            return h.float().relu().to(h.dtype)
+
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 6), Rounding(), nn.Linear(6, 2)).double()
+    certificate = ps.verify(model, torch.randn(5, 4).double())
+    assert certificate.holds and certificate.units == 6, certificate.invariance["evidence"]
