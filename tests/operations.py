@@ -1,7 +1,7 @@
 """Networks of one operation: rows of units, the operation, a weight for each element of what it returns.
 
-The graphs are built by hand, since capture would take many operations apart: ``flat(h) -> y`` with ``h = W x + b``
-laid out as the operation wants it (and ``g``, a second operand of the same kind).
+The graphs are built by hand, since capture would take many operations apart: ``y = v op(h, ...)`` with ``h = W x`` laid
+out as the operation wants it, and one parameter ``v`` for each element that the operation returns.
 """
 
 from __future__ import annotations
@@ -24,7 +24,32 @@ from pathspace.reduction import ReductionGraph
 
 aten = torch.ops.aten
 FEATURES = 3
-H, G = "h", "g"
+
+
+@dataclass(frozen=True, eq=False)
+class Act:
+    """An activation ``W x``: one free scale for each element.
+
+    Attributes:
+        shape: its shape.
+        low: least value at the network's own weights.
+        high: largest value.
+        values: the values themselves, in place of ``low`` and ``high``.
+        through: operations that are applied to it before it is used, with their further arguments.
+    """
+
+    shape: tuple[int, ...]
+    low: float = -2.0
+    high: float = 2.0
+    values: Tensor | None = None
+    through: tuple[tuple[Any, ...], ...] = ()
+
+
+@dataclass(frozen=True, eq=False)
+class Par:
+    """A parameter that the operation reads itself."""
+
+    shape: tuple[int, ...]
 
 
 @dataclass(frozen=True)
@@ -44,102 +69,181 @@ class Net:
         scales, _ = interpret(self.captured, Scales)
         return build(self.captured, scales), [pin.reason for pin in scales.pins]
 
-    def run(self, factors: dict[str, Tensor]) -> Tensor:
-        """The output with rescaled parameters; the same random numbers whenever it is run."""
+    def run(self, factors: dict[str, Tensor], size: float = 1.0) -> Tensor:
+        """The output with rescaled parameters at ``size * x``; the same random numbers whenever it is run."""
         torch.manual_seed(0)
         values = [p.detach() * factors.get(n, torch.ones(())) for n, p in self.captured.parameters.items()]
         with torch.no_grad():
             known = [tensor.clone() for tensor in self.captured.constants.values()]
-            return fx.Interpreter(self.captured.graph).run(*values, self.x, *known)[0]
+            return fx.Interpreter(self.captured.graph).run(*values, size * self.x, *known)[0]
 
 
-def operand(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """The overload of an operation that takes the arguments."""
-    packet = getattr(aten, name)
+def registered(name: str) -> str:
+    """The name under which a rule is registered; operations of other libraries than torch's own are spelled out."""
+    return name if "." in name else f"aten.{name}"
+
+
+def packet_of(name: str) -> Any:
+    """The operation itself.
+
+    Raises:
+        AttributeError: this version of torch has none of this name.
+    """
+    library, _, plain = registered(name).partition(".")
+    return getattr(getattr(torch.ops, library), plain)
+
+
+def overload_of(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any]:
+    """The overload of an operation that takes the arguments, and what it returns."""
+    packet = packet_of(name)
+    copies = pytree.tree_map(lambda a: a.clone() if isinstance(a, Tensor) else a, (args, kwargs))
     for overload in packet.overloads():
+        torch.manual_seed(0)
         try:
-            result = getattr(packet, overload)(*args, **kwargs)
+            result = getattr(packet, overload)(*copies[0], **copies[1])
         except Exception:
             continue
         return getattr(packet, overload), result
     raise TypeError(f"aten.{name} does not take these arguments")
 
 
-def network(name: str, shape: tuple[int, ...], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Net:
+def is_operand(leaf: Any) -> bool:
+    """Whether an argument is read by the graph (and not written into it)."""
+    return isinstance(leaf, Act | Par | Tensor)
+
+
+class Writer:
+    """Writes a graph and runs it at once, so that every node carries its result."""
+
+    def __init__(self) -> None:
+        self.graph, self.mode = fx.Graph(), FakeTensorMode(allow_non_fake_inputs=True)
+        self.real: dict[fx.Node, Any] = {}
+        self.held: dict[str, Tensor] = {}
+        self.constants: dict[str, Tensor] = {}
+        self.generator = torch.Generator().manual_seed(0)
+        self.x = self.draw(FEATURES)
+
+    def draw(self, *sizes: int) -> Tensor:
+        """Random numbers away from zero."""
+        numbers = torch.rand(*sizes, generator=self.generator, dtype=torch.float64) * 1.5 + 0.5
+        return numbers * (torch.rand(*sizes, generator=self.generator) < 0.5).double().mul(2).sub(1)
+
+    def note(self, node: fx.Node, real: Any) -> fx.Node:
+        """Keep what a node returns."""
+        self.real[node] = real
+        shown = pytree.tree_map(lambda leaf: leaf.detach().clone() if isinstance(leaf, Tensor) else leaf, real)
+        node.meta["val"] = pytree.tree_map(
+            lambda leaf: self.mode.from_tensor(leaf) if isinstance(leaf, Tensor) else leaf, shown
+        )
+        return node
+
+    def call(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None = None) -> fx.Node:
+        """Add an operation."""
+        node = self.graph.call_function(target, args, kwargs or {})
+        inside = fx.node.map_arg((args, kwargs or {}), self.real.__getitem__)
+        torch.manual_seed(0)
+        return self.note(node, target(*inside[0], **inside[1]))
+
+    def operand(self, leaf: Any, key: str, nodes: dict[str, fx.Node]) -> fx.Node:
+        """What the operation reads in place of a leaf of its arguments."""
+        if not isinstance(leaf, Act):
+            return nodes[key]
+        node = self.call(aten.mv.default, (nodes[key], nodes["x"]))
+        node = self.call(aten.reshape.default, (node, list(leaf.shape)))
+        for step in leaf.through:
+            node = self.call(step[0], (node, *step[1:]))
+        return node
+
+    def tensor_for(self, leaf: Any) -> Tensor:
+        """The parameter or constant behind a leaf."""
+        if isinstance(leaf, Tensor):
+            return leaf.clone()
+        if isinstance(leaf, Par):
+            return self.draw(*leaf.shape)
+        count = math.prod(leaf.shape)
+        weight, wanted = self.draw(count, FEATURES), leaf.values
+        if wanted is None:
+            wanted = torch.rand(count, generator=self.generator, dtype=torch.float64)
+            wanted = wanted * (leaf.high - leaf.low) + leaf.low
+        return weight * (wanted.reshape(-1) / (weight @ self.x))[:, None]
+
+
+def network(name: str, args: tuple[Any, ...], kwargs: dict[str, Any], most: int | None = None) -> Net:
     """A network around one operation.
 
     Args:
         name: the operation, without namespace.
-        shape: shape of its activations.
-        args: arguments; ``H`` and ``G`` stand for activations.
+        args: arguments, in which :class:`Act` and :class:`Par` stand for activations and parameters; tensors are
+            constants.
         kwargs: keyword arguments.
+        most: how many of several results are read; all unless told otherwise.
 
     Raises:
         TypeError: the operation does not take the arguments, or returns nothing that could be an activation.
     """
-    generator = torch.Generator().manual_seed(0)
-
-    def draw(*sizes: int) -> Tensor:
-        return torch.randn(*sizes, generator=generator, dtype=torch.float64)
-
-    count = math.prod(shape)
-    x = draw(FEATURES)
-    held = {"w": draw(count, FEATURES), "v": draw(count, FEATURES)}
-    real = {H: (held["w"] @ x).reshape(shape), G: (held["v"] @ x).reshape(shape)}
-    torch.manual_seed(0)
-    filled, named = pytree.tree_map(
-        lambda a: real[a].clone() if isinstance(a, str) and a in real else a, (args, kwargs)
-    )
-    overload, results = operand(name, filled, named)
-    kept = [
-        (i, leaf)
-        for i, leaf in enumerate(results if isinstance(results, tuple | list) else [results])
-        if isinstance(leaf, Tensor) and leaf.numel() and not leaf.is_complex() and bool(leaf.isfinite().all())
-    ]
-    if not kept:
-        raise TypeError("no result that could be an activation")
-    for i, leaf in kept:
-        held[f"out{i}"] = draw(leaf.numel())
-    graph = fx.Graph()
-    leaves = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
-    constants = {f"c{i}": leaf for i, leaf in enumerate(leaves)}
-    nodes = {key: graph.placeholder(key) for key in (*held, "x", *constants)}
-    places = {id(leaf): nodes[f"c{i}"] for i, leaf in enumerate(leaves)}
-    env: dict[str, Any] = {}
-    for key, weight in ((H, "w"), (G, "v")):
-        flat = graph.call_function(aten.mv.default, (nodes[weight], nodes["x"]))
-        env[key] = graph.call_function(aten.reshape.default, (flat, list(shape)))
-    own_args, own_kwargs = pytree.tree_map(
-        lambda a: env[a] if isinstance(a, str) and a in env else places.get(id(a), a), (args, kwargs)
-    )
-    result = graph.call_function(overload, own_args, own_kwargs)
-    total: Any = None
-    for i, leaf in kept:
-        part = graph.call_function(operator.getitem, (result, i)) if isinstance(results, tuple | list) else result
-        part = graph.call_function(aten.reshape.default, (part, [leaf.numel()]))
-        if leaf.dtype != torch.float64:
-            part = graph.call_function(aten._to_copy.default, (part,), {"dtype": torch.float64})
-        part = graph.call_function(aten.mul.Tensor, (nodes[f"out{i}"], part))
-        total = part if total is None else graph.call_function(aten.cat.default, ([total, part],))
-    graph.output((total,))
-    module = fx.GraphModule({}, graph)
-    mode = FakeTensorMode(allow_non_fake_inputs=True)
-    values = {key: mode.from_tensor(tensor) for key, tensor in (*held.items(), ("x", x), *constants.items())}
-    shown: dict[fx.Node, Any] = {}
-    with mode:
-        for node in graph.nodes:
-            if node.op == "placeholder":
-                shown[node] = values[node.name]
-            elif node.op == "call_function":
-                inside = fx.node.map_arg((node.args, node.kwargs), shown.__getitem__)
-                shown[node] = node.target(*inside[0], **inside[1])
-            if node in shown:
-                node.meta["val"] = shown[node]
+    writer, keys = Writer(), {}
+    for leaf in filter(is_operand, pytree.tree_leaves((args, kwargs))):
+        if id(leaf) not in keys:
+            kind = "c" if isinstance(leaf, Tensor) else "w"
+            keys[id(leaf)] = key = f"{kind}{len(keys)}"
+            (writer.constants if kind == "c" else writer.held)[key] = writer.tensor_for(leaf)
+    nodes = {}
+    for key, tensor in (*writer.held.items(), ("x", writer.x), *writer.constants.items()):
+        nodes[key] = writer.note(writer.graph.placeholder(key), tensor)
+    read: dict[int, fx.Node] = {}
+    for leaf in filter(is_operand, pytree.tree_leaves((args, kwargs))):
+        if id(leaf) not in read:
+            read[id(leaf)] = writer.operand(leaf, keys[id(leaf)], nodes)
+    own, named = pytree.tree_map(lambda a: read[id(a)] if is_operand(a) else a, (args, kwargs))
+    given = fx.node.map_arg((own, named), writer.real.__getitem__)
+    overload, _ = overload_of(name, tuple(given[0]), dict(given[1]))
+    result = writer.call(overload, tuple(own), dict(named))
+    parts = _parts(writer, result, most)
+    first = next(iter(nodes.values()))
+    for i, part in enumerate(parts):
+        weight = writer.draw(writer.real[part].numel())
+        writer.held[f"out{i}"] = weight
+        with writer.graph.inserting_before(first):
+            node = writer.note(writer.graph.placeholder(f"out{i}"), weight)
+        parts[i] = writer.call(aten.mul.Tensor, (node, part))
+    total = parts[0] if len(parts) == 1 else writer.call(aten.cat.default, (parts,))
+    writer.graph.output((total,))
+    # placeholders stand in the order of the values given to them
+    places = {node.name: node for node in writer.graph.nodes if node.op == "placeholder"}
+    order = [*writer.held, "x", *writer.constants]
+    for node in reversed([places[key] for key in order]):
+        next(iter(writer.graph.nodes)).prepend(node)
+    held, constants = writer.held, writer.constants
     parameters = {key: torch.nn.Parameter(tensor) for key, tensor in held.items()}
     sources = (
         {key: ("parameter", key) for key in held} | {"x": ("input", "x")} | {c: ("constant", c) for c in constants}
     )
-    return Net(Captured(module, sources, parameters, {key: key for key in held}, constants, {}), x)
+    module = fx.GraphModule({}, writer.graph)
+    return Net(Captured(module, sources, parameters, {key: key for key in held}, constants, {}), writer.x)
+
+
+def _parts(writer: Writer, result: fx.Node, most: int | None) -> list[fx.Node]:
+    """What an operation returns, as vectors of real numbers.
+
+    Raises:
+        TypeError: none of it could be an activation.
+    """
+    results, found = writer.real[result], []
+    several = isinstance(results, tuple | list)
+    for i, leaf in enumerate(results[:most] if several else [results]):
+        if not isinstance(leaf, Tensor) or not leaf.numel() or not bool(leaf.isfinite().all()):
+            continue
+        part = writer.call(operator.getitem, (result, i)) if several else result
+        if leaf.is_complex():
+            part = writer.call(aten.resolve_conj.default, (part,))
+            part = writer.call(aten.view_as_real.default, (part,))
+        part = writer.call(aten.reshape.default, (part, [writer.real[part].numel()]))
+        if writer.real[part].dtype != torch.float64:
+            part = writer.call(aten._to_copy.default, (part,), {"dtype": torch.float64})
+        found.append(part)
+    if not found:
+        raise TypeError("no result that could be an activation")
+    return found
 
 
 def copied(semantics: Any, *args: Any, **kwargs: Any) -> Any:
@@ -166,14 +270,21 @@ def all_pinned(semantics: Any, *args: Any, **kwargs: Any) -> Any:
 
 
 def violation(net: Net, graph: ReductionGraph) -> float:
-    """How much the output changes under random rescalings, relative to its size."""
-    before = net.run({})
+    """How much the output changes under random rescalings, relative to its size, for two sizes of the input."""
     worst = 0.0
-    for seed in (1, 2):
+    for size, seed in ((1.0, 1), (0.05, 2)):
+        before = net.run({}, size)
         phi = torch.randn(graph.num_units, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
-        after = net.run(graph.gauge(phi))
-        size = before.abs().max().clamp(min=1e-300)
-        gap = (after - before).abs().max() / size
+        try:
+            after = net.run(graph.gauge(phi), size)
+        except Exception:
+            # values that the operation refuses
+            return 1.0
+        if before.shape != after.shape:
+            return 1.0
+        same = (before == after) | (before.isnan() & after.isnan())
+        largest = before[before.isfinite()].abs().max().clamp(min=1e-300) if bool(before.isfinite().any()) else 1.0
+        gap = torch.where(same, 0.0, (after - before).abs() / largest).max()
         worst = max(worst, float(gap.nan_to_num(nan=1.0)))
     return worst
 
@@ -187,4 +298,5 @@ def outcome(net: Net, tolerance: float = 1e-8) -> tuple[Outcome, list[str]]:
     return (graph.num_units, violation(net, graph) < tolerance), reasons
 
 
-__all__ = ["G", "H", "Net", "all_pinned", "copied", "network", "outcome", "violation"]
+__all__ = ["Act", "Net", "Par", "all_pinned", "copied", "is_operand", "network", "outcome", "overload_of", "packet_of",
+           "registered", "violation"]  # fmt: skip

@@ -142,14 +142,34 @@ def tensordot(semantics: Semantics, x: Value, y: Value, first: Sequence[int], se
     return einsum(semantics, f"{''.join(left)},{''.join(right)}->{out}", [x, y])
 
 
-@rule("aten.bilinear", "aten._trilinear")
+@rule("aten.bilinear")
 def bilinear(semantics: Semantics, x: Value, y: Value, weight: Value, bias: Value | None = None) -> Tensor:
     """``sum_ij x[i] A[k, i, j] y[j] + b[k]``."""
-    if semantics.place.op != "aten.bilinear":
-        raise ValueError("a trilinear product")
     pair = times(semantics, semantics.activation(x).unsqueeze(-1), semantics.activation(y).unsqueeze(-2))
     out = _einsum(semantics, ["kij", "zij"], [weight, pair.reshape(-1, *pair.shape[-2:])], "zk")
     return with_bias(semantics, out.reshape(shape_of(semantics.place.result)), bias, -1)
+
+
+@rule("aten._trilinear")
+def trilinear(
+    semantics: Semantics, x: Value, y: Value, z: Value, first: Sequence[int], second: Sequence[int],
+    third: Sequence[int], summed: Sequence[int], *args: Any,
+) -> Tensor:  # fmt: skip
+    """``sum x y z`` over dimensions, after new ones in each: of the three the second may be a parameter."""
+
+    def wide(value: Value, dims: Sequence[int]) -> Value:
+        def widened(t: Tensor) -> Tensor:
+            for dim in sorted(dims):
+                t = t.unsqueeze(dim)
+            return t
+
+        return semantics.moved(widened, value)
+
+    pair = times(semantics, semantics.activation(wide(x, first)), semantics.activation(wide(z, third)))
+    middle = wide(y, second)
+    if isinstance(middle, Weight):
+        return edges(semantics, middle, pair, summed)
+    return contract_ids(semantics, middle, pair, summed)
 
 
 # --- sums by letters

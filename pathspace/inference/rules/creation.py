@@ -26,14 +26,25 @@ def full(semantics: Semantics, *args: Any, **kwargs: Any) -> Tensor:
     return semantics.activation(value).expand(shape_of(semantics.place.result))
 
 
-@rule("aten.ones", "aten.ones_like", "aten.new_ones", "aten.empty", "aten.empty_like", "aten.new_empty",
-      "aten.new_empty_strided", "aten.empty_strided", "aten.empty_permuted", "aten.rand", "aten.randn", "aten.randint",
-      "aten.rand_like", "aten.randn_like", "aten.randint_like", "aten.randperm", "aten.arange", "aten.linspace",
-      "aten.logspace", "aten.eye", "aten.normal_", "aten.normal_functional", "aten.uniform", "aten.uniform_",
-      "aten.exponential", "aten.exponential_", "aten.random", "aten.random_", "aten.hann_window")  # fmt: skip
+@rule(
+    "aten.ones", "aten.ones_like", "aten.new_ones", "aten.empty", "aten.empty_like", "aten.new_empty",
+    "aten.new_empty_strided", "aten.empty_strided", "aten.empty_permuted", "aten.rand", "aten.randn",
+    "aten.randint", "aten.rand_like", "aten.randn_like", "aten.randint_like", "aten.randperm", "aten.arange",
+    "aten.eye", "aten.normal_", "aten.normal_functional", "aten.uniform", "aten.uniform_", "aten.exponential",
+    "aten.exponential_", "aten.random", "aten.random_", "aten.hann_window",
+)  # fmt: skip
 def made(semantics: Semantics, *args: Any, **kwargs: Any) -> Tensor:
     """A constant or random tensor."""
     return constant(shape_of(semantics.place.result))
+
+
+@rule("aten.linspace", "aten.logspace")
+def spaced(semantics: Semantics, start: Any, end: Any, *args: Any, **kwargs: Any) -> Tensor:
+    """Numbers in order between two others: evenly spaced ones have the scale that their ends share."""
+    ends = [semantics.activation(value) for value in (start, end)]
+    if semantics.place.op == "aten.logspace":
+        semantics.pin(ends, "not positively homogeneous")
+    return semantics.join(*ends).expand(shape_of(semantics.place.result))
 
 
 @rule("aten.bernoulli", "aten.bernoulli_")

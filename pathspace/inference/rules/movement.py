@@ -23,7 +23,7 @@ aten = torch.ops.aten
       "aten.alias", "aten.neg", "aten.neg_", "aten.negative", "aten.abs", "aten.abs_", "aten.absolute",
       "aten.lift_fresh", "aten.lift_fresh_copy", "aten.positive", "aten.float", "aten.double", "aten.half",
       "aten.real", "aten.imag", "aten.conj", "aten._conj", "aten.resolve_conj",
-      "aten.resolve_neg", "aten.requires_grad_", "aten.view_as_real_copy")  # fmt: skip
+      "aten.resolve_neg", "aten.requires_grad_")  # fmt: skip
 def homogeneous(semantics: Semantics, x: Value, *args: Any, **kwargs: Any) -> Any:
     """``f(c x) = c f(x)`` elementwise for ``c > 0`` (or ``|f|`` for scales): the ids stay."""
     shown = semantics.place.result
@@ -90,11 +90,36 @@ def _movement(*names: str) -> None:
 _movement("squeeze", "unsqueeze", "permute", "transpose", "t", "numpy_T", "mT", "mH", "adjoint", "matrix_H")
 _movement("select", "slice", "narrow", "diagonal", "movedim", "moveaxis", "swapaxes", "swapdims", "unfold")
 _movement("pixel_shuffle", "pixel_unshuffle", "channel_shuffle", "native_channel_shuffle", "rot90", "fliplr", "flipud")
-_movement("atleast_1d", "atleast_2d", "atleast_3d", "as_strided", "diag_embed", "diag", "split_copy", "take_along_dim")
+_movement("atleast_1d", "atleast_2d", "atleast_3d")
+
+
+@rule("aten.diag", "aten.diag_embed")
+def diagonal_matrix(semantics: Semantics, x: Value, *args: Any, **kwargs: Any) -> Value:
+    """A diagonal taken out of a matrix, or laid into one that is exactly zero elsewhere."""
+    operation = getattr(aten, semantics.place.op.removeprefix("aten."))
+    if semantics.place.op == "aten.diag" and len(x.shape) == 2:
+        return semantics.moved(lambda ids: operation(ids, *args, **kwargs), x)
+    # (zeros are no view of a parameter's scalars)
+    ids, kept = semantics.activation(x), operation(torch.ones(x.shape, dtype=torch.bool), *args, **kwargs)
+    return compress(torch.where(kept, operation(ids, *args, **kwargs), NEUTRAL))
+
+
+@rule("aten.as_strided", "aten.as_strided_copy", "aten.as_strided_scatter")
+def as_strided(semantics: Semantics, x: Value, *args: Any, **kwargs: Any) -> Value:
+    """Elements picked by their place in memory, which is followed where memory holds them in order from its start."""
+    node = semantics.place.node
+    real = None if node is None else node.all_input_nodes[0].meta.get("val")
+    if not isinstance(real, Tensor) or not real.is_contiguous() or real.storage_offset():
+        raise ValueError("memory that is laid out otherwise")
+    if semantics.place.op == "aten.as_strided_scatter":
+        return scatter_view(semantics, x, *args, **kwargs)
+    if isinstance(x, Weight):
+        return x.moved(lambda t: t.contiguous().as_strided(*args, **kwargs), semantics.offsets)
+    return semantics.moved(lambda ids: ids.contiguous().as_strided(*args, **kwargs), x)
 
 
 @rule("aten.view", "aten.reshape", "aten._unsafe_view", "aten.flatten", "aten.unflatten", "aten.view_as",
-      "aten.reshape_as", "aten.ravel", "aten.view_copy", "aten._reshape_alias", "aten.expand_copy")  # fmt: skip
+      "aten.reshape_as", "aten.ravel", "aten.view_copy", "aten._reshape_alias")  # fmt: skip
 def reshape(semantics: Semantics, x: Value, *args: Any, **kwargs: Any) -> Value:
     """Another shape for the same elements."""
     if any(isinstance(arg, torch.dtype) for arg in args):
@@ -103,7 +128,7 @@ def reshape(semantics: Semantics, x: Value, *args: Any, **kwargs: Any) -> Value:
     return semantics.moved(lambda ids: reshaped(ids, shape), x)
 
 
-@rule("aten.expand", "aten.expand_as", "aten.broadcast_to")
+@rule("aten.expand", "aten.expand_as", "aten.expand_copy", "aten.broadcast_to")
 def expand(semantics: Semantics, x: Value, *args: Any, **kwargs: Any) -> Value:
     """The same elements many times."""
     shape = shape_of(semantics.place.result)
@@ -184,7 +209,7 @@ def _pieces(*names: str) -> None:
 
 
 _pieces("split", "split_with_sizes", "chunk", "unbind", "tensor_split", "unsafe_split", "unsafe_chunk")
-_pieces("unsafe_split_with_sizes", "hsplit", "vsplit", "dsplit", "split_with_sizes_copy", "unbind_copy")
+_pieces("unsafe_split_with_sizes", "hsplit", "vsplit", "dsplit", "split_with_sizes_copy", "split_copy", "unbind_copy")
 
 
 def concatenated(parts: Sequence[Tensor], dim: int) -> Tensor:
@@ -276,7 +301,7 @@ def pad(semantics: Semantics, x: Value, padding: Sequence[int], mode: Any = "con
     return along(padded, ids, touched)
 
 
-@rule("aten.slice_scatter", "aten.select_scatter", "aten.diagonal_scatter", "aten.as_strided_scatter")
+@rule("aten.slice_scatter", "aten.select_scatter", "aten.diagonal_scatter")
 def scatter_view(semantics: Semantics, x: Value, source: Value, *args: Any, **kwargs: Any) -> Tensor:
     """Write one tensor into a region of another."""
     operation = getattr(aten, semantics.place.op.removeprefix("aten."))

@@ -9,6 +9,7 @@ Where running statistics take the place of the batch's own, ``(x - mean) / sqrt(
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Sequence
 from typing import Any
 
@@ -85,12 +86,16 @@ def batch_norm(
 ) -> Any:
     """Each channel is free over the batch and over space; running statistics are rescaled along with it."""
     dims = [dim for dim in range(len(x.shape)) if dim != 1]
+    if isinstance(mean, bool):
+        # the form without running statistics: (training, momentum, eps)
+        mean, var, training, args = None, None, mean, (var, training)
     # (the form without training has no such argument)
     fixed = semantics.place.op.endswith("no_training")
     frozen = isinstance(mean, Tensor | Weight) and (training is False or fixed)
     eps = args[0 if fixed else 1]
     out = affine(semantics, _by_statistics(semantics, x, mean, var, frozen, dims, eps), weight, bias, [1])
-    result = _like_result(semantics, out)
+    # the new values of running statistics come after the two that are saved
+    result = _like_result(semantics, x, out, saved=3)
     if semantics.place.op.endswith("_functional"):
         # the new values of the running statistics stand for the old ones from here on
         for new, old in zip(result[3:], (mean, var), strict=True):
@@ -98,11 +103,15 @@ def batch_norm(
     return result
 
 
-def _like_result(semantics: Semantics, out: Tensor) -> Any:
-    """The functional forms return saved statistics besides, which nobody scales by."""
-    shown = semantics.place.result
+def _like_result(semantics: Semantics, x: Value, out: Tensor, saved: int | None = None) -> Any:
+    """The functional forms return statistics of ``x`` besides, for a backward pass: who reads them fixes ``x``."""
+    shown, node = semantics.place.result, semantics.place.node
     if isinstance(shown, Tensor):
         return out
+    for user in () if node is None else node.users:
+        place = user.args[1] if user.target is operator.getitem else 1
+        if user.users and isinstance(place, int) and 0 < place < (saved or len(shown)):
+            semantics.pin([x], "saved statistics are read")
     return (out, *(constant(shape_of(other)) for other in shown[1:]))
 
 
@@ -117,7 +126,7 @@ def layer_norm(
 ) -> Any:
     """All normalised features of one token share one scale."""
     dims = list(range(-len(shape), 0))
-    return _like_result(semantics, affine(semantics, _cut(semantics, x, dims), weight, bias, dims))
+    return _like_result(semantics, x, affine(semantics, _cut(semantics, x, dims), weight, bias, dims))
 
 
 @rule("aten.rms_norm", "aten._fused_rms_norm")
@@ -141,7 +150,7 @@ def group_norm(
     ids = semantics.activation(x)
     split = reshaped(ids, (ids.shape[0], groups, ids.shape[1] // groups, *ids.shape[2:]))
     out = _cut(semantics, split, list(range(2, split.dim()))).reshape(ids.shape)
-    return _like_result(semantics, affine(semantics, out, weight, bias, [1]))
+    return _like_result(semantics, ids, affine(semantics, out, weight, bias, [1]))
 
 
 @rule("aten.instance_norm")
@@ -171,8 +180,8 @@ def weight_norm(semantics: Semantics, v: Value, g: Value, dim: int = 0) -> Any:
         # along the first and the last dimension torch reads the first numbers of g, whatever shape it has
         if numel(g.shape) != v.shape[dim]:
             semantics.pin([g], "a gain that is not one number for each norm")
-            return _like_result(semantics, out)
+            return _like_result(semantics, v, out)
         shape = [v.shape[d] if d == dim % rank else 1 for d in range(rank)]
         g = semantics.moved(lambda t: reshaped(t, shape), g)
     out = edges(semantics, g, out, ()) if isinstance(g, Weight) else times(semantics, out, g)
-    return _like_result(semantics, out)
+    return _like_result(semantics, v, out)

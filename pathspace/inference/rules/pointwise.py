@@ -69,10 +69,10 @@ def complex_(semantics: Semantics, x: Value, y: Value) -> Tensor:
     return ids.expand(shape_of(semantics.place.result))
 
 
-@rule("aten.view_as_complex", "aten.view_as_real")
+@rule("aten.view_as_complex", "aten.view_as_complex_copy", "aten.view_as_real", "aten.view_as_real_copy")
 def as_complex(semantics: Semantics, x: Value) -> Tensor:
     """Real and imaginary parts share one scale."""
-    if semantics.place.op == "aten.view_as_complex":
+    if "as_complex" in semantics.place.op:
         return semantics.reduce(x, [-1])
     ids = semantics.activation(x)
     return ids.unsqueeze(-1).expand(*ids.shape, 2)
@@ -256,16 +256,16 @@ def prelu(semantics: Semantics, x: Value, slope: Value) -> Tensor:
 # --- comparisons
 
 
-def looked_at(semantics: Semantics, *values: Any) -> Tensor:
+def looked_at(semantics: Semantics, *values: Any) -> Any:
     """Something that feels no positive scale, as long as the operands have one and the same."""
-    ids = semantics.join(*(semantics.activation(value) for value in values))
+    ids, shown = semantics.join(*(semantics.activation(value) for value in values)), semantics.place.result
     semantics.observe(ids)
-    return constant(shape_of(semantics.place.result))
+    return constant(shape_of(shown)) if isinstance(shown, Tensor) else shown
 
 
 @rule(*(f"aten.{name}{end}" for name in ("gt", "lt", "ge", "le", "eq", "ne", "greater", "less", "not_equal")
         for end in ("", "_")), "aten.isclose", "aten.equal", "aten.atan2", "aten.arctan2")  # fmt: skip
-def compare(semantics: Semantics, x: Value, y: Any, *args: Any, **kwargs: Any) -> Tensor:
+def compare(semantics: Semantics, x: Value, y: Any, *args: Any, **kwargs: Any) -> Any:
     """Comparisons with zero, or between operands of one scale, feel no scale."""
     close = semantics.place.op == "aten.isclose" and bool(kwargs.get("atol", args[1] if len(args) > 1 else 1e-8))
     if close:

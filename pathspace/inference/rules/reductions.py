@@ -33,7 +33,7 @@ def _shared(semantics: Semantics, x: Value, dims: Any, shown: Any) -> Tensor:
     return ids.expand(shape)
 
 
-@rule("aten.mean", "aten.sum", "aten.amax", "aten.amin", "aten.nansum", "aten.nanmean", "aten.nanmedian")
+@rule("aten.mean", "aten.sum", "aten.amax", "aten.amin", "aten.nansum", "aten.nanmean")
 def reduction(
     semantics: Semantics, x: Value, dims: Any = None, keepdim: bool = False, *args: Any, **kwargs: Any
 ) -> Any:
@@ -42,8 +42,8 @@ def reduction(
     return semantics.reduce(x, _dims(dims, x), kwargs.get("keepdim", keepdim))
 
 
-@rule("aten.max", "aten.min", "aten.median", "aten.mode", "aten.kthvalue", "aten.cummax", "aten.cummin", "aten.topk",
-      "aten.sort", "aten.msort", "aten.aminmax")  # fmt: skip
+@rule("aten.max", "aten.min", "aten.median", "aten.nanmedian", "aten.mode", "aten.kthvalue", "aten.cummax",
+      "aten.cummin", "aten.topk", "aten.sort", "aten.msort", "aten.aminmax")  # fmt: skip
 def extreme(semantics: Semantics, x: Value, *args: Any, **kwargs: Any) -> Any:
     """Order statistics along a dimension (or between two tensors), and positions, which carry no scale."""
     shown, name = semantics.place.result, semantics.place.op.removeprefix("aten.")
@@ -136,9 +136,12 @@ def spread(semantics: Semantics, x: Value, dims: Any = None, *args: Any, **kwarg
 
 
 @rule("aten.cdist", "aten._cdist_forward")
-def distances(semantics: Semantics, x: Value, y: Value, *args: Any, **kwargs: Any) -> Tensor:
-    """Distances between all pairs of rows."""
+def distances(semantics: Semantics, x: Value, y: Value, p: float = 2.0, *args: Any, **kwargs: Any) -> Tensor:
+    """Distances between all pairs of rows; with ``p = 0`` the number of entries that differ."""
     left, right = semantics.reduce(x, [-1], keepdim=True), semantics.reduce(y, [-1], keepdim=True)
+    if p == 0:
+        semantics.observe(semantics.join(left, right.transpose(-1, -2)))
+        return constant(shape_of(semantics.place.result))
     return semantics.join(left, right.transpose(-1, -2)).expand(shape_of(semantics.place.result))
 
 
@@ -150,6 +153,9 @@ def pairwise_distance(
     ids = semantics.join(semantics.activation(x), semantics.activation(y))
     if not negligible(semantics, eps, ids):
         semantics.pin([ids], "eps is added to differences")
+    if p == 0:
+        semantics.observe(semantics.reduce(ids, [-1]))
+        return constant(shape_of(semantics.place.result))
     return _shared(semantics, ids, [-1], semantics.place.result)
 
 
@@ -177,6 +183,6 @@ def fourier(semantics: Semantics, x: Value, size: Any = None, dims: Any = None, 
 
 @rule("aten.fft_fftshift", "aten.fft_ifftshift")
 def shift(semantics: Semantics, x: Value, dims: Any = None) -> Value:
-    """Half a turn around dimensions."""
-    wanted = _dims(dims, x)
-    return semantics.moved(lambda t: t.roll([t.shape[d] // 2 for d in wanted], wanted), x)
+    """Half a turn around dimensions; of an odd number of elements one more on the way back."""
+    wanted, way = _dims(dims, x), -1 if "ifft" in semantics.place.op else 1
+    return semantics.moved(lambda t: t.roll([way * (t.shape[d] // 2) for d in wanted], wanted), x)
