@@ -53,11 +53,11 @@ class NoEps(TorchFunctionMode):
     """Run normalisations with (next to) no ``eps``, those by running statistics as they are.
 
     Args:
-        eps: what to put in its place.
+        eps: what to put in its place; ``None`` leaves it.
         guards: source lines and the constants there that were taken for an ``eps``.
     """
 
-    def __init__(self, eps: float, guards: Collection[tuple[str, float]] = ()) -> None:
+    def __init__(self, eps: float | None, guards: Collection[tuple[str, float]] = ()) -> None:
         super().__init__()
         self.eps = eps
         self.guards = frozenset(guards)
@@ -71,6 +71,8 @@ class NoEps(TorchFunctionMode):
         if func is nn.functional.instance_norm and not (
             args[5] if len(args) > 5 else kwargs.get("use_input_stats", True)
         ):
+            return func(*args, **kwargs)
+        if self.eps is None:
             return func(*args, **kwargs)
         name = getattr(func, "__name__", "")
         position = EPS_POSITION.get(name)
@@ -87,7 +89,7 @@ class NoEps(TorchFunctionMode):
 
     def _without(self, value: Any) -> Any:
         """A constant, or ``eps`` where the analysis took the constant on this line for one."""
-        if not isinstance(value, float) or value not in self.constants:
+        if self.eps is None or not isinstance(value, float) or value not in self.constants:
             return value
         if ("", value) in self.guards:
             # code without a source file (a notebook, exec) has no lines to tell its constants apart by

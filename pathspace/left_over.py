@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import torch
+from scipy.sparse import csr_array
 from torch import Tensor
 
 from pathspace.logscales import Family
@@ -13,6 +15,7 @@ from pathspace.logscales import Family
 # how many rows are named; what is looked at: scalars of one tensor, and units with null vectors
 NAMED = 8
 MOST_CLASSES = 2_000
+MOST_SCALARS = 200_000
 MOST_COLUMNS = 400
 
 
@@ -22,32 +25,39 @@ def rank_of(matrix: Tensor) -> int:
 
 
 def left_over(
-    scales: Family, matrix: Tensor, column: Tensor, used: Tensor, felt: Tensor, alive: Sequence[Tensor]
+    scales: Family, more: Tensor, used: Tensor, found: csr_array, alive: Sequence[Tensor]
 ) -> list[dict[str, Any]]:
     """Tensors and rows that null vectors move and no found unit does; as few tensors as will do.
 
     Args:
         scales: the log-scales.
-        matrix: the sampled derivatives, columns divided by ``column``.
-        column: sizes of the columns.
+        more: null vectors beside the found units, on the log-scales that have an effect, in columns.
         used: which log-scales have an effect.
-        felt: the found units on these.
+        found: the found units, sparse ``(R, H)``.
         alive: which scalars have an effect, tensor by tensor.
 
     Returns:
         Name, size of the movement and rows, the most moved tensor first.
     """
-    values, vectors = torch.linalg.eigh(matrix.T @ matrix)
-    null = vectors[:, values <= 1e-14 * float(values[-1])] / column[:, None]
-    null = null / null.norm(dim=0).clamp_min(1e-300)
+    units = found.shape[1]
+    # (where there are too many units to tell what they do of it, every tensor that a null vector moves)
+    small = 2 * units + more.shape[1] <= MOST_COLUMNS
+    null = more / more.norm(dim=0).clamp_min(1e-300)
+    if small:
+        felt = torch.from_numpy(found.toarray().astype(np.float64))[used]
+        both = torch.cat([felt, felt, null], 1)
+    else:
+        units, both = 0, null
     position = torch.full((scales.size,), -1)
     position[used] = torch.arange(int(used.sum()))
     # by how much scalars move: what two sides of a tensor exchange moves none
     moved: dict[int, Tensor] = {}
     rows: dict[int, Tensor] = {}
-    both = torch.cat([felt, null], 1)
     for number, (entry, mask) in enumerate(zip(scales.entries, alive, strict=True)):
         index = [side.index.expand(entry.shape)[mask] for side in entry.sides]
+        if len(index[0]) > MOST_SCALARS:
+            some = torch.randint(len(index[0]), (MOST_SCALARS,), generator=torch.Generator().manual_seed(0))
+            index = [part[some] for part in index]
         if len(index[0]):
             classes = torch.unique(torch.stack(index, 1), dim=0)
             if len(classes) > MOST_CLASSES:
@@ -56,12 +66,7 @@ def left_over(
             rows[number] = classes[:, 0]
             starts = [side.start for side in entry.sides]
             moved[number] = sum(both[position[c + start]] for c, start in zip(classes.T, starts, strict=True))  # type: ignore[assignment]
-    units = felt.shape[1]
-    small = both.shape[1] <= MOST_COLUMNS
-    # (where there are too many to tell, every tensor that a null vector moves)
-    silent, free = (
-        _elsewhere(moved, units) if small else (set(), torch.eye(both.shape[1], dtype=torch.float64)[:, units:])
-    )
+    silent, free = _elsewhere(moved, units) if small else (set(), torch.eye(both.shape[1], dtype=torch.float64))
     result = []
     for number, table in moved.items():
         if number in silent:
@@ -121,4 +126,4 @@ def _elsewhere(moved: Mapping[int, Tensor], units: int) -> tuple[set[int], Tenso
     return silent, torch.cat([torch.zeros(units, every.shape[1], dtype=torch.float64), every])
 
 
-__all__ = ["NAMED", "left_over", "rank_of"]
+__all__ = ["NAMED", "left_over"]

@@ -67,41 +67,52 @@ class Entry:
                 total = total + times * ((weights[name].detach() + shift) * grads[name]).double().reshape(self.shape)
         return total
 
-    def redundant(self, alive: Tensor) -> int:
-        """Dimension of the log-scales on classes with scalars that are alive, which move none of these scalars."""
-        if len(self.sides) < 2:
-            return 0
+    def exchanged(self, alive: Tensor) -> tuple[np.ndarray, np.ndarray, np.ndarray, int]:
+        """Log-scales on classes with scalars that are alive, which move none of these scalars.
+
+        Args:
+            alive: which scalars have an effect.
+
+        Returns:
+            Rows, columns and entries of a matrix whose columns span them, and how many columns it has.
+        """
+        nothing = (np.zeros(0, np.int64), np.zeros(0, np.int64), np.zeros(0), 0)
+        if len(self.sides) < 2 or not bool(alive.any()):
+            return nothing
         if len(self.sides) == 2:
             one, other = self.sides
             met = _met(one, other, alive)
             # rows and columns that share a scalar hang together: scale one against the other
-            count, label = connected_components(
+            _, label = connected_components(
                 coo_array(
                     (np.ones(len(met), bool), (met[:, 0], one.count + met[:, 1])), shape=(one.count + other.count,) * 2
                 ),
                 directed=False,
             )
-            return len(np.unique(label[met[:, 0]])) if count else 0
-        rows = []
+            first, second = np.unique(met[:, 0]), np.unique(met[:, 1])
+            number, column = np.unique(label[np.concatenate([first, one.count + second])], return_inverse=True)
+            rows = np.concatenate([one.start + first, other.start + second])
+            return rows, column, np.concatenate([np.ones(len(first)), -np.ones(len(second))]), len(number)
         flat = alive.reshape(-1)
-        for k, side in enumerate(self.sides):
-            index = side.index.expand(self.shape).reshape(-1)[flat].numpy()
-            offset = sum(other.count for other in self.sides[:k])
-            rows.append(index + offset)
-        width = sum(side.count for side in self.sides)
-        edges = np.arange(len(rows[0]))
+        starts = np.cumsum([0, *(side.count for side in self.sides)])
+        places = [
+            side.index.expand(self.shape).reshape(-1)[flat].numpy() + int(start)
+            for side, start in zip(self.sides, starts, strict=False)
+        ]
+        edges = np.arange(len(places[0]))
         table = csr_array(
             coo_array(
-                (np.ones(len(edges) * len(rows)), (np.tile(edges, len(rows)), np.concatenate(rows))),
-                shape=(len(edges), width),
+                (np.ones(len(edges) * len(places)), (np.tile(edges, len(places)), np.concatenate(places))),
+                shape=(len(edges), int(starts[-1])),
             )
         )
         gram = (table.T @ table).toarray()
-        used = gram.diagonal() > 0
-        gram = gram[np.ix_(used, used)]
-        return int(used.sum()) - int(
-            np.linalg.matrix_rank(gram, hermitian=True, tol=1e-9 * max(1.0, float(gram.max(initial=1))))
-        )
+        used = np.flatnonzero(gram.diagonal() > 0)
+        values, vectors = np.linalg.eigh(gram[np.ix_(used, used)])
+        null = vectors[:, values <= 1e-9 * max(1.0, float(gram.max(initial=1)))]
+        own = np.concatenate([side.start + np.arange(side.count) for side in self.sides])[used]
+        place = np.indices(null.shape)
+        return own[place[0].reshape(-1)], place[1].reshape(-1), null.reshape(-1), null.shape[1]
 
 
 def _met(one: Side, other: Side, alive: Tensor) -> np.ndarray:
@@ -135,6 +146,16 @@ class Family:
         """``P^T`` of all products, shape ``(R,)``."""
         parts = [side.sums(value) for entry, value in zip(self.entries, products, strict=True) for side in entry.sides]
         return torch.cat([torch.zeros(0, dtype=torch.float64), *parts])
+
+    def exchanged(self, alive: Sequence[Tensor]) -> csr_array:
+        """What moves no scalar that is alive: columns that span the null space of ``P``, sparse ``(R, d)``."""
+        parts, width = [], 0
+        for entry, mask in zip(self.entries, alive, strict=True):
+            rows, columns, values, count = entry.exchanged(mask)
+            parts.append((rows, columns + width, values))
+            width += count
+        rows, columns, values = (np.concatenate([np.zeros(0, np.int64), *(p[k] for p in parts)]) for k in range(3))
+        return csr_array(coo_array((values, (rows, columns)), shape=(self.size, width)))
 
 
 def family(graph: Structure, model: nn.Module, statistics: bool) -> Family:

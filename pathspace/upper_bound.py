@@ -13,34 +13,33 @@ scales are left over.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import numpy as np
 import torch
+from scipy.sparse import csr_array, hstack
 from torch import Tensor, nn
 
-from pathspace.capture import first_line, quiet
-from pathspace.eps import precision, without_eps
-from pathspace.invariance import LARGE, computing_in
-from pathspace.left_over import NAMED, left_over, rank_of
+from pathspace.capture import first_line
+from pathspace.eps import NoEps, precision, without_eps
+from pathspace.invariance import LARGE
+from pathspace.left_over import NAMED, left_over
 from pathspace.logscales import Family, family
-from pathspace.nested import leaves as leaves_of
-from pathspace.nested import mapped
+from pathspace.null_space import pivots, smallest
 from pathspace.reduction import ReductionGraph
-from pathspace.substitute import evaluate
+from pathspace.samples import NOTHING, Sampler
 
-# log-scales beyond which a factorisation of that size is not attempted, and seconds the samples may take
-MOST_SCALES = 4_000
+# log-scales beside the known null vectors: beyond the first number a factorisation is not attempted, up to the second
+# one all singular values are computed; seconds the samples may take
+MOST_SCALES = 20_000
+MOST_VALUES = 1_500
 MOST_SECONDS = 300.0
 # singular values below this share of the largest count as zero: that errs on the safe side
 ZERO = 1e-8
-# products w dL/dw below this share of a sample's largest are rounding errors
-NOTHING = 1e-11
 MARGIN = 12
 ROUNDS = 3
-COTANGENTS = 2
 
 
 @dataclass(frozen=True)
@@ -61,6 +60,8 @@ class UpperBound:
         without_effect: scalars whose derivative is zero at every sample, taken out first.
         left_over: tensors with scales that the found units do not explain, and which rows or columns.
         seconds: time taken.
+        exact_found: the number of scale symmetries found with every ``eps`` as it stands.
+        exact_at_most: the same bound for these; ``None`` where it was not tested.
     """
 
     at_most: int | None
@@ -76,6 +77,8 @@ class UpperBound:
     without_effect: int = 0
     left_over: list[dict[str, Any]] = field(default_factory=list)
     seconds: float = 0.0
+    exact_found: int | None = None
+    exact_at_most: int | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """Everything as plain Python values."""
@@ -112,227 +115,152 @@ def upper_bound(
         (3, 3)
     """
     start = time.perf_counter()
-    found = graph.num_units
     most_seconds = MOST_SECONDS if most_seconds is None else most_seconds
-
-    def nothing(reason: str) -> UpperBound:
-        return UpperBound(None, found, None, f"not attempted: {reason}", seconds=round(time.perf_counter() - start, 3))
-
     if precision(model) != torch.float64 or graph.num_weights > LARGE:
-        return nothing("it takes a copy in float64, which this model has none of")
+        reason = "it takes a copy in float64, which this model has none of"
+        return UpperBound(None, graph.num_units, None, f"not attempted: {reason}")
     scales = family(graph, model, statistics=not model.training)
-    if scales.size > MOST_SCALES:
-        return nothing(
-            f"{scales.size:,} rows and columns, and a factorisation is made for at most {MOST_SCALES:,}; test parts "
-            "of the model"
-        )
-    sampler = _Sampler(graph, scales, model, args, kwargs, seed)
+
+    def bounded(units: csr_array, limit: float) -> tuple[UpperBound, list[Tensor]]:
+        sampler = Sampler(graph, scales, model, args, kwargs, seed)
+        begin = time.perf_counter()
+        try:
+            bound = _bounded(scales, units, sampler, limit)
+        except _Refused as refusal:
+            bound = UpperBound(None, units.shape[1], None, f"not attempted: {refusal}")
+        return replace(bound, seconds=round(time.perf_counter() - begin, 3)), sampler.rows
+
     with without_eps(model, graph.guards):
-        try:
-            rows = sampler.take(2 * COTANGENTS)
-            pace = (time.perf_counter() - start) / max(1, sampler.tried)
-            needed = scales.size - found + MARGIN
-            if not len(rows):
-                return nothing(sampler.problem or "no output depends on the weights by a finite derivative")
-            if pace * needed > most_seconds:
-                return nothing(f"{needed:,} samples would take about {pace * needed:,.0f} seconds")
-            sampler.take(needed - len(sampler.rows))
-            judged = _judge(scales, sampler)
-            for _ in range(ROUNDS - 1):
-                if judged.closed or time.perf_counter() - start > most_seconds:
-                    break
-                sampler.take(max(MARGIN, needed // 2))
-                judged = _judge(scales, sampler)
-        except RuntimeError as error:
-            return nothing(f"the model cannot be differentiated ({first_line(error)})")
-    if sampler.misled(scales):
-        return nothing("its gradients are not its function's (detached, or of a backward pass of its own)")
-    values = judged.__dict__ | {"seconds": round(time.perf_counter() - start, 3)}
-    return UpperBound(**values)
+        bound, rows = bounded(scales.units, most_seconds)
+    if bound.at_most is None:
+        return bound
+    spent = time.perf_counter() - start
+    exact, as_it_stands = graph.num_exact_units, Sampler(graph, scales, model, args, kwargs, seed)
+    with NoEps(None):
+        as_it_stands.whole()
+    same = all(torch.equal(one, other) for one, other in zip(rows, as_it_stands.rows, strict=False))
+    if exact == graph.num_units and same:
+        # no eps: one model, one bound
+        return replace(bound, exact_found=exact, exact_at_most=bound.at_most)
+    if spent > most_seconds / 2:
+        return replace(bound, exact_found=exact)
+    with NoEps(None):
+        held, _ = bounded(csr_array(scales.units @ graph.exact), most_seconds - spent)
+    words = bound.evidence
+    if held.at_most is not None:
+        words += f"; with every eps as it stands {exact:,} found, at most {held.at_most:,}"
+    seconds = round(time.perf_counter() - start, 3)
+    return replace(bound, exact_found=exact, exact_at_most=held.at_most, evidence=words, seconds=seconds)
 
 
-class _Sampler:
-    """Derivatives by all log-scales at random inputs, weights and cotangents."""
-
-    def __init__(
-        self,
-        graph: ReductionGraph,
-        scales: Family,
-        model: nn.Module,
-        args: Sequence[Any],
-        kwargs: Mapping[str, Any],
-        seed: int,
-    ) -> None:
-        self.scales, self.model = scales, model
-        self.example = (tuple(args), dict(kwargs))
-        self.generator = torch.Generator().manual_seed(seed)
-        wanted = {name for entry in scales.entries for name, _, _ in entry.factors}
-        held = dict(model.named_parameters(remove_duplicate=False)) | dict(model.named_buffers(remove_duplicate=False))
-        self.weights = {name: held[name].detach() for name in wanted}
-        self.buffers = {n: b.detach() for n, b in model.named_buffers(remove_duplicate=False) if n not in wanted}
-        self.positive = {s.var for s in graph.statistics if s.var is not None}
-        self.rows: list[Tensor] = []
-        # the same sums of absolute values: what a row could be at most
-        self.sizes: list[Tensor] = []
-        self.largest = [torch.zeros(entry.shape, dtype=torch.float64) for entry in scales.entries]
-        self.tried = 0
-        self.problem = ""
-
-    def take(self, count: int) -> list[Tensor]:
-        """Sample until there are ``count`` more rows; samples that are not finite are left out."""
-        wanted, misses = len(self.rows) + count, 0
-        while len(self.rows) < wanted and misses < 20 + count:
-            before = len(self.rows)
-            for row, size in self._rows():
-                self.rows.append(row)
-                self.sizes.append(size)
-            misses += len(self.rows) == before
-        return self.rows
-
-    def _rows(self) -> Iterator[tuple[Tensor, Tensor]]:
-        number, self.tried = self.tried, self.tried + 1
-        leaves = {name: value.requires_grad_() for name, value in self._weights(number).items()}
-        buffers = {name: buffer.clone() for name, buffer in self.buffers.items()}
-        with quiet(), computing_in(torch.float64), torch.enable_grad():
-            torch.manual_seed(number)
-            outputs = self._run(leaves | buffers, number)
-            found = [
-                leaf.reshape(-1)
-                for leaf in leaves_of(outputs)
-                if isinstance(leaf, Tensor) and leaf.is_floating_point() and leaf.requires_grad
-            ]
-            if not found:
-                self.problem = "no output depends on the weights by a derivative"
-                return
-            joined = torch.cat([leaf.double() for leaf in found])
-            joined = joined[torch.isfinite(joined)]
-            for k in range(COTANGENTS):
-                cotangent = torch.randn(joined.shape, generator=self.generator, dtype=torch.float64)
-                grads = torch.autograd.grad(
-                    joined, list(leaves.values()), cotangent, retain_graph=k + 1 < COTANGENTS, allow_unused=True
-                )
-                known = {name: g for name, g in zip(leaves, grads, strict=True) if g is not None}
-                products = [entry.products(leaves, known) for entry in self.scales.entries]
-                size = max((float(p.abs().max()) for p in products if p.numel()), default=0.0)
-                if not 0 < size < float("inf"):
-                    continue
-                products = [p / size for p in products]
-                for held, p in zip(self.largest, products, strict=True):
-                    torch.maximum(held, p.abs(), out=held)
-                yield self.scales.sums(products), self.scales.sums([p.abs() for p in products])
-
-    def _weights(self, number: int) -> dict[str, Tensor]:
-        """The model's own weights twice, then weights around them, new ones, and new ones that hardly kill a unit."""
-        drawn = {}
-        for name, weight in self.weights.items():
-            if number < 2 and bool(weight.any()):
-                drawn[name] = weight.clone()
-                continue
-            noise = torch.randn(weight.shape, generator=self.generator, dtype=torch.float64)
-            if name in self.positive:
-                drawn[name] = weight.abs().clamp_min(1e-6) * (0.5 * noise).exp()
-            else:
-                spread = float(weight.square().mean().sqrt()) if weight.numel() else 0.0
-                noise = (spread or 0.1) * noise
-                kind = number % 3
-                if kind == 2 and weight.dim() > 1:
-                    # with more weights above 0 than below, rectifiers in a row let something through
-                    noise = torch.where(torch.rand(noise.shape, generator=self.generator) < 0.8, noise.abs(), noise)
-                drawn[name] = 0.7 * weight + 0.5 * noise if kind == 0 else noise
-        return drawn
-
-    def _run(self, tensors: Mapping[str, Tensor], number: int) -> Any:
-        try:
-            return evaluate(self.model, tensors, *self._inputs(number))
-        except (RuntimeError, IndexError, ValueError):
-            # not every number is an input
-            return evaluate(self.model, tensors, *self.example)
-
-    def _inputs(self, number: int) -> Any:
-        """Inputs of many sizes: numbers between 0.01 and 100 times the example's, whole numbers from the example."""
-        exponent = 4 * float(torch.rand((), generator=self.generator)) - 2
-
-        def draw(leaf: Tensor) -> Tensor:
-            if not leaf.numel() or leaf.layout != torch.strided:
-                return leaf
-            if leaf.is_floating_point():
-                if not bool(torch.isfinite(leaf).all()):
-                    return leaf
-                if number % 2:
-                    return leaf * 10**exponent
-                spread = float(leaf.double().square().mean().sqrt()) or 1.0
-                noise = torch.randn(leaf.shape, generator=self.generator, dtype=torch.float64)
-                return (noise * spread * 10**exponent).to(leaf)
-            if leaf.dtype == torch.bool or number % 2 or leaf.is_complex():
-                return leaf
-            order = torch.randint(leaf.numel(), leaf.shape, generator=self.generator)
-            return leaf.reshape(-1)[order]
-
-        return mapped(draw, self.example)
-
-    def misled(self, scales: Family) -> bool:
-        """Whether the model's own weights show derivatives along the found units."""
-        units = torch.from_numpy(abs(scales.units).toarray().astype(np.float64))
-        signed = torch.from_numpy(scales.units.toarray().astype(np.float64))
-        if not units.shape[1]:
-            return False
-        rows, sizes = torch.stack(self.rows), torch.stack(self.sizes)
-        along, most = (rows @ signed).abs(), sizes @ units
-        return bool((along > 1e-6 * most + 1e-12).any())
+class _Refused(Exception):
+    """Why nothing is tested."""
 
 
-def _judge(scales: Family, sampler: _Sampler) -> UpperBound:
-    """Ranks, and what the found units do not explain."""
-    alive = [held > NOTHING for held in sampler.largest]
+def _bounded(scales: Family, units: csr_array, sampler: Sampler, most_seconds: float) -> UpperBound:
+    """The bound for one reading of ``eps``."""
+    start = time.perf_counter()
+    try:
+        sampler.look()
+        if not sampler.rows:
+            raise _Refused(sampler.problem or "no output depends on the weights by a finite derivative")
+        alive = [held > NOTHING for held in sampler.largest]
+        used = scales.sums([mask.double() for mask in alive]) > 0
+        column = torch.stack(sampler.sizes).square().mean(0).sqrt().clamp_min(1e-300)
+        known = csr_array(hstack([units, scales.exchanged(alive)]))[used.numpy()]
+        pivot = pivots(known)
+        width = int(used.sum())
+        rest = torch.from_numpy(np.setdiff1d(np.arange(width), pivot))
+        if len(rest) > MOST_SCALES:
+            raise _Refused(
+                f"{width:,} rows and columns less {len(pivot):,} known, and a factorisation is made for at most "
+                f"{MOST_SCALES:,}; test parts of the model"
+            )
+        if sampler.misled(units):
+            raise _Refused("its gradients are not its function's (detached, or of a backward pass of its own)")
+        places = torch.nonzero(used)[:, 0][rest]
+        rows = _rows(sampler, column, used, places, units, most_seconds - (time.perf_counter() - start))
+        values, vectors = _smallest(rows, sampler.seed)
+        for _ in range(ROUNDS - 1):
+            if not bool((values < ZERO).any()) or time.perf_counter() - start > most_seconds / 2:
+                break
+            more = _rows(sampler, column, used, places, units, most_seconds, max(MARGIN, len(rows) // 2))
+            rows = torch.cat([rows, more])
+            values, vectors = _smallest(rows, sampler.seed)
+    except ValueError as error:
+        raise _Refused(str(error)) from None
+    except RuntimeError as error:
+        raise _Refused(f"the model cannot be differentiated ({first_line(error)})") from None
+    free = values < ZERO
+    independent = len(pivots(units))
+    at_most, found = independent + int(free.sum()), units.shape[1]
+    over = []
+    if bool(free.any()):
+        more = torch.zeros(width, int(free.sum()), dtype=torch.float64)
+        more[rest] = vectors[:, free] / column[places][:, None]
+        over = left_over(scales, more, used, units, alive)
+    rank = len(rest) - int(free.sum())
     dead = sum(int((~mask).sum()) for mask in alive)
-    used = scales.sums([mask.double() for mask in alive]) > 0
-    redundant = sum(entry.redundant(mask) for entry, mask in zip(scales.entries, alive, strict=True))
-    rows, sizes = torch.stack(sampler.rows)[:, used], torch.stack(sampler.sizes)[:, used]
-    column = sizes.square().mean(0).sqrt().clamp_min(1e-300)
-    length = (sizes / column).norm(dim=1, keepdim=True).clamp_min(1e-300)
-    matrix = rows / column / length
-    values = torch.linalg.svdvals(matrix)
-    top = float(values[0]) if len(values) else 0.0
-    kept = values > ZERO * top
-    rank = int(kept.sum())
-    width = int(used.sum())
-    units = torch.from_numpy(scales.units.toarray().astype(np.float64))
-    felt = units[used]
-    # units that act only on scalars without effect are found, and cannot be seen here
-    unseen = rank_of(units) - rank_of(_moving(scales, units, used, alive))
-    at_most = width - rank - redundant + unseen
-    found = scales.units.shape[1]
-    over = [] if at_most <= found else left_over(scales, matrix, column, used, felt, alive)
+    redundant = known.shape[1] - found
     words = f"{found:,} found; at most {at_most:,} exist"
     words += f": {width:,} log-scales of rows and columns, {redundant:,} of them redundant, rank {rank:,} in "
-    words += f"{len(rows):,} samples"
-    dropped = float(values[rank]) / top if rank < len(values) and top else 0.0
-    smallest = float(values[rank - 1]) / top if rank else 0.0
-    words += f"; singular values down to {smallest:.0e} count, {dropped:.0e} and below are taken for zero"
+    words += f"{len(rows) + len(sampler.rows):,} samples"
+    smallest_kept = float(values[~free].min()) if bool((~free).any()) else 0.0
+    dropped = float(values[free].max()) if bool(free.any()) else 0.0
+    words += f"; singular values down to {smallest_kept:.0e} of the largest beside the known null vectors"
+    words += f", {dropped:.0e} and below are taken for zero" if bool(free.any()) else ""
     words += f"; {dead:,} scalars without effect on the outputs taken out" if dead else ""
     if over:
         words += "; left over: " + ", ".join(entry["tensor"] for entry in over[:NAMED])
-    if at_most < found:
-        words += "; fewer than found: the found units are no symmetries of these samples"
     return UpperBound(
-        at_most, found, at_most == found, words, width, rank, redundant, len(rows), smallest, dropped, dead, over
-    )
+        at_most, found, at_most == found, words, width, rank, redundant, len(rows) + len(sampler.rows), smallest_kept,
+        dropped, dead, over,
+    )  # fmt: skip
 
 
-def _moving(scales: Family, units: Tensor, used: Tensor, alive: Sequence[Tensor]) -> Tensor:
-    """The found units on what is felt, less what only the two sides of a tensor exchange: rows of ``P`` applied."""
-    parts = [units.new_zeros(0, units.shape[1])]
-    for entry, mask in zip(scales.entries, alive, strict=True):
-        index = [side.index.expand(entry.shape)[mask] + side.start for side in entry.sides]
-        if not len(index[0]):
-            continue
-        classes = torch.unique(torch.stack(index, 1), dim=0) if len(index) > 1 else torch.unique(index[0])[:, None]
-        # as many pairs as span all: a star around the first class of every side would do, here all up to a limit
-        if len(classes) > 4 * sum(side.count for side in entry.sides):
-            order = torch.randperm(len(classes), generator=torch.Generator().manual_seed(0))
-            classes = classes[order[: 4 * sum(side.count for side in entry.sides)]]
-        parts.append(sum(units[column] for column in classes.T))  # type: ignore[arg-type]
-    return torch.cat(parts)
+def _rows(
+    sampler: Sampler,
+    column: Tensor,
+    used: Tensor,
+    places: Tensor,
+    units: csr_array,
+    most_seconds: float,
+    count: int | None = None,
+) -> Tensor:
+    """Enough samples, on the log-scales that are no pivots."""
+    count = len(places) + MARGIN if count is None else count
+    found, blocks, idle = 0, [torch.zeros(0, len(places), dtype=torch.float64)], 0
+    start = time.perf_counter()
+    while found < count:
+        block = sampler.batch(column, used, units)[:, places]
+        blocks.append(block[: count - found])
+        found += len(blocks[-1])
+        idle = 0 if len(block) else idle + 1
+        if idle > 20:
+            if sampler.quick:
+                # whole samples know how large a derivative could be
+                sampler.quick, idle = False, 0
+                continue
+            raise _Refused("its derivatives are not finite, or are rounding errors")
+        passed = time.perf_counter() - start
+        if found and len(blocks) > 3 and passed / found * count > most_seconds:
+            raise _Refused(f"{count:,} samples would take about {passed / found * count:,.0f} seconds")
+    return torch.cat(blocks)
+
+
+def _smallest(rows: Tensor, seed: int) -> tuple[Tensor, Tensor]:
+    """The smallest singular values relative to the largest, all of them where that is quick, and their vectors."""
+    count = rows.shape[1]
+    if not count:
+        return torch.ones(0, dtype=torch.float64), torch.zeros(0, 0, dtype=torch.float64)
+    if count <= MOST_VALUES:
+        _, values, vectors = torch.linalg.svd(torch.linalg.qr(rows, mode="r").R)
+        return values / values[0].clamp_min(1e-300), vectors.T
+    square = rows[:count].clone()
+    # (a sum of two samples is a sample)
+    for part in rows[count:].split(count):
+        square[: len(part)] += part
+    return smallest(square, ZERO, seed)
 
 
 __all__ = ["UpperBound", "upper_bound"]

@@ -1,0 +1,237 @@
+"""Derivatives of a model's outputs by the log-scales of its tensors, at random inputs, weights and cotangents."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from scipy.sparse import csr_array
+from torch import Tensor, nn
+
+from pathspace.capture import quiet
+from pathspace.invariance import computing_in
+from pathspace.logscales import Family
+from pathspace.nested import leaves as leaves_of
+from pathspace.nested import mapped
+from pathspace.reduction import ReductionGraph
+from pathspace.scaled_runs import ScaledRun
+from pathspace.substitute import evaluate
+
+# products w dL/dw below this share of a sample's largest are rounding errors
+NOTHING = 1e-11
+# derivatives along units that were found, relative to what they could be: a noisy sample is left out
+NOISE = 1e-9
+WHOLE = 2
+AT_ONCE = 16
+# whole samples that show no new scalar before no more are taken, and where they are dear
+PATIENCE, DEAR = 6, 1_000_000
+
+
+class Sampler:
+    """Samples of two kinds: whole ones by all scalars, and quick ones by log-scales alone.
+
+    Args:
+        graph: the reduction graph.
+        scales: its log-scales.
+        model: a float64 copy.
+        args: example inputs.
+        kwargs: example inputs by keyword.
+        seed: seed of inputs, weights and cotangents.
+    """
+
+    def __init__(
+        self,
+        graph: ReductionGraph,
+        scales: Family,
+        model: nn.Module,
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+        seed: int,
+    ) -> None:
+        self.scales, self.model, self.seed = scales, model, seed
+        self.example = (tuple(args), dict(kwargs))
+        self.generator = torch.Generator().manual_seed(seed)
+        wanted = {name for entry in scales.entries for name, _, _ in entry.factors}
+        held = dict(model.named_parameters(remove_duplicate=False)) | dict(model.named_buffers(remove_duplicate=False))
+        self.weights = {name: held[name].detach() for name in wanted}
+        self.buffers = {n: b.detach() for n, b in model.named_buffers(remove_duplicate=False) if n not in wanted}
+        self.positive = {s.var for s in graph.statistics if s.var is not None}
+        self.rows: list[Tensor] = []
+        # the same sums of absolute values: what a row could be at most
+        self.sizes: list[Tensor] = []
+        self.largest = [torch.zeros(entry.shape, dtype=torch.float64) for entry in scales.entries]
+        self.tried = 0
+        self.problem = ""
+        self.quick = True
+
+    def look(self, most: int = 60) -> None:
+        """Whole samples until no scalar shows an effect for the first time any more."""
+        scalars = sum(held.numel() for held in self.largest)
+        patience = PATIENCE if scalars < DEAR else PATIENCE // 2
+        felt, idle = -1, 0
+        for _ in range(most):
+            self.whole()
+            now = sum(int((held > NOTHING).sum()) for held in self.largest)
+            idle = 0 if now > felt else idle + 1
+            felt = max(now, felt)
+            if idle >= patience or self.problem:
+                return
+
+    def whole(self) -> int:
+        """One run of the model, and derivatives by every scalar for two cotangents; how many were finite."""
+        leaves, joined = self._outputs(None)
+        before = len(self.rows)
+        if joined is None:
+            return 0
+        with quiet(), torch.enable_grad():
+            for k in range(WHOLE):
+                cotangent = torch.randn(joined.shape, generator=self.generator, dtype=torch.float64)
+                grads = torch.autograd.grad(
+                    joined, list(leaves.values()), cotangent, retain_graph=k + 1 < WHOLE, allow_unused=True
+                )
+                known = {name: g for name, g in zip(leaves, grads, strict=True) if g is not None}
+                products = [entry.products(leaves, known) for entry in self.scales.entries]
+                size = max((float(p.abs().max()) for p in products if p.numel()), default=0.0)
+                if not 0 < size < float("inf"):
+                    continue
+                products = [p.div_(size) for p in products]
+                self.rows.append(self.scales.sums(products))
+                products = [p.abs_() for p in products]
+                for held, p in zip(self.largest, products, strict=True):
+                    torch.maximum(held, p, out=held)
+                self.sizes.append(self.scales.sums(products))
+        return len(self.rows) - before
+
+    def batch(self, column: Tensor, used: Tensor, units: csr_array) -> Tensor:
+        """One run of the model, and derivatives by log-scales for many cotangents at once.
+
+        Args:
+            column: size of each log-scale's derivative, ``(R,)``.
+            used: which log-scales have an effect.
+            units: what every found unit moves, sparse ``(R, H)``.
+
+        Returns:
+            Rows of length 1, columns divided by ``column``; noisy ones are left out, ``(k, R)``.
+        """
+        if not self.quick:
+            self.whole()
+            rows, sizes = torch.stack(self.rows[-WHOLE:]), torch.stack(self.sizes[-WHOLE:])
+            return rows / column / (sizes / column)[:, used].norm(dim=1, keepdim=True).clamp_min(1e-300)
+        run, joined = self._outputs(self.scales)
+        if joined is None:
+            return torch.zeros(0, self.scales.size, dtype=torch.float64)
+        count = max(1, min(AT_ONCE, joined.numel() // 2))
+        cotangents = torch.randn(count, len(joined), generator=self.generator, dtype=torch.float64)
+        with quiet(), torch.enable_grad():
+            try:
+                parts = torch.autograd.grad(
+                    joined, run.leaves, cotangents, allow_unused=True, is_grads_batched=True, retain_graph=True
+                )
+            except RuntimeError:
+                many = [
+                    torch.autograd.grad(joined, run.leaves, c, allow_unused=True, retain_graph=True) for c in cotangents
+                ]
+                parts = [None if p[0] is None else torch.stack(p) for p in zip(*many, strict=True)]
+        rows = torch.cat(
+            [
+                torch.zeros(count, len(leaf), dtype=torch.float64) if p is None else p
+                for leaf, p in zip(run.leaves, parts, strict=True)
+            ],
+            1,
+        )
+        rows[:, ~used] = 0
+        most = (cotangents.abs() @ joined.detach().abs()).clamp_min(1e-300)
+        fine = torch.isfinite(rows).all(1) & (rows.abs().amax(1) > NOISE * most)
+        rows = rows[fine] / column
+        rows = rows / rows.abs().amax(1, keepdim=True)
+        if units.shape[1] and len(rows):
+            # relative to what each unit moves
+            own = np.maximum(abs(units).T @ column.numpy(), 1e-300)
+            along = np.abs(units.T @ (rows * column).T.numpy()) / own[:, None]
+            rows = rows[torch.from_numpy(along.max(0) < NOISE)]
+        return rows / rows.norm(dim=1, keepdim=True).clamp_min(1e-300)
+
+    def _outputs(self, scales: Family | None) -> tuple[Any, Tensor | None]:
+        """Run the model: leaves (the scalars themselves, or log-scales) and all finite outputs in a row."""
+        number, self.tried = self.tried, self.tried + 1
+        weights = self._weights(number)
+        buffers = {name: buffer.clone() for name, buffer in self.buffers.items()}
+        with quiet(), computing_in(torch.float64), torch.enable_grad():
+            torch.manual_seed(number)
+            leaves: Any
+            if scales is None:
+                leaves = {name: value.requires_grad_() for name, value in weights.items()}
+                outputs = self._run(leaves | buffers, number)
+            else:
+                with ScaledRun(scales, weights) as leaves:
+                    outputs = self._run(weights | buffers, number)
+            found = [
+                leaf.reshape(-1)
+                for leaf in leaves_of(outputs)
+                if isinstance(leaf, Tensor) and leaf.is_floating_point() and leaf.requires_grad
+            ]
+            if not found:
+                self.problem = "no output depends on the weights by a derivative"
+                return leaves, None
+            joined = torch.cat([leaf.double() for leaf in found])
+            return leaves, joined[torch.isfinite(joined)]
+
+    def _weights(self, number: int) -> dict[str, Tensor]:
+        """The model's own weights twice, then weights around them, new ones, and new ones that hardly kill a unit."""
+        drawn = {}
+        for name, weight in self.weights.items():
+            if number < 2 and bool(weight.any()):
+                drawn[name] = weight.clone()
+                continue
+            noise = torch.randn(weight.shape, generator=self.generator, dtype=torch.float64)
+            if name in self.positive:
+                drawn[name] = weight.abs().clamp_min(1e-6) * (0.5 * noise).exp()
+            else:
+                spread = float(weight.square().mean().sqrt()) if weight.numel() else 0.0
+                noise = (spread or 0.1) * noise
+                kind = number % 3
+                if kind == 2 and weight.dim() > 1:
+                    # with more weights above 0 than below, rectifiers in a row let something through
+                    noise = torch.where(torch.rand(noise.shape, generator=self.generator) < 0.8, noise.abs(), noise)
+                drawn[name] = 0.7 * weight + 0.5 * noise if kind == 0 else noise
+        return drawn
+
+    def _run(self, tensors: Mapping[str, Tensor], number: int) -> Any:
+        try:
+            return evaluate(self.model, tensors, *self._inputs(number))
+        except (RuntimeError, IndexError, ValueError):
+            # not every number is an input
+            return evaluate(self.model, tensors, *self.example)
+
+    def _inputs(self, number: int) -> Any:
+        """Inputs of many sizes: numbers between 0.01 and 100 times the example's, whole numbers from the example."""
+        exponent = 4 * float(torch.rand((), generator=self.generator)) - 2
+
+        def draw(leaf: Tensor) -> Tensor:
+            if not leaf.numel() or leaf.layout != torch.strided:
+                return leaf
+            if leaf.is_floating_point():
+                if not bool(torch.isfinite(leaf).all()):
+                    return leaf
+                if number % 2:
+                    return leaf * 10**exponent
+                spread = float(leaf.double().square().mean().sqrt()) or 1.0
+                noise = torch.randn(leaf.shape, generator=self.generator, dtype=torch.float64)
+                return (noise * spread * 10**exponent).to(leaf)
+            if leaf.dtype == torch.bool or number % 2 or leaf.is_complex():
+                return leaf
+            order = torch.randint(leaf.numel(), leaf.shape, generator=self.generator)
+            return leaf.reshape(-1)[order]
+
+        return mapped(draw, self.example)
+
+    def misled(self, units: csr_array) -> bool:
+        """Whether derivatives differ from 0 along the found units."""
+        rows, sizes = torch.stack(self.rows).numpy(), torch.stack(self.sizes).numpy()
+        along, most = np.abs(units.T @ rows.T), abs(units).T @ sizes.T
+        return bool((along > 1e-6 * most + 1e-12).any())
+
+
+__all__ = ["NOTHING", "Sampler"]

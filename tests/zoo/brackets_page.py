@@ -1,0 +1,72 @@
+"""The brackets as a page."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from zoo.page import DOCS
+
+DATA, PAGE = DOCS / "data" / "brackets.json", DOCS / "brackets.md"
+HEAD = """# Brackets
+
+How many units were found, and [how many there can be at most](reduction-graph.md#at-most-so-many-units-exist), for the
+models of `tests/zoo` and for [trained networks](trained.md). A bracket is *closed* where both agree: then no scale
+symmetry by rows and columns was missed. Models that take images of any size are measured on small ones.
+
+`python -m zoo.brackets` in `tests/` measures what is missing and writes this page from
+[`data/brackets.json`](data/brackets.json). Seconds are those of a shared core, tracing included. A model that is not in
+the table has not been measured.
+
+"""
+# why a bracket is open: name of the model -> a sentence
+OPEN: dict[str, str] = {}
+
+
+def closed(row: Mapping[str, Any]) -> bool:
+    """Whether nothing was missed."""
+    return row["at_most"] is not None and row["at_most"] <= row["found"]
+
+
+def cells(row: Mapping[str, Any]) -> str:
+    """One line of the table."""
+
+    def number(value: int | None) -> str:
+        return "" if value is None else f"{value:,}"
+
+    exact = (number(row.get("exact_found")), number(row.get("exact_at_most")))
+    verdict = "not attempted" if row["at_most"] is None else "closed" if closed(row) else "open"
+    return (
+        f"| {row['name']} | {row['mode']} | {row['scalars']:,} | {number(row['found'])} | {number(row['at_most'])} | "
+        f"{exact[0]} | {exact[1]} | {row['seconds']:.1f} | {verdict} |"
+    )
+
+
+def render(rows: Sequence[Mapping[str, Any]]) -> str:
+    """The page."""
+    lines = ["| models | in all | tested | closed | open |", "| --- | ---: | ---: | ---: | ---: |"]
+    families = sorted({row["family"] for row in rows})
+    for family in [*families, "all"]:
+        mine = [row for row in rows if family in (row["family"], "all")]
+        tested = [row for row in mine if row["at_most"] is not None]
+        good = sum(map(closed, tested))
+        lines.append(f"| {family} | {len(mine)} | {len(tested)} | {good} | {len(tested) - good} |")
+    wide = [row for row in rows if row["at_most"] is not None and not closed(row)]
+    if wide:
+        lines += ["", "## Open brackets", ""]
+        for row in wide:
+            left = [entry["tensor"] for entry in row["left_over"] or []]
+            why = OPEN.get(row["name"], f"left over: {', '.join(left[:4])}" if left else "not explained yet")
+            lines.append(f"* {row['name']}, {row['mode']} ({row['found']:,} found, at most {row['at_most']:,}): {why}")
+    skipped = [row for row in rows if row["at_most"] is None]
+    if skipped:
+        lines += ["", "## Not attempted", ""]
+        reasons = Counter((row["evidence"].removeprefix("not attempted: "), row["name"]) for row in skipped)
+        lines += [f"* {name}: {reason}" for reason, name in sorted(reasons)]
+    lines += ["", "## Every model", ""]
+    lines += ["| model | mode | scalars | found | at most | exact | exact at most | seconds | bracket |"]
+    lines += ["| --- | --- | ---: | ---: | ---: | ---: | ---: | ---: | --- |"]
+    for row in sorted(rows, key=lambda row: (row["family"], row["name"], row["mode"])):
+        lines.append(cells(row))
+    return HEAD + "\n".join(lines) + "\n"
