@@ -19,6 +19,9 @@ CHUNK = 1 << 22
 STAR = 200_000
 # sizes this close count as equal, so that rounding does not tell copies of a network apart
 TIES = 1e-5
+SMALLEST = np.finfo(np.float64).tiny
+# by magnitude, a unit waits for an edge that is at least so large a part of the largest one
+LARGE = 0.1
 
 
 @dataclass(frozen=True)
@@ -89,6 +92,10 @@ class SpanningTreeBuilder:
     else connects are dead. Among edges of one kind frozen weights come first: these fix a scale already, and a weight
     on ``T_out`` is not to move.
 
+    By magnitude a unit does not take a small edge only because that one can be had first: it waits for one that is not
+    small beside the largest edge on its side (beside the largest at all, where the tree walks against the edge). Where
+    no unit would go on, smaller ones will do.
+
     Args:
         graph: the reduction graph.
         entering: whether to grow ``T_in``.
@@ -119,6 +126,7 @@ class SpanningTreeBuilder:
         self._reached[0] = True
         self._look()
         self._seen: dict[tuple[int, bool], _Rows] = {}
+        self._floor, self._next_floor = (LARGE if rule == "magnitude" and not blind else 0.0), 0.0
 
     def rows(self, block: int, forward: bool) -> _Rows:
         """A block seen from the side whose units look for an edge."""
@@ -148,10 +156,20 @@ class SpanningTreeBuilder:
         stages = []
         for chosen, forward in ((matrices, True), (list(blocks), True), (matrices, False), (list(blocks), False)):
             first = [i for i in chosen if i in frozen]
-            stages += [(first, forward), (chosen, forward)] if 0 < len(first) < len(chosen) else [(chosen, forward)]
+            if 0 < len(first) < len(chosen):
+                stages.append((first, forward, False))
+            stages.append((chosen, forward, True))
         zeros = self.blind
         while not self._reached.all():
-            if any(self._round(*stage, zeros) for stage in stages) or self._joint_round(zeros):
+            self._next_floor = 0.0
+            if any(self._round(*stage, zeros) for stage in stages):
+                if self._floor:
+                    self._floor = LARGE
+                continue
+            if self._next_floor:
+                self._floor = LARGE * self._next_floor
+                continue
+            if self._joint_round(zeros):
                 continue
             if zeros:
                 break
@@ -172,6 +190,20 @@ class SpanningTreeBuilder:
             phi = np.zeros(self.graph.num_units)
         every: np.ndarray = self.graph.expand @ np.concatenate([np.zeros(1), phi])
         return every
+
+    @cached_property
+    def largest(self) -> tuple[np.ndarray, np.ndarray]:
+        """By unit, the size of its largest edge in the gauge of ``logs``: of all edges, and of those walked forwards."""
+        every, along = np.zeros((2, len(self._reached)))
+        for forward, into in ((True, along), (False, every)):
+            for block in range(len(self.graph.blocks)):
+                rows = self.rows(block, forward)
+                units = np.abs(rows.near)
+                position = np.flatnonzero((units > 0) & (units < len(into)))
+                if len(position):
+                    alive = np.ones(rows.far.shape, bool) if rows.dead is None else ~rows.dead
+                    np.maximum.at(into, units[position], self._largest(block, rows, position, alive)[2])
+        return np.maximum(every, along), along
 
     def _look(self) -> None:
         """Which ids are reached; and for ids that lack exactly one unit (with coefficient +-1), that unit."""
@@ -207,7 +239,7 @@ class SpanningTreeBuilder:
         others = csr_array(rows - own)
         self._rest.append((units, csr_array(others.multiply(-coefficient[:, None]))))
 
-    def _round(self, blocks: list[int], forward: bool, zeros: bool) -> bool:
+    def _round(self, blocks: list[int], forward: bool, choosy: bool, zeros: bool) -> bool:
         found: list[tuple[int, np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray]] = []
         for block in blocks:
             rows = self.rows(block, forward)
@@ -229,6 +261,13 @@ class SpanningTreeBuilder:
                 if not alive.any():
                     continue
                 flat, column, score, position = flat[alive], column[alive], score[alive], position[alive]
+            if self._floor and choosy:
+                share = score / np.maximum(self.largest[forward][self.lacks[np.abs(rows.near[position])]], SMALLEST)
+                large = (share >= self._floor) | (score <= 0)
+                self._next_floor = max(self._next_floor, float(share[~large].max(initial=0.0)))
+                if not large.any():
+                    continue
+                flat, column, score, position = flat[large], column[large], score[large], position[large]
             far = rows.far[position if len(rows.far) > 1 else 0, column]
             found.append((block, rows.near[position], flat, far, score, position))
         if not found:
