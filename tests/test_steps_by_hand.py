@@ -1,0 +1,179 @@
+"""What a step and its trees are made of, computed once more one edge at a time."""
+
+from __future__ import annotations
+
+import copy
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from training_pairs import problem
+
+import pathspace as ps
+from pathspace.training import GSGD
+
+RULES = ("modulo", "magnitude", "random")
+
+
+def at(table: Tensor, unit: int) -> float:
+    """The scale an id stands for."""
+    return float(table[unit]) if unit >= 0 else 1 / float(table[-unit])
+
+
+def ends(block: ps.WeightBlock) -> list[tuple[int, int]]:
+    sides = (ids.expand(block.shape).reshape(-1).tolist() for ids in (block.tail, block.head))
+    return list(zip(*sides, strict=True))
+
+
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("cap", [0.3, 1.0, 30.0])
+@pytest.mark.parametrize("name", ["opposite_parents", "residual_cnn", "transformer_block"])
+def test_multipliers_are_bounded_edge_by_edge(name: str, cap: float, rule: str) -> None:
+    """``w <- (w - lr M g) / R_tail`` with ``M = 1 / (pre s)^2``, times ``min(1, sqrt(cap) |p|)`` at either end."""
+    case = problem(name)
+    model = copy.deepcopy(case.model)
+    graph = ps.trace(model, *case.args)
+    skeleton = graph.skeleton(rule, seed=3)
+    pre, suffix = skeleton.prefixes(), skeleton.suffixes()
+    p = pre * suffix
+    chain = skeleton.chain
+    start = {key: value.detach().clone() for key, value in model.named_parameters()}
+    lr = 1e-4
+    optimizer = GSGD(model.named_parameters(), lr=lr, skeleton=skeleton, max_multiplier=cap)
+    case.loss(model).backward()
+    optimizer.step()
+    ratio = skeleton.prefixes() / pre
+    checked = against = 0
+    for block in graph.blocks:
+        old, new = start[block.name].reshape(-1).tolist(), model.get_parameter(block.name).reshape(-1).tolist()
+        grad, tree = model.get_parameter(block.name).grad.reshape(-1).tolist(), skeleton.masks[block.name].reshape(-1)
+        unused = None if block.unused is None else block.unused.expand(block.shape).reshape(-1)
+        for edge, (tail, head) in enumerate(ends(block)):
+            if tree[edge] or (unused is not None and unused[edge]):
+                continue
+            multiplier = 1 / (at(pre, tail) * at(suffix, head)) ** 2
+            for unit in (tail, head):
+                size = 1.0 if chain[abs(unit)] == 0 else abs(at(p, unit))
+                multiplier *= min(1.0, cap**0.5 * size)
+                against += unit < 0 or skeleton.chain_sign[abs(unit)] < 0
+            expected = (old[edge] - lr * multiplier * grad[edge]) / at(ratio, tail)
+            assert new[edge] - old[edge] == pytest.approx(expected - old[edge], rel=1e-6, abs=1e-12)
+            checked += 1
+    assert checked
+    # somewhere an end moves against its chain
+    assert name != "opposite_parents" or against
+
+
+class Taps(nn.Module):
+    """Kernels whose largest tap lies elsewhere in each."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Conv2d(1, 4, (2, 3), bias=False)
+        self.second = nn.Conv2d(4, 2, (3, 2), bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.second(F.relu(self.first(x)))
+
+
+def test_the_magnitude_rule_takes_the_largest_tap() -> None:
+    model = Taps()
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for layer in (model.first, model.second):
+            layer.weight.copy_(torch.rand(layer.weight.shape, generator=generator) + 0.1)
+    skeleton = ps.trace(model, torch.randn(1, 1, 9, 9)).skeleton("magnitude")
+    places = []
+    for channel in range(4):
+        kernel = model.first.weight[channel].reshape(-1)
+        assert skeleton.incoming["first.weight"][channel].reshape(-1).nonzero().item() == int(kernel.argmax())
+        places.append(int(kernel.argmax()))
+        leaving = model.second.weight[:, channel].reshape(-1)
+        assert skeleton.outgoing["second.weight"][:, channel].reshape(-1).nonzero().item() == int(leaving.argmax())
+        places.append(int(leaving.argmax()) % 6)
+    # neither always the first tap nor always the middle one
+    assert len(set(places)) > 2
+
+
+@pytest.mark.parametrize("rule", ["modulo", "random"])
+def test_other_rules_step_aside_where_a_weight_is_zero(rule: str) -> None:
+    torch.manual_seed(0)
+    model, x = Taps().double(), torch.randn(2, 1, 9, 9).double()
+    graph = ps.trace(model, x)
+    chosen = graph.skeleton(rule, seed=1).masks
+    with torch.no_grad():
+        for key, mask in chosen.items():
+            model.get_parameter(key)[mask] = 0
+    skeleton = graph.skeleton(rule, seed=1)
+    for tree in (skeleton.tree_in, skeleton.tree_out):
+        assert bool((tree.gather(graph) != 0).all())
+    for channel in range(4):
+        taken = skeleton.incoming["first.weight"][channel]
+        assert abs(model.first.weight[channel][taken].item()) == model.first.weight[channel].abs().max().item()
+    assert not len(skeleton.dead) and len(skeleton.basis()) == graph.dimension
+    GSGD(model.named_parameters(), lr=0.01, skeleton=skeleton)
+
+
+class SmallBias(nn.Module):
+    """Between two norms, hidden units whose biases are almost nothing, as they are in trained attention."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.up, self.down = nn.LayerNorm(4), nn.Linear(4, 6), nn.Linear(6, 4)
+        self.last, self.head = nn.LayerNorm(4), nn.Linear(4, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.norm(x)
+        return self.head(self.last(x + self.down(F.relu(self.up(x)))))
+
+
+def test_magnitude_trees_wait_for_large_edges() -> None:
+    """A bias leads to the root at once, the weights beside it only after the norm's own."""
+    torch.manual_seed(0)
+    model, x = SmallBias().double(), torch.randn(16, 4).double()
+    with torch.no_grad():
+        model.up.bias.mul_(1e-8)
+    graph = ps.trace(model, x)
+    skeleton = graph.skeleton("magnitude")
+    assert not skeleton.masks["up.bias"].any() and skeleton.incoming["up.weight"].sum() == 6
+    target = torch.randn(16, 2).double()
+    losses = []
+    optimizer = GSGD(model.named_parameters(), lr=1e-12, skeleton=skeleton)
+    for lr in [1e-12] * 3 + [1e-2] * 20:
+        optimizer.param_groups[0]["lr"] = lr
+        optimizer.zero_grad()
+        loss = F.mse_loss(model(x), target)
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    assert losses[3] == pytest.approx(losses[0], rel=1e-9)
+    assert losses[-1] < 0.9 * losses[0]
+    twin = ps.rescale(copy.deepcopy(model), graph, torch.linspace(-2, 2, graph.num_units))
+    pair = [ps.trace(net, x).skeleton("magnitude") for net in (model, twin)]
+    for one, two in zip((pair[0].tree_in, pair[0].tree_out), (pair[1].tree_in, pair[1].tree_out), strict=True):
+        assert np.array_equal(one.block, two.block) and np.array_equal(one.index, two.index)
+
+
+def test_rebuilding_keeps_a_frozen_norm_with_its_eps() -> None:
+    """Variances follow as ``s^2 (var + eps) - eps``: with an eps as large as they are, any other way shows."""
+    torch.manual_seed(0)
+    norm = nn.BatchNorm2d(3, eps=0.1)
+    model = nn.Sequential(nn.Conv2d(2, 3, 3), norm, nn.ReLU(), nn.Flatten(), nn.Linear(27, 2)).double().eval()
+    norm.running_mean.normal_()
+    norm.running_var.uniform_(0.5, 1.5)
+    for parameter in norm.parameters():
+        nn.init.normal_(parameter)
+    with torch.no_grad():
+        # so that every channel gets larger: a scale below 1 might leave no room for eps
+        model[0].weight.mul_(0.3)
+    x = torch.randn(2, 2, 5, 5).double()
+    graph = ps.trace(model, x)
+    basis = graph.skeleton("magnitude").basis()
+    rebuilt = basis.rebuild(basis.values(), basis.skeleton.signs())
+    outputs = torch.func.functional_call(model, dict(model.named_parameters()) | rebuilt, (x,))
+    torch.testing.assert_close(outputs, model(x), rtol=1e-9, atol=1e-11)
+    factor = (rebuilt["1.running_mean"] / norm.running_mean).square()
+    torch.testing.assert_close(rebuilt["1.running_var"], factor * (norm.running_var + 0.1) - 0.1)
+    assert float((factor - 1).abs().min()) > 0.1
