@@ -193,7 +193,7 @@ class SpanningTreeBuilder:
 
     @cached_property
     def largest(self) -> tuple[np.ndarray, np.ndarray]:
-        """By unit, the size of its largest edge in the gauge of ``logs``: of all edges, and of those walked forwards."""
+        """By unit, the size of its largest edge in the gauge of ``logs``: of all, and of those walked forwards."""
         every, along = np.zeros((2, len(self._reached)))
         for forward, into in ((True, along), (False, every)):
             for block in range(len(self.graph.blocks)):

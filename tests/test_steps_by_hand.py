@@ -12,7 +12,7 @@ from torch.nn import functional as F
 from training_pairs import problem
 
 import pathspace as ps
-from pathspace.training import GSGD
+from pathspace.training import GSGD, GAdam
 
 RULES = ("modulo", "magnitude", "random")
 
@@ -62,6 +62,17 @@ def test_multipliers_are_bounded_edge_by_edge(name: str, cap: float, rule: str) 
             assert new[edge] - old[edge] == pytest.approx(expected - old[edge], rel=1e-6, abs=1e-12)
             checked += 1
     assert checked
+    # what a chain steps by is bounded, too: 1 / p_k^2
+    twin = copy.deepcopy(case.model)
+    free = ps.trace(twin, *case.args).skeleton(rule, seed=3)
+    optimizer = GSGD(twin.named_parameters(), lr=1e-9, skeleton=free)
+    case.loss(twin).backward()
+    optimizer.step()
+    unbounded, units = free.prefixes() / pre, range(1, graph.num_units + 1)
+    firsts = {int(chain[unit]): unit for unit in reversed(units) if chain[unit]}
+    for unit in firsts.values():
+        moved, wished = float(ratio[unit] - 1) / lr, float(unbounded[unit] - 1) / 1e-9
+        assert moved == pytest.approx(wished * min(1.0, cap * float(p[unit]) ** 2), rel=1e-3, abs=1e-4)
     # somewhere an end moves against its chain
     assert name != "opposite_parents" or against
 
@@ -177,3 +188,23 @@ def test_rebuilding_keeps_a_frozen_norm_with_its_eps() -> None:
     factor = (rebuilt["1.running_mean"] / norm.running_mean).square()
     torch.testing.assert_close(rebuilt["1.running_var"], factor * (norm.running_var + 0.1) - 0.1)
     assert float((factor - 1).abs().min()) > 0.1
+
+
+def test_adam_without_eps_leaves_what_has_no_gradient() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2)).double()
+    x = torch.randn(8, 3).double()
+    with torch.no_grad():
+        # one unit that is never active, and an input that is always 0
+        model[0].bias[1] = -100
+        x[:, 2] = 0
+    optimizer = GAdam(model.named_parameters(), lr=1e-3, eps=0, skeleton=ps.trace(model, x).skeleton("magnitude"))
+    start, losses = [p.detach().clone() for p in model.parameters()], []
+    for _ in range(5):
+        optimizer.zero_grad()
+        loss = F.mse_loss(model(x), torch.ones(8, 2).double())
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    assert all(bool(p.isfinite().all()) for p in model.parameters()) and losses[-1] < losses[0]
+    assert torch.equal(model[0].weight[1], start[0][1]) and torch.equal(model[2].weight[:, 1], start[2][:, 1])

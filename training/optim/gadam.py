@@ -36,7 +36,7 @@ class GAdam(PathOptimizer):
         params: ``model.named_parameters()``, named parameter groups, or parameters of the traced model itself.
         lr: learning rate (a number or a tensor).
         betas: decay rates of the two moments.
-        eps: added to the root of the second moment.
+        eps: added to the root of the second moment; with 0, a path value that never had a gradient keeps its value.
         weight_decay: decoupled decay of path values, ``v <- (1 - lr weight_decay) v - lr U``.
         skeleton: the skeleton of the traced model.
         maximize: ascend instead.
@@ -180,12 +180,14 @@ class GAdam(PathOptimizer):
                 shrink = 1 - group["lr"] * group["weight_decay"]
                 weight.mul_(shrink.reshape(()) if isinstance(shrink, Tensor) else shrink)
             rate, small = (values[i] for values in rates[g, weight.dtype])
+            # without eps, what never had a gradient stays where it is
+            exact = not isinstance(group["eps"], Tensor) and group["eps"] == 0
             for w, d, m, v, f, k, s, h in groups(
                 rows,
                 *(weight, directions[i], mean, square),
                 *(part.spread(first), part.spread(keep), part.spread(step), self._head[i]),
             ):
-                self._move(w, d, m, v, (f, k, s, h), (*group["betas"], rate, small))
+                self._move(w, d, m, v, (f, k, s, h), (*group["betas"], rate, small, exact))
         self._write_trees(kept, weights)
         return loss
 
@@ -215,7 +217,7 @@ class GAdam(PathOptimizer):
         """Adam on some rows: gradients by path values, moments, and the step back on weights."""
         assert weight is not None and direction is not None and mean is not None and square is not None
         first, keep, step, head = factors
-        one, two, rate, small = settings
+        one, two, rate, small, exact = settings
         work, gradient = torch.empty_like(weight), direction
         for factor in (first, head):
             if factor is not None:
@@ -223,6 +225,8 @@ class GAdam(PathOptimizer):
         mean.lerp_(gradient, 1 - one)
         square.mul_(two).addcmul_(gradient, gradient, value=1 - two)
         bottom = torch.sqrt(square, out=work).add_(small)
+        if exact:
+            bottom.masked_fill_(bottom == 0, torch.inf)
         moved = torch.div(mean, bottom, out=work)
         if head is not None:
             moved.mul_(head)
@@ -244,6 +248,7 @@ class GAdam(PathOptimizer):
         self._square.copy_(square)
         mean = mean / (1 - one**self._ages)
         bottom = square.sqrt_().div_((1 - two**self._ages).sqrt_()).add_(eps)
-        # with eps = 0 the root's is 0 / 0
+        # with eps = 0 some are 0 / 0: what never had a gradient, and the root's
+        bottom.masked_fill_(bottom == 0, torch.inf)
         ratio.copy_(1 - lr * decay - lr * mean / bottom / self._value)
         ratio[0] = 1
