@@ -268,10 +268,21 @@ def index_put(semantics: Semantics, x: Value, indices: Indices, values: Value, a
 @rule("aten.masked_scatter", "aten.masked_scatter_")
 def masked_scatter(semantics: Semantics, x: Value, mask: Value, source: Value) -> Tensor:
     """Elements of a tensor, in order, where a mask holds."""
+    real = value_of(mask)
+    if real is not None:
+        target, written = semantics.activation(x), semantics.activation(source)
+        return compress(aten.masked_scatter(target.contiguous(), real, written.contiguous()))
     return semantics.join(semantics.activation(x), semantics.reduce(source, range(len(source.shape))))
 
 
 @rule("aten.masked_select", "aten.take")
-def masked_select(semantics: Semantics, x: Value, mask: Value) -> Tensor:
-    """Any elements."""
-    return semantics.reduce(x, range(len(x.shape))).expand(shape_of(semantics.place.result))
+def masked_select(semantics: Semantics, x: Value, where: Value) -> Tensor:
+    """Elements where a mask holds, or at positions: any of them, unless mask or positions are known."""
+    shape, real = shape_of(semantics.place.result), value_of(where)
+    if real is not None:
+        pick = aten.take if semantics.place.op == "aten.take" else aten.masked_select
+        picked = pick(semantics.activation(x), real)
+        # (how many a mask picks may be known to nobody but the mask)
+        if tuple(picked.shape) == shape:
+            return compress(picked)
+    return semantics.reduce(x, range(len(x.shape))).expand(shape)

@@ -151,7 +151,7 @@ def pairwise_distance(
 ) -> Tensor:
     """Distances between rows; ``eps`` is added to every difference."""
     ids = semantics.join(semantics.activation(x), semantics.activation(y))
-    if not negligible(semantics, eps, ids):
+    if eps and not negligible(semantics, eps, ids):
         semantics.pin([ids], "eps is added to differences")
     if p == 0:
         semantics.observe(semantics.reduce(ids, [-1]))
