@@ -174,9 +174,16 @@ def test_optimizers_on_path_values_ask_for_a_graph_without_such_sums() -> None:
         GSGD(net.named_parameters(), lr=0.1, skeleton=graph.skeleton())
     pinned = ps.trace(net, x, affine=False)
     assert (pinned.num_units, pinned.shifts) == (6, {})
-    optimizer = GSGD(net.named_parameters(), lr=0.01, skeleton=pinned.skeleton())
-    net(x).square().sum().backward()
-    optimizer.step()
+    optimizer = GSGD(net.named_parameters(), lr=0.01, skeleton=pinned.skeleton("magnitude"), max_multiplier=1.0)
+    gain, losses = net.gain.detach().clone(), []
+    for _ in range(10):
+        optimizer.zero_grad()
+        loss = net(x).square().mean()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    # outside of path space it takes part by plain descent
+    assert losses[-1] < losses[0] and not torch.equal(net.gain, gain)
     with pytest.raises(ps.UnsupportedError):
         PathSGD(net.parameters(), lr=0.1, model=net, example=(x[:1],))
 

@@ -5,8 +5,10 @@ from __future__ import annotations
 import functools
 import json
 
+import numpy as np
 import pytest
 import torch
+from scipy.optimize import minimize
 from torch.nn import functional as F
 from zoo.packaged import available, folder
 from zoo.signals import ANTIBODY, RATE, face, scene, tone, voice
@@ -16,6 +18,7 @@ from zoo.trained_page import DATA, PAGE, render
 
 import pathspace as ps
 from pathspace.diagnostics import MarkovChain
+from pathspace.pairs import Pairs
 from pathspace.training import GSGD
 
 # largest change of the outputs that a rescaling by a standard normal log-scale may make in float32
@@ -160,6 +163,25 @@ def test_running_variances_of_trained_networks_are_no_reason_to_reject_a_proof(n
     subject = subject_of(name)
     verdict = ps.check(ps.proof(subject.graph.skeleton()), model=subject.model, args=subject.args)
     assert verdict.accepted and verdict.compared == "outputs", verdict.reason
+
+
+@pytest.mark.parametrize("name", params("mtcnn-pnet", "silero-vad", "efficientnet-lite0"))
+def test_balance_reaches_the_minimum_that_a_generic_solver_finds(name: str) -> None:
+    """By L-BFGS on the logarithm of the sum, over the units that may move."""
+    subject = subject_of(name, torch.float64)
+    found = ps.balancing(subject.model, subject.graph)
+    free = np.setdiff1d(np.arange(subject.graph.num_units), found.kept - 1)
+    sizes = Pairs(subject.graph, 2.0, dict(subject.model.named_parameters(remove_duplicate=False)))
+
+    def logarithm(moved: np.ndarray) -> tuple[float, np.ndarray]:
+        phi = np.zeros(subject.graph.num_units)
+        phi[free] = moved
+        entering, leaving, total = sizes.sides(phi)
+        return np.log(total), 2 * (entering - leaving)[free] / total
+
+    best = minimize(logarithm, np.zeros(len(free)), jac=True, method="L-BFGS-B", options={"ftol": 1e-15, "gtol": 1e-10})
+    assert found.after == pytest.approx(np.exp(best.fun), rel=1e-8)
+    assert found.after < found.before * (1 - 1e-3)
 
 
 @torch.no_grad()

@@ -43,7 +43,8 @@ def refuse_shifts(owner: str, graph: Structure) -> None:
     if block is not None:
         raise UnsupportedError(
             f"{owner} found parameter {block.name!r}, to which the model adds {block.shift:g}, expected weights that "
-            "scale themselves; trace with affine=False, which keeps such parameters out of the gauge."
+            "scale themselves; take the skeleton of ps.trace(model, ..., affine=False), which keeps such parameters "
+            "out of the gauge."
         )
 
 

@@ -100,7 +100,10 @@ class PathNorm:
                     f"PathSGD found {name} in the model, {expected}; leave it out, or pool by averages."
                 )
         if graph.has_cuts:
-            raise UnsupportedError(f"PathSGD found a normalisation in the model, {expected}; remove it.")
+            raise UnsupportedError(
+                f"PathSGD found a normalisation or a comparison in the model, {expected}; remove it, or multiply by a "
+                "mask in place of torch.where."
+            )
         if graph.pinned:
             pin = graph.pinned[0]
             where = " at ".join(part for part in (pin.op, pin.source) if part)
