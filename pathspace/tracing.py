@@ -12,7 +12,7 @@ from torch import nn
 from pathspace.capture import capture
 from pathspace.errors import InputError
 from pathspace.inference.again import Snapshot
-from pathspace.inference.build import build
+from pathspace.inference.build import build, ends_of, unused_in_part
 from pathspace.inference.interpreter import interpret
 from pathspace.inference.units import Scales
 from pathspace.inputs import arranged, describe
@@ -71,17 +71,22 @@ def trace(
     with torch.device("cpu"), torch.inference_mode(False):
         scales, _ = interpret(captured, Scales, strict, norm_eps, affine)
         before = Snapshot.of(scales)
-        found = build(captured, scales, norm_eps)
+        raw = ends_of(scales)
+        # where the model will be captured once more, nothing is solved for this capture alone
+        unused = sizes == "any" and unused_in_part(captured, scales, raw)
+        found = None if unused else build(captured, scales, norm_eps, raw=raw)
     args, kwargs = arranged(model, args, kwargs)
-    if sizes == "given":
+    if sizes == "given" and found is not None:
         return _graph(found, f"inputs ({describe(args, kwargs)}) and none other")
-    open_ends = bool(found.unused or found.beyond or found.forms.shape[0])
+    open_ends = found is None or bool(found.unused or found.beyond or found.forms.shape[0])
     looked = open_ends or thin(captured, (args, kwargs))
     further, other = recapture(model, (args, kwargs), thin_only=not open_ends) if looked else (None, None)
-    if further is not None:
-        with torch.device("cpu"), torch.inference_mode(False):
+    with torch.device("cpu"), torch.inference_mode(False):
+        if further is not None:
             uses = before.again(scales, further, norm_eps)
             found = build(captured, scales, norm_eps, uses)
+        elif found is None:
+            found = build(captured, scales, norm_eps, raw=raw)
     return _graph(found, sentence((args, kwargs), other, looked))
 
 

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import pathspace as ps
+from pathspace.inference import build
 
 
 class Net(nn.Module):
@@ -260,3 +261,14 @@ def test_lengths_of_several_inputs_vary_together() -> None:
 def test_unknown_sizes_are_refused() -> None:
     with pytest.raises(ps.InputError, match="expected 'any' or 'given'"):
         ps.trace(nn.Linear(3, 2), torch.randn(2, 3), sizes="all")
+
+
+def test_nothing_is_solved_for_a_capture_that_another_follows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Side taps that see padding alone say at once that the model will be captured at a larger size."""
+    solved = []
+    known = build.effective
+    monkeypatch.setattr(build, "effective", lambda *args: solved.append(args) or known(*args))
+    model = nn.Sequential(nn.Conv1d(2, 3, 3, padding=1), nn.ReLU(), nn.Conv1d(3, 2, 3, padding=1))
+    graph = ps.trace(model, torch.randn(1, 2, 1))
+    assert "other sizes as captured" in graph.range
+    assert (graph.num_units, len(solved)) == (3, 1)

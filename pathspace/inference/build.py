@@ -21,7 +21,13 @@ POWERS_ONLY = "weights meet different powers of this scale, and never the scale 
 TOO_HIGH = "this scale is a power above 2^31 of another"
 
 
-def build(captured: Captured, scales: Scales, norm_eps: str = "ignore", traced: int | None = None) -> Structure:
+def build(
+    captured: Captured,
+    scales: Scales,
+    norm_eps: str = "ignore",
+    traced: int | None = None,
+    raw: dict[str, Ends] | None = None,
+) -> Structure:
     """The reduction graph of what an interpretation recorded.
 
     Args:
@@ -30,11 +36,12 @@ def build(captured: Captured, scales: Scales, norm_eps: str = "ignore", traced: 
         norm_eps: how normalisation layers were read (kept for later).
         traced: how many uses of weights, the first ones, are those of ``captured``; the others, of graphs captured at
             other sizes, restrict the scales and are no edges.
+        raw: what :func:`ends_of` found, if it was asked before.
 
     Returns:
         The reduction graph.
     """
-    raw = ends_of(scales, traced)
+    raw = ends_of(scales, traced) if raw is None else raw
     solution = effective(scales.equations, [ends.here() for ends in raw.values()])
     if scales.equations.too_high:
         scales.pins.append(Pin("power", "", "", TOO_HIGH, scales.equations.too_high))
@@ -60,6 +67,17 @@ def ends_of(scales: Scales, traced: int | None = None) -> dict[str, Ends]:
     for table, uses in fold(scales, {name: (ends.tail, ends.head) for name, ends in raw.items()}).items():
         raw[table] = _with_gathers(table, uses, raw, scales)
     return {name: ends for name, ends in raw.items() if name not in scales.virtual}
+
+
+def unused_in_part(captured: Captured, scales: Scales, raw: dict[str, Ends]) -> bool:
+    """Whether some scalar of a parameter in path space is not used; this is known before anything is solved."""
+    for name in captured.parameters:
+        if name in raw:
+            if bool((raw[name].here()[0] == NEUTRAL).any()):
+                return True
+        elif name not in scales.pinned_parameters:
+            return True
+    return False
 
 
 def _with_gathers(table: str, uses: list[Pair], raw: dict[str, Ends], scales: Scales) -> Ends:
@@ -307,4 +325,4 @@ def _define(system: Relations, solution: Solution, ends: list[Tensor]) -> None:
     system.relate_rows(coefficients, rows)
 
 
-__all__ = ["build", "effective", "ends_of", "lookup"]
+__all__ = ["build", "effective", "ends_of", "lookup", "unused_in_part"]
