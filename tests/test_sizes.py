@@ -180,6 +180,11 @@ CASES: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...], list[tuple[int,
                     a=nn.Conv2d(2, 3, 3, 1, 1), b=nn.Conv2d(3, 2, 1), p=rows(1, 3, 4, 4)),
         (2, 2, 4, 4), [(2, 2, 9, 7)],
     ),
+    "factors of positions, resized from one patch": (
+        lambda: Net(lambda m, x: m.b(F.relu(m.a(x) * F.interpolate(m.p, m.a(x).shape[2:])).mean((2, 3))),
+                    a=nn.Conv2d(3, 5, 4, 4), b=lin(5, 2), p=rows(1, 5, 3, 3)),
+        (2, 3, 4, 4), [(2, 3, 12, 12), (1, 3, 32, 48)],
+    ),
     "positions met by a batch of one": (
         lambda: Net(lambda m, x: m.b(F.relu(m.a(x) + m.p)), a=lin(4, 3), b=lin(3, 2), p=rows(4, 3)),
         (1, 4), [(4, 4)],

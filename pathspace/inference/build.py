@@ -106,7 +106,7 @@ def _graph(captured: Captured, scales: Scales, raw: dict[str, Ends], solution: S
             tail, head = raw[name].here()
             unused = tail == NEUTRAL
             if bool(unused.any()):
-                beyond[name] = _everywhere(raw[name], classes, scales.shapes[name])
+                beyond[name] = _everywhere(raw[name], _alike(classes, solution), scales.shapes[name])
             blocks.append(
                 WeightBlock(
                     name=name,
@@ -137,6 +137,18 @@ def _graph(captured: Captured, scales: Scales, raw: dict[str, Ends], solution: S
         captured=captured,
         parameters=captured.parameters,
     )
+
+
+def _alike(classes: Tensor, solution: Solution) -> Tensor:
+    """Classes in which equal products of scales have one id, that of the first."""
+    if not solution.forms.shape[0]:
+        return classes
+    # rows are equal iff they agree in two random directions, as good as surely (whole numbers modulo 2^64)
+    directions = np.random.default_rng(0).integers(1, 2**62, (solution.forms.shape[1], 2))
+    _, first, place = np.unique(solution.forms @ directions, axis=0, return_index=True, return_inverse=True)
+    start = solution.units + 1
+    ids = np.concatenate([np.arange(start), start + first[place.reshape(-1)]])
+    return torch.from_numpy(ids)[classes.abs()] * classes.sign()
 
 
 def _everywhere(ends: Ends, classes: Tensor, shape: tuple[int, ...]) -> Pair:
