@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -66,8 +67,9 @@ class Sampler:
         self.problem = ""
         self.quick = True
 
-    def look(self, most: int = 60) -> None:
-        """Whole samples until no scalar shows an effect for the first time any more."""
+    def look(self, seconds: float, most: int = 60) -> None:
+        """Whole samples until no scalar shows an effect for the first time any more, or the time is spent."""
+        start = time.perf_counter()
         scalars = sum(held.numel() for held in self.largest)
         patience = PATIENCE if scalars < DEAR else PATIENCE // 2
         felt, idle = -1, 0
@@ -76,7 +78,7 @@ class Sampler:
             now = sum(int((held > NOTHING).sum()) for held in self.largest)
             idle = 0 if now > felt else idle + 1
             felt = max(now, felt)
-            if idle >= patience or self.problem:
+            if idle >= patience or self.problem or time.perf_counter() - start > seconds:
                 return
 
     def whole(self) -> int:

@@ -161,7 +161,7 @@ def _bounded(scales: Family, units: csr_array, sampler: Sampler, most_seconds: f
     """The bound for one reading of ``eps``."""
     start = time.perf_counter()
     try:
-        sampler.look()
+        sampler.look(most_seconds / 4)
         if not sampler.rows:
             raise _Refused(sampler.problem or "no output depends on the weights by a finite derivative")
         alive = [held > NOTHING for held in sampler.largest]

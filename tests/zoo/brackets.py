@@ -77,7 +77,7 @@ def bracket(task: Task, seconds: float) -> dict[str, Any]:
         bench, dtype = bench_copy(model, graph, (args, kwargs))
         bound = upper_bound(graph, bench, cast(args, dtype), cast(kwargs, dtype), most_seconds=seconds).to_dict()
     except PathspaceError as error:
-        bound = {"evidence": f"not attempted: {first_line(error)}"[:300]}
+        bound = {"evidence": f"not attempted: {first_line(error).split(' (at ')[0]}"[:300]}
     except Exception as error:
         bound = {"evidence": f"fault: {type(error).__name__}: {first_line(error)}"[:300]}
     bound["seconds"] = round(time.perf_counter() - start, 1)
