@@ -2,10 +2,35 @@
 
 Optimizers on path values: :class:`GSGD` and :class:`GAdam`, with :func:`init_skeleton` to start from;
 :class:`PathSGD`; and, from the evolution notes, :class:`EMASGD`, :class:`RescaleSGD`, :class:`SignProp`.
-Markov chain: :func:`penalize`, the penal connection.
+Markov chain: :func:`penalize`, the penal connection. Epochs, checkpoints and resuming: :class:`Trainer`.
 """
+
+from typing import TYPE_CHECKING, Any
 
 from pathspace.training.optim import EMASGD, GSGD, GAdam, PathNorm, PathSGD, RescaleSGD, SignProp, init_skeleton
 from pathspace.training.penal import penalize
 
-__all__ = ["EMASGD", "GSGD", "GAdam", "PathNorm", "PathSGD", "RescaleSGD", "SignProp", "init_skeleton", "penalize"]
+if TYPE_CHECKING:
+    from pathspace.training.trainer import Trainer
+
+__all__ = [
+    "EMASGD",
+    "GSGD",
+    "GAdam",
+    "PathNorm",
+    "PathSGD",
+    "RescaleSGD",
+    "SignProp",
+    "Trainer",
+    "init_skeleton",
+    "penalize",
+]
+
+
+def __getattr__(name: str) -> Any:
+    # the trainer brings Lightning Fabric along, which optimizers do not need
+    if name == "Trainer":
+        from pathspace.training.trainer import Trainer
+
+        return Trainer
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
