@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from pathspace.capture import first_line, quiet
+from pathspace.capture import check_runs, first_line, quiet
 from pathspace.eps import precision, without_eps
 from pathspace.moves import moved
 from pathspace.nested import leaves as leaves_of
@@ -103,6 +103,8 @@ def bench_copy(model: nn.Module, graph: Structure, inputs: tuple[Any, Any]) -> t
     try:
         run(bench, *cast(inputs, torch.float64))
     except (RuntimeError, ValueError):
+        # what can be captured need not run: then one sentence says so
+        check_runs(model, *inputs)
         return repeatable(stand_in(model, share_tensors=False)), own
     return bench, torch.float64
 

@@ -239,11 +239,11 @@ def test_canonical_form_is_the_same_function(name: str) -> None:
 
 
 @torch.no_grad()
-@pytest.mark.xfail(strict=True, raises=ps.InputError, reason="rows of zeros are not dropped yet")
 @pytest.mark.parametrize("name", params("efficientnet-lite0"))
 def test_canonical_form_drops_dead_rows(name: str) -> None:
     subject = subject_of(name, torch.float64)
-    model = ps.canonicalise(subject.copy(), subject.graph.skeleton())
+    with pytest.warns(UserWarning, match="only weights of 0"):
+        model = ps.canonicalise(subject.copy(), subject.graph.skeleton())
     assert change(subject.outputs(subject.model), subject.outputs(model)) <= 1e-9
 
 

@@ -326,3 +326,20 @@ def test_models_that_round_inside_are_not_refuted_for_it() -> None:
     model = nn.Sequential(nn.Linear(4, 6), Rounding(), nn.Linear(6, 2)).double()
     certificate = ps.verify(model, torch.randn(5, 4).double())
     assert certificate.holds and certificate.units == 6, certificate.invariance["evidence"]
+
+
+def test_a_model_that_is_captured_but_does_not_run_is_one_sentence() -> None:
+    """As experts in float64, for which torch has no kernel."""
+
+    class NoKernel(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(2, 2)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            if not torch.compiler.is_exporting():
+                raise RuntimeError("no kernel for this type")
+            return self.linear(x).relu()
+
+    with pytest.raises(ps.CaptureError, match="NoKernel"):
+        ps.verify(NoKernel(), torch.randn(3, 2))
