@@ -411,14 +411,17 @@ from torch import nn
 def small():
     return nn.Sequential(nn.Linear(2, 3), nn.ReLU(), nn.Linear(3, 2)), torch.randn(8, 2)
 
+# (counted outside of the model: it is measured on copies)
+calls = []
+
 class Stop(nn.Module):
     def __init__(self):
         super().__init__()
-        self.a, self.calls = nn.Linear(2, 2), 0
+        self.a = nn.Linear(2, 2)
     def forward(self, x):
         if not torch.compiler.is_compiling():
-            self.calls += 1
-            if self.calls > 3:
+            calls.append(1)
+            if len(calls) > 3:
                 raise KeyboardInterrupt
         return self.a(x)
 """
