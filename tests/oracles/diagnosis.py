@@ -28,8 +28,8 @@ from torch.nn.utils.rnn import PackedSequence
 from torch.utils._pytree import tree_leaves, tree_map
 from torch.utils.flop_counter import FlopCounterMode
 
-import diagnostics as dx
 import pathspace as ps
+from pathspace import diagnostics as dx
 from pathspace.diagnostics.attention import analyse, attention_matrices, rollout
 from pathspace.diagnostics.degeneracy import gauge_directions
 from pathspace.diagnostics.layers import duplicate, main_output
