@@ -28,6 +28,8 @@ from pathspace.reduction import ReductionGraph
 
 # standard deviations of log-scales; what is coarser than float64 rounds sums with a constant too much for the larger
 DEVIATIONS = (1.0, 3.0)
+# the power of a scale that a weight meets has at most this standard deviation of its logarithm
+WIDEST = 16.0
 
 
 def measure_levels(
@@ -45,7 +47,8 @@ def measure_levels(
     Returns:
         ``exact`` and ``all``, each ``{"units": H, "dimension": m - H, "changes": [...]}``, where a change
         ``{"deviation": d, "change": c}`` is the largest change of the outputs, relative to the largest output, after a
-        rescaling by ``phi ~ N(0, d^2)``; ``holds``, whether the exact level changes within ``tolerance`` (``None``
+        rescaling by ``phi ~ N(0, d^2)`` (d is 1 and 3, or less where weights meet high powers of scales); ``holds``,
+        whether the exact level changes within ``tolerance`` (``None``
         where it has no units, or no output could be seen to change).
 
     Example:
@@ -60,7 +63,11 @@ def measure_levels(
     dtype = resolution(graph, model, before, any_factor=True)
     # scales that are no powers of two are rounded to the coarsest type that the model computes in
     tolerance = max(TOLERANCE.get(each, 1e-3) for each in (dtype, *before.types))
-    deviations = DEVIATIONS if dtype == torch.float64 else DEVIATIONS[:1]
+    # weights that meet a high power of a scale stay within the floats, and multiply its rounding error by the power
+    power = float(abs(graph.forms).sum(1).max()) if graph.forms.shape[0] else 1.0
+    tolerance = max(tolerance, 16 * power * torch.finfo(dtype).eps)
+    wanted = DEVIATIONS if dtype == torch.float64 else DEVIATIONS[:1]
+    deviations = sorted({min(deviation, WIDEST / power) for deviation in wanted})
     generator = torch.Generator().manual_seed(seed)
     normal = torch.randn(graph.num_units, generator=generator, dtype=torch.float64)
 

@@ -29,6 +29,7 @@ def untouched(model: nn.Module) -> Iterator[None]:
     Example:
         >>> import torch
         >>> class Net(torch.nn.Module):
+        ...     __module__ = "mine"
         ...     seen = []
         ...     def forward(self, x):
         ...         self.seen.append(x)

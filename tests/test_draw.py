@@ -11,7 +11,7 @@ from cases import CASES, mlp
 from torch import nn
 
 import pathspace as ps
-from pathspace.draw import BLUE, RED, _blocks, _places, _scalars
+from pathspace.draw import BLUE, RED, _blocks, place_nodes, scalar_graph
 
 
 def skeleton_of(name: str) -> ps.Skeleton:
@@ -41,11 +41,11 @@ def test_pictures_are_files(suffix: str, tmp_path: Path) -> None:
 def test_every_weight_is_an_arrow_and_the_skeleton_is_red() -> None:
     skeleton = skeleton_of("mlp_2x3x5x2")
     path = skeleton.basis()[4]
-    graph = _scalars(skeleton, path)
+    graph = scalar_graph(skeleton, path)
     assert len(graph.edges) == 41
     assert sum(data["red"] for *_, data in graph.edges(data=True)) == sum(int(m.sum()) for m in skeleton.masks.values())
     assert sum(data["blue"] for *_, data in graph.edges(data=True)) == len(path.numbers)
-    places = _places(graph)
+    places = place_nodes(graph)
     assert len({tuple(place) for place in places.values()}) == len(places)
     assert all(places[u][0] < places[v][0] for u, v in graph.edges() if u != v)
 
@@ -63,7 +63,7 @@ def test_dashes_lead_past_a_normalisation() -> None:
     model = nn.Sequential(nn.Conv2d(2, 3, 3, bias=False), nn.BatchNorm2d(3), nn.ReLU(), nn.Flatten(), nn.Linear(12, 2))
     graph = _blocks(ps.trace(model, torch.randn(2, 2, 4, 4)).skeleton())
     assert sum(bool(data.get("normalised")) for *_, data in graph.edges(data=True)) == 1
-    assert len({x for x, _ in _places(graph).values()}) == 4
+    assert len({x for x, _ in place_nodes(graph).values()}) == 4
 
 
 def test_a_loop_over_time_and_a_path_of_choice() -> None:
