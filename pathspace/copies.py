@@ -68,7 +68,7 @@ def _copied(model: M, share_tensors: bool, insist: bool) -> M:
     result = copy.deepcopy(model, memo)
     for old, new in functions:
         for before, after in zip(old.__closure__ or (), new.__closure__ or (), strict=True):
-            if _filled(before):
+            if is_bound(before):
                 after.cell_contents = copy.deepcopy(before.cell_contents, memo)
         new.__dict__.update(copy.deepcopy(old.__dict__, memo))
         new.__defaults__ = copy.deepcopy(old.__defaults__, memo)
@@ -81,7 +81,8 @@ def _copied(model: M, share_tensors: bool, insist: bool) -> M:
     return result
 
 
-def _filled(cell: types.CellType) -> bool:
+def is_bound(cell: types.CellType) -> bool:
+    """Whether a closure's name has a value yet."""
     try:
         cell.cell_contents  # noqa: B018
     except ValueError:
@@ -122,7 +123,7 @@ def _memo(
             if twin is not None:
                 memo[id(value)] = twin
                 functions.append((value, twin))
-                waiting += [cell.cell_contents for cell in value.__closure__ or () if _filled(cell)]
+                waiting += [cell.cell_contents for cell in value.__closure__ or () if is_bound(cell)]
                 waiting += value.__defaults__ or ()
                 waiting += (value.__kwdefaults__ or {}).values()
                 waiting += value.__dict__.values()

@@ -222,6 +222,16 @@ def random_powers(graph: Structure, seed: int, largest: int = 12) -> Tensor:
     return exponents * math.log(2)
 
 
+def largest_power(graph: Structure) -> float:
+    """The largest power of scales that a weight meets: 1 without products, 128 for a matrix used 128 times in depth."""
+    return float(abs(graph.forms).sum(1).max()) if graph.forms.shape[0] else 1.0
+
+
+def rounding_tolerance(graph: Structure, dtype: torch.dtype, tolerance: float) -> float:
+    """``tolerance``, or more where a power is taken of scales, which multiplies their rounding errors."""
+    return max(tolerance, 16 * largest_power(graph) * torch.finfo(dtype).eps)
+
+
 def powers_for(graph: Structure, dtype: torch.dtype, seed: int) -> Tensor:
     """Log-scales to measure with: as large as rounding in a precision allows, where constants stand beside a scale."""
     return random_powers(graph, seed, LARGEST.get(dtype, 1) if graph.shifts else 12)
@@ -408,9 +418,7 @@ def measure(
     """
     before, drawn = run(model, args, kwargs, seed=seed), 0
     dtype = resolution(graph, model, before)
-    # a rounding error is multiplied by the power that is taken
-    power = abs(graph.forms).sum(1).max() if graph.forms.shape[0] else 1
-    tolerance = max(TOLERANCE.get(dtype, 1e-3), 16 * float(power) * torch.finfo(dtype).eps)
+    tolerance = rounding_tolerance(graph, dtype, TOLERANCE.get(dtype, 1e-3))
     if not seen(before) and graph.num_weights <= LARGE:
         # a head that starts at zero hides everything behind it
         drawn = draw_zeros(model, seed)

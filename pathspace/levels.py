@@ -18,9 +18,11 @@ from pathspace.invariance import (
     LARGE,
     TOLERANCE,
     difference,
+    largest_power,
     rescaled_in_place,
     rescaled_weights,
     resolution,
+    rounding_tolerance,
     run,
     seen,
 )
@@ -62,12 +64,11 @@ def measure_levels(
     before = run(model, args, kwargs, seed=seed)
     dtype = resolution(graph, model, before, any_factor=True)
     # scales that are no powers of two are rounded to the coarsest type that the model computes in
-    tolerance = max(TOLERANCE.get(each, 1e-3) for each in (dtype, *before.types))
-    # weights that meet a high power of a scale stay within the floats, and multiply its rounding error by the power
-    power = float(abs(graph.forms).sum(1).max()) if graph.forms.shape[0] else 1.0
-    tolerance = max(tolerance, 16 * power * torch.finfo(dtype).eps)
+    coarsest = max(TOLERANCE.get(each, 1e-3) for each in (dtype, *before.types))
+    tolerance = rounding_tolerance(graph, dtype, coarsest)
     wanted = DEVIATIONS if dtype == torch.float64 else DEVIATIONS[:1]
-    deviations = sorted({min(deviation, WIDEST / power) for deviation in wanted})
+    # weights that meet a high power of a scale stay within the floats
+    deviations = sorted({min(deviation, WIDEST / largest_power(graph)) for deviation in wanted})
     generator = torch.Generator().manual_seed(seed)
     normal = torch.randn(graph.num_units, generator=generator, dtype=torch.float64)
 

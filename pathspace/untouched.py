@@ -13,6 +13,8 @@ import numpy as np
 import torch
 from torch import nn
 
+from pathspace.copies import is_bound
+
 _CONTAINERS = (list, dict, set, deque, OrderedDict, defaultdict)
 _LIBRARY = ("torch.", "builtins", "pathspace.")
 
@@ -95,17 +97,9 @@ def _functions(values: Any) -> Iterator[types.FunctionType]:
         while isinstance(inner, types.FunctionType):
             yield inner
             # functions that it refers to by a closure
-            held = [cell.cell_contents for cell in inner.__closure__ or () if _filled(cell)]
+            held = [cell.cell_contents for cell in inner.__closure__ or () if is_bound(cell)]
             yield from (value for value in held if isinstance(value, types.FunctionType))
             inner = getattr(inner, "__wrapped__", None)
-
-
-def _filled(cell: types.CellType) -> bool:
-    try:
-        cell.cell_contents  # noqa: B018
-    except ValueError:
-        return False
-    return True
 
 
 def _names(code: types.CodeType) -> Iterator[str]:
