@@ -68,8 +68,8 @@ def diagnose(
     from rich.console import Console
 
     from pathspace.files import ensure_writable, make_folder
+    from pathspace.progress import show_progress
     from pathspace.target import load_target
-    from pathspace.working import working
 
     if json not in (None, "-"):
         ensure_writable(str(json))
@@ -77,7 +77,7 @@ def diagnose(
         folder = make_folder(plots)
         for name in ("signal.png", "cosines.png", "walk.png"):
             ensure_writable(folder / name)
-    with working("Loading", target) as status:
+    with show_progress("Loading", target) as status:
         loaded = load_target(target, inputs or (), seed=seed, train=train)
         status("Following signals")
         from pathspace.diagnostics.chain import MarkovChain

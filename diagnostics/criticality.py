@@ -17,7 +17,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._pytree import tree_map
 
 from pathspace.capture import describe, first_line
-from pathspace.diagnostics.layers import Names, Run, Types, duplicate, hooked, select, unchanged
+from pathspace.diagnostics.layers import Names, Run, Types, hooked, safe_deepcopy, select, unchanged
 from pathspace.diagnostics.tables import Estimate, Table
 from pathspace.errors import CaptureError, InputError
 from pathspace.inputs import arranged
@@ -106,7 +106,7 @@ def growth_exponent(
         inequality at
         every step.
     """
-    twin = duplicate(model).double()
+    twin = safe_deepcopy(model).double()
     layers, recurrent = _places(twin, names, types)
     generator = torch.Generator().manual_seed(seed)
     logs: list[Tensor] = []
@@ -260,7 +260,7 @@ def redraw(model: nn.Module, scale: float, bias: float = 0.0, names: Names = Non
     Raises:
         InputError: no parameter matches.
     """
-    twin = duplicate(model).double()
+    twin = safe_deepcopy(model).double()
     generator = torch.Generator().manual_seed(seed)
     patterns = [names] if isinstance(names, str) else names
     drawn = 0

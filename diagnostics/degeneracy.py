@@ -15,11 +15,11 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map
 
 from pathspace import ReductionGraph, trace
-from pathspace.diagnostics.layers import duplicate, in_double, unchanged
+from pathspace.diagnostics.layers import in_double, safe_deepcopy, unchanged
 from pathspace.diagnostics.tables import Table
 from pathspace.errors import InputError, PathspaceError, UnsupportedError
+from pathspace.functional_call import evaluate
 from pathspace.inputs import arranged
-from pathspace.substitute import evaluate
 
 MAX_EXACT = 3000
 
@@ -135,7 +135,7 @@ def degeneracy(
     """
     notes: list[str] = []
     graph = _traced(model, inputs, kwargs, notes) if graph is None else graph
-    twin = duplicate(model).double()
+    twin = safe_deepcopy(model).double()
     args, named = tree_map(_double, arranged(model, inputs, kwargs))
     parameters: dict[str, Tensor] = {name: value for name, value in twin.named_parameters() if value.requires_grad}
     if not parameters:

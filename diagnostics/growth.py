@@ -13,10 +13,10 @@ import torch
 from scipy.optimize import least_squares
 from torch import Tensor, nn
 
-from pathspace.diagnostics.layers import Names, duplicate, in_double, main_output, unchanged
+from pathspace.diagnostics.layers import Names, in_double, main_output, safe_deepcopy, unchanged
 from pathspace.diagnostics.tables import Table
 from pathspace.errors import InputError, UnsupportedError
-from pathspace.substitute import evaluate
+from pathspace.functional_call import evaluate
 
 _CURVATURE_LIMIT = 400
 
@@ -95,7 +95,7 @@ def predict_growth(
     Reference:
         Evolution of neural network, section 3.1.
     """
-    twin = duplicate(model).double().requires_grad_(True)
+    twin = safe_deepcopy(model).double().requires_grad_(True)
     patterns = [names] if isinstance(names, str) else (names or ["*"])
     chosen = {n: p for n, p in twin.named_parameters() if any(fnmatchcase(n, pattern) for pattern in patterns)}
     if not chosen:

@@ -361,7 +361,7 @@ def call(model: nn.Module, inputs: Any) -> Any:
     return model(**inputs) if hasattr(inputs, "keys") else model(inputs)
 
 
-def duplicate(model: nn.Module) -> nn.Module:
+def safe_deepcopy(model: nn.Module) -> nn.Module:
     """A deep copy, of models too that keep results on their modules (torch's older ``weight_norm``, caches)."""
     held = (value for m in model.modules() for name, value in vars(m).items() if name not in _REGISTERED)
     left = [v for value in held for v in tree_leaves(value) if isinstance(v, Tensor) and not v.is_leaf]

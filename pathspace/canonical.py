@@ -9,7 +9,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from pathspace.errors import InputError
-from pathspace.potentials import log_prefixes, log_suffixes
+from pathspace.log_prefix import log_prefixes, log_suffixes
 from pathspace.rescale import rescale
 from pathspace.skeleton import Skeleton, warn_of_dead
 

@@ -16,7 +16,7 @@ from scipy.sparse.csgraph import connected_components
 from pathspace.certificate import MARKS
 from pathspace.errors import InputError
 from pathspace.exact import modular_rank
-from pathspace.layered import Layered, by_size
+from pathspace.layered_mlp import LayeredMLP, by_size
 from pathspace.reduction import WeightBlock
 from pathspace.skeleton import Skeleton
 from pathspace.structure import Structure
@@ -172,7 +172,7 @@ def hierarchical(skeleton: Skeleton) -> Claim:
         words = f"on widths {shown} the {widest} units of the widest layer need {widest} paths without a common edge, "
         return result(False, f"{words}but {narrow[0]} x {narrow[1]} edges lie between two layers")
     paths = _parallel(widths)
-    net = Layered(widths)
+    net = LayeredMLP(widths)
     dimension = net.num_weights - net.num_units
     chosen = frozenset(edge for path in paths for edge in path)
     total = net.count(chosen)
@@ -361,7 +361,7 @@ def smallest_counterexample(recurrent: bool, rule: str, most_weights: int = MOST
     return None
 
 
-def _edge(net: Layered, number: int) -> str:
+def _edge(net: LayeredMLP, number: int) -> str:
     (layer, i), (to, j) = net.edges[number]
     return f"{layer}.{i + 1}->{to}.{j + 1}"
 
@@ -386,7 +386,7 @@ def _widths(graph: Structure) -> tuple[int, ...] | None:
 
 def _parallel(widths: tuple[int, ...]) -> list[list[int]]:
     """As many paths as the widest hidden layer has units, no two with a common edge, through every hidden unit."""
-    net, count = Layered(widths), max(widths[1:-1])
+    net, count = LayeredMLP(widths), max(widths[1:-1])
     number = {edge: i for i, edge in enumerate(net.edges)}
     here = [i % widths[0] for i in range(count)]
     paths: list[list[int]] = [[] for _ in range(count)]

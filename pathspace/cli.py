@@ -18,7 +18,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from pathspace.one_sentence import FAILED, OneSentenceGroup, guarded, say
+from pathspace.cli_errors import FAILED, ErrorSentenceGroup, guarded, say
 from pathspace.options import (
     InputOption,
     JsonOption,
@@ -30,13 +30,13 @@ from pathspace.options import (
     TargetArgument,
     TrainOption,
 )
-from pathspace.working import working
+from pathspace.progress import show_progress
 
 _GROUP = "pathspace.commands"
 
 app = typer.Typer(
     name="pathspace",
-    cls=OneSentenceGroup,
+    cls=ErrorSentenceGroup,
     no_args_is_help=True,
     add_completion=False,
     rich_markup_mode="rich",
@@ -127,7 +127,7 @@ def verify(
     for file in (None if to_stdout else json, proof):
         if file is not None:
             ensure_writable(file)
-    with working("Loading", target) as status:
+    with show_progress("Loading", target) as status:
         loaded = load_target(target, inputs or (), seed=seed, train=train)
         status("Tracing and verifying")
         from pathspace import proof as write_proof
@@ -200,7 +200,7 @@ def check(
 
     if not Path(file).is_file():
         raise InputError(f"There is no file {file!r}; write one with 'pathspace verify TARGET --proof {file}'.")
-    with working("Judging", file):
+    with show_progress("Judging", file):
         loaded = None if target is None else load_target(target, inputs or (), seed=seed, train=train)
         if loaded is None:
             judgement = judge(Path(file))
@@ -241,7 +241,7 @@ def explain(
     to_stdout = json == "-"
     if json is not None and not to_stdout:
         ensure_writable(json)
-    with working("Loading", target) as status:
+    with show_progress("Loading", target) as status:
         loaded = load_target(target, inputs or (), seed=seed, train=train)
         status("Tracing and explaining")
         from pathspace import trace
@@ -297,7 +297,7 @@ def draw(
     from pathspace.target import load_target
 
     ensure_writable(output)
-    with working("Loading", target) as status:
+    with show_progress("Loading", target) as status:
         loaded = load_target(target, inputs or (), seed=seed, train=train)
         status("Tracing and drawing")
         from pathspace import draw as draw_graph
@@ -331,7 +331,7 @@ def masks(
     from pathspace.target import load_target
 
     ensure_writable(output)
-    with working("Loading", target) as status:
+    with show_progress("Loading", target) as status:
         loaded = load_target(target, inputs or (), seed=seed, train=train)
         status("Tracing and choosing the skeleton of")
         from pathspace import save_masks, trace

@@ -10,13 +10,13 @@ import torch
 from torch import Tensor, nn
 
 from pathspace.capture import capture
-from pathspace.copies import duplicate
 from pathspace.errors import InputError, PathspaceError
 from pathspace.inference.interpreter import interpret
 from pathspace.inference.registry import rule
 from pathspace.inference.semantics import Semantics
 from pathspace.inference.units import Scales
 from pathspace.inference.values import NEUTRAL, Value, compress, distinct
+from pathspace.safe_deepcopy import safe_deepcopy
 
 # image sizes that are tried where no example inputs are given
 SIZES = (224, 32, 28, 64, 96, 128, 299)
@@ -159,7 +159,7 @@ def lift_clips(model: nn.Module, *args: Any, kwargs: Mapping[str, Any] | None = 
         >>> ps.trace(model, x).num_units, ps.trace(lifted, x).num_units, torch.equal(model(x), lifted(x))
         (0, 4, True)
     """
-    twin, result = duplicate(model, share_tensors=True), duplicate(model)
+    twin, result = safe_deepcopy(model, share_tensors=True), safe_deepcopy(model)
     names = [name for name, module in twin.named_modules(remove_duplicate=False) if type(module).forward in CLIPS]
     if not names or names == [""]:
         raise InputError(

@@ -54,14 +54,14 @@ class NoEps(TorchFunctionMode):
 
     Args:
         eps: what to put in its place; ``None`` leaves it.
-        guards: source lines and the constants there that were taken for an ``eps``.
+        folded_eps: source lines and the constants there that were taken for an ``eps``.
     """
 
-    def __init__(self, eps: float | None, guards: Collection[tuple[str, float]] = ()) -> None:
+    def __init__(self, eps: float | None, folded_eps: Collection[tuple[str, float]] = ()) -> None:
         super().__init__()
         self.eps = eps
-        self.guards = frozenset(guards)
-        self.constants = frozenset(value for _, value in guards)
+        self.folded_eps = frozenset(folded_eps)
+        self.constants = frozenset(value for _, value in folded_eps)
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = dict(kwargs or {})
@@ -91,26 +91,26 @@ class NoEps(TorchFunctionMode):
         """A constant, or ``eps`` where the analysis took the constant on this line for one."""
         if self.eps is None or not isinstance(value, float) or value not in self.constants:
             return value
-        if ("", value) in self.guards:
+        if ("", value) in self.folded_eps:
             # code without a source file (a notebook, exec) has no lines to tell its constants apart by
             return self.eps if value > 0 else -self.eps
         frame = sys._getframe(2)
         while frame is not None:
-            if (f"{frame.f_code.co_filename}:{frame.f_lineno}", value) in self.guards:
+            if (f"{frame.f_code.co_filename}:{frame.f_lineno}", value) in self.folded_eps:
                 return self.eps if value > 0 else -self.eps
             frame = frame.f_back  # type: ignore[assignment]
         return value
 
 
 @contextmanager
-def without_eps(model: nn.Module, guards: Collection[tuple[str, float]] = ()) -> Iterator[int]:
+def without_eps(model: nn.Module, folded_eps: Collection[tuple[str, float]] = ()) -> Iterator[int]:
     """Set the ``eps`` of every normalisation by statistics of the data itself to (next to) 0 for a while.
 
     Args:
         model: layers that are norms by name lose their ``eps`` attribute's value, and get it back; those in evaluation
             mode that hold a running variance keep it, as their scales are free whatever ``eps`` is.
-        guards: source lines and the constants there that were taken for an ``eps``
-            (:attr:`pathspace.ReductionGraph.guards`).
+        folded_eps: source lines and the constants there that were taken for an ``eps``
+            (:attr:`pathspace.ReductionGraph.folded_eps`).
 
     Yields:
         How many layers there are.
@@ -127,7 +127,7 @@ def without_eps(model: nn.Module, guards: Collection[tuple[str, float]] = ()) ->
     try:
         for module, attribute, _ in changed:
             setattr(module, attribute, tiny)
-        with NoEps(tiny, guards):
+        with NoEps(tiny, folded_eps):
             yield len(changed)
     finally:
         for module, attribute, value in changed:

@@ -21,13 +21,13 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from pathspace.capture import check_runs, first_line, quiet
 from pathspace.eps import precision, without_eps
+from pathspace.functional_call import evaluate
 from pathspace.moves import moved
 from pathspace.nested import leaves as leaves_of
 from pathspace.nested import mapped
 from pathspace.rescale import rescale
 from pathspace.stand_in import repeatable, stand_in
 from pathspace.structure import Structure
-from pathspace.substitute import evaluate
 
 # above this many weights a float64 copy with gradients would cost more memory than the model itself
 LARGE = 30_000_000
@@ -439,8 +439,8 @@ def measure(
     exact = as_it_stands
     unbalanced: float | None = None
     no_gradient = ""
-    with without_eps(model, graph.guards) as layers:
-        if layers or graph.guards or graph.has_cuts:
+    with without_eps(model, graph.folded_eps) as layers:
+        if layers or graph.folded_eps or graph.has_cuts:
             exact, switches = rescaled(run(model, args, kwargs, seed=seed))
         if graph.num_weights <= LARGE:
             weights = dict(model.named_parameters(remove_duplicate=False)) | dict(model.named_buffers())
@@ -465,7 +465,7 @@ def measure(
     words = f"outputs differ by {exact:.1e} after random rescaling by up to {2**largest}"
     words += f", gradients balance to {unbalanced:.1e} per unit" if unbalanced is not None else ""
     words += f", gradient balance not applicable ({no_gradient})" if no_gradient else ""
-    if layers or graph.guards or graph.has_cuts:
+    if layers or graph.folded_eps or graph.has_cuts:
         words += f" (with eps = 0 in normalisation layers; {as_it_stands:.1e} as the model stands)"
     words += (
         f"; {drawn:,} weights of tensors that are all 0 were drawn at random, as the outputs are 0" if drawn else ""

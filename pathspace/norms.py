@@ -17,7 +17,7 @@ from torch.utils import _pytree as pytree
 from pathspace.basis import BasisPaths
 from pathspace.capture import place
 from pathspace.errors import InputError, UnsupportedError
-from pathspace.potentials import log_prefixes, log_suffixes
+from pathspace.log_prefix import log_prefixes, log_suffixes
 from pathspace.structure import Structure
 from pathspace.two_trees import TwoTrees
 

@@ -11,7 +11,7 @@ from torch._subclasses.fake_tensor import FakeCopyMode, FakeTensorMode
 from torch.utils._pytree import tree_map
 
 from pathspace.capture import quiet
-from pathspace.copies import duplicate
+from pathspace.safe_deepcopy import safe_deepcopy
 
 
 class Rehearsal:
@@ -30,7 +30,7 @@ class Rehearsal:
     def __init__(self, model: nn.Module) -> None:
         self._mode = FakeTensorMode(allow_non_fake_inputs=True)
         with quiet(), torch.no_grad(), FakeCopyMode(self._mode):
-            self._twin = duplicate(model)
+            self._twin = safe_deepcopy(model)
 
     def runs(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
         """Whether the model accepts inputs of these shapes (what depends on their values counts as not)."""

@@ -12,13 +12,13 @@ from scipy.sparse import csr_array
 from torch import Tensor, nn
 
 from pathspace.capture import quiet
+from pathspace.functional_call import evaluate
 from pathspace.invariance import computing_in
 from pathspace.logscales import Family
 from pathspace.nested import leaves as leaves_of
 from pathspace.nested import mapped
 from pathspace.reduction import ReductionGraph
 from pathspace.scaled_runs import ScaledRun
-from pathspace.substitute import evaluate
 
 # products w dL/dw below this share of a sample's largest are rounding errors
 NOTHING = 1e-11

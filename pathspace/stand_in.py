@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from pathspace.copies import duplicate
 from pathspace.nested import leaves, mapped
+from pathspace.safe_deepcopy import safe_deepcopy
 
 _REGISTERED = ("_parameters", "_buffers", "_modules")
 
@@ -39,7 +39,7 @@ def stand_in(model: nn.Module, share_tensors: bool = True) -> nn.Module:
         >>> stand_in(Net())(torch.ones(1))
         (tensor([1.]),)
     """
-    twin = duplicate(model, share_tensors)
+    twin = safe_deepcopy(model, share_tensors)
     switch_off_caches(twin)
     for module in twin.modules():
         # made by torch.compile

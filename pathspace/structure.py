@@ -116,8 +116,8 @@ class Structure:
             somewhere by statistics of its own).
         exact: integer matrix ``(H, num_exact_units)``: ``phi = exact @ xi`` are the gauge transformations that are
             exact as the model stands, every ``eps`` included.
-        guards: source lines and the small constants there that were taken for the ``eps`` of a normalisation written
-            out by hand.
+        folded_eps: source lines and the small constants there that were taken for the ``eps`` of a normalisation
+            written out by hand.
         forms: integer matrix ``(derived, H)``: id ``H + 1 + i`` stands for the log-scale ``forms[i] @ phi`` (products
             of
             activations, matrices reused in depth); empty for most models.
@@ -145,7 +145,7 @@ class Structure:
     has_cuts: bool
     approximate: np.ndarray = field(repr=False)
     exact: csr_array = field(repr=False)
-    guards: tuple[tuple[str, float], ...] = field(repr=False)
+    folded_eps: tuple[tuple[str, float], ...] = field(repr=False)
     statistics: tuple[Statistic, ...]
     forms: csr_array = field(repr=False)
     norm_eps: str

@@ -189,7 +189,7 @@ def theorem2(
     rebuilt = _rebuilt(basis)
     named = dict((*model.named_parameters(), *model.named_buffers()))
     weights_of = {name: rebuilt[name].to(tensor) for name, tensor in named.items() if name in rebuilt}
-    with without_eps(model, graph.guards):
+    with without_eps(model, graph.folded_eps):
         before = run(model, *inputs, seed=seed)
         after = run(model, *inputs, weights_of, seed)
     if not bool(after.outputs.isfinite().all()) and bool(before.outputs.isfinite().all()):

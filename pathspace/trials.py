@@ -50,7 +50,7 @@ def trials(
     result: dict[str, Any] = {"tried": 0, "rescaling": None, "unused": None, "sizes": list(SIZES)}
     if graph.num_weights > LARGE:
         return result
-    with without_eps(model, graph.guards):
+    with without_eps(model, graph.folded_eps):
         for number, size in enumerate(SIZES):
             inputs = scaled(args, size), scaled(dict(kwargs), size)
             for gentle in (False, True):

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from pathspace.copies import is_bound
+from pathspace.safe_deepcopy import is_bound
 
 _CONTAINERS = (list, dict, set, deque, OrderedDict, defaultdict)
 _LIBRARY = ("torch.", "builtins", "pathspace.")

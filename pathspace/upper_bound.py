@@ -130,7 +130,7 @@ def upper_bound(
             bound = UpperBound(None, units.shape[1], None, f"not attempted: {refusal}")
         return replace(bound, seconds=round(time.perf_counter() - begin, 3)), sampler.rows
 
-    with without_eps(model, graph.guards):
+    with without_eps(model, graph.folded_eps):
         bound, rows = bounded(scales.units, most_seconds)
     if bound.at_most is None:
         return bound

@@ -18,7 +18,7 @@ from typer.testing import CliRunner
 import pathspace as ps
 from pathspace.claims import claim, count_selected, hierarchical, printed_skeleton, smallest_counterexample
 from pathspace.cli import app
-from pathspace.layered import Layered, by_size
+from pathspace.layered_mlp import LayeredMLP, by_size
 
 
 def selected(skeleton: ps.Skeleton) -> np.ndarray:
@@ -80,7 +80,7 @@ def test_the_printed_rule_is_refuted_on_the_smallest_stack() -> None:
 
 def test_it_is_upheld_for_every_selection_with_one_hidden_layer() -> None:
     for recurrent, widths in itertools.product((False, True), itertools.product((1, 2, 3), (1, 2, 3), (1, 2, 3))):
-        net = Layered(widths, recurrent)
+        net = LayeredMLP(widths, recurrent)
         for skeleton in itertools.islice(net.selections(), 300):
             walks = net.selected(skeleton)
             assert len(walks) == net.count(skeleton) == net.num_weights - net.num_units
@@ -89,7 +89,7 @@ def test_it_is_upheld_for_every_selection_with_one_hidden_layer() -> None:
 
 def test_equal_widths_with_modulo_masks_are_upheld_and_unequal_refuted() -> None:
     for recurrent, hidden in itertools.product((False, True), itertools.product((1, 2, 3), repeat=3)):
-        net = Layered((2, *hidden, 2), recurrent)
+        net = LayeredMLP((2, *hidden, 2), recurrent)
         walks = net.selected(net.modulo())
         assert len(walks) == net.count(net.modulo())
         assert exact_rank(net.vectors(walks)) == net.num_weights - net.num_units
@@ -115,9 +115,9 @@ def test_the_smallest_counterexamples_are_the_smallest() -> None:
 def test_by_size_lists_every_network_once() -> None:
     listed = [net.widths for net in by_size(False, 6)]
     everything = [w for n in range(3, 8) for w in itertools.product(range(1, 7), repeat=n)]
-    small = [w for w in everything if Layered(w).num_weights <= 6]
+    small = [w for w in everything if LayeredMLP(w).num_weights <= 6]
     assert sorted(listed) == sorted(small)
-    sizes = [Layered(w).num_weights for w in listed]
+    sizes = [LayeredMLP(w).num_weights for w in listed]
     assert sizes == sorted(sizes)
 
 

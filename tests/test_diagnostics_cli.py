@@ -11,10 +11,10 @@ import typer
 from torch import nn
 from typer.testing import CliRunner
 
+from pathspace.cli_errors import ErrorSentenceGroup
 from pathspace.diagnostics import MarkovChain, cli
 from pathspace.diagnostics.plots import cosines_by_depth, efficiency_over_training
 from pathspace.errors import InputError
-from pathspace.one_sentence import OneSentenceGroup
 
 MODEL = """
 import torch
@@ -53,7 +53,7 @@ def model(tmp_path: Path) -> Path:
 
 
 def run(*words: str) -> tuple[int, str]:
-    app = typer.Typer(cls=OneSentenceGroup)
+    app = typer.Typer(cls=ErrorSentenceGroup)
     app.callback()(lambda: None)
     cli.register(app)
     result = CliRunner().invoke(app, ["diagnose", *words], env={"COLUMNS": "100"})

@@ -10,8 +10,8 @@ from torch import Tensor, nn
 
 import pathspace as ps
 from pathspace.eps import without_eps
+from pathspace.functional_call import evaluate
 from pathspace.invariance import balance, gradients, rounded_otherwise
-from pathspace.substitute import evaluate
 from pathspace.training import PathSGD
 
 NORMS: dict[str, Callable[[Tensor], Tensor]] = {
@@ -76,7 +76,7 @@ def test_only_the_constant_that_was_taken_for_an_eps_is_left_out() -> None:
     torch.manual_seed(0)
     model, x = Shifted(), torch.randn(5, 3)
     graph = ps.trace(model, x)
-    assert [value for _, value in graph.guards] == [1e-4]
+    assert [value for _, value in graph.folded_eps] == [1e-4]
     assert any("constant" in pin.reason for pin in graph.pinned)
     assert ps.verify(model, x).holds
 

@@ -11,7 +11,7 @@ from test_balance import change_and_sizes
 from training_pairs import problem
 
 import pathspace as ps
-from pathspace.potentials import log_prefixes, log_suffixes
+from pathspace.log_prefix import log_prefixes, log_suffixes
 from pathspace.training import GSGD, GAdam
 
 RULES = ("modulo", "magnitude", "random")

@@ -152,7 +152,7 @@ def test_a_path_value_that_changes_sign_is_carried_out_and_counted() -> None:
     for model in case.twins(2):
         optimizer = GSGD(model.named_parameters(), lr=8.0, skeleton=case.skeleton(model))
         case.step(model, optimizer)
-        expected_sign.append(optimizer.guards.tolist())
+        expected_sign.append(optimizer.clip_counts.tolist())
         outcome.append(case.loss(model).item())
     assert expected_sign[0] == expected_sign[1]
     assert expected_sign[0][0] > 0
@@ -172,7 +172,7 @@ def test_a_path_value_that_would_become_zero_is_stopped_and_counted() -> None:
     # f = v x with v = 1, L = v: dL/dv = 1, so v - 1 = 0 exactly
     model(torch.ones(1, 1, dtype=torch.float64)).sum().backward()
     optimizer.step()
-    assert optimizer.guards.tolist() == [1, 1]
+    assert optimizer.clip_counts.tolist() == [1, 1]
     assert model[0].weight.item() == pytest.approx(1e-6)
     assert all(torch.isfinite(p).all() for p in model.parameters())
 

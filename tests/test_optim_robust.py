@@ -326,7 +326,7 @@ def test_a_path_value_that_is_stopped_again_and_again_stays_a_number() -> None:
         model[2].weight.grad = torch.full((1, 1), p * float(model[0].weight.detach())).double()
         optimizer.step()
     assert float((model[0].weight * model[2].weight).detach()) == pytest.approx(1e-12)
-    assert int(optimizer.guards[1]) == 60
+    assert int(optimizer.clip_counts[1]) == 60
 
 
 # --- memory

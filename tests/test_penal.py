@@ -109,7 +109,7 @@ def assert_equal(a: dict[str, Tensor], b: dict[str, Tensor], tolerance: float = 
         assert float((value - b[name]).abs().max()) <= tolerance * scale, name
 
 
-def duplicate(model: nn.Module) -> Any:
+def safe_deepcopy(model: nn.Module) -> Any:
     model.zs = []  # type: ignore[assignment]
     return copy.deepcopy(model)
 
@@ -127,7 +127,7 @@ def test_gradient_is_that_of_the_explicit_loss(style: str, relu: bool) -> None:
     explicit = gradients(model, loss + TAU / 2 * sum(z.square().sum() for z in model.zs))
     plain = gradients(model, model(x).square().sum())
     count = len(model.zs)
-    twin = penalize(duplicate(model), x, tau=TAU)
+    twin = penalize(safe_deepcopy(model), x, tau=TAU)
     assert len(twin.penal_connection.nodes) == count
     result = twin(x).square().sum()
     assert torch.equal(result, loss)
@@ -278,7 +278,7 @@ def test_scale_conventions() -> None:
     model, x = toy("plain")
 
     def run(per: str, parts: int, factor: float) -> dict[str, Tensor]:
-        twin = duplicate(model)
+        twin = safe_deepcopy(model)
         options = {"scale": factor / parts} if per == "sample" else {}
         penalize(twin, x, tau=TAU, per=per, **options)  # type: ignore[arg-type]
         for part in x[:4].chunk(parts):
@@ -487,7 +487,7 @@ def test_copies_and_pickles_stand_alone() -> None:
     penalize(model, x, tau=TAU)
     want = gradients(model, model(x).square().sum())
     model.zs = []
-    twin = duplicate(model)
+    twin = safe_deepcopy(model)
     model.penal_connection.tau = 0.0
     assert_equal(gradients(twin, twin(x).square().sum()), want)
     twin.penal_connection.remove()
@@ -535,7 +535,7 @@ def test_other_additions_than_were_traced_are_refused() -> None:
     penalize(model, x, tau=TAU)
     for plain.count, plain.skip in ((3, False), (2, True), (1, False)):
         model.count, model.skip = plain.count, plain.skip
-        now = duplicate(plain)
+        now = safe_deepcopy(plain)
         chain = MarkovChain.trace(now, x)
         assert_equal(gradients(model, model(x)), explicit_on(now, chain, lambda now=now: now(x), TAU))
     model.count, chain = 5, MarkovChain.trace(plain.train(), x)

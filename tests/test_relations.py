@@ -9,8 +9,8 @@ from flint import fmpz_mat
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from pathspace.inference.elimination import compress
 from pathspace.inference.relations import Relations, Solution
-from pathspace.inference.substitution import compress
 
 Row = dict[int, int]
 

@@ -19,13 +19,13 @@ from typer.testing import CliRunner
 from zoo.entry import load
 
 import pathspace as ps
+from pathspace.cli_errors import ErrorSentenceGroup
 from pathspace.diagnostics import Report, cli, report
 from pathspace.diagnostics.report import sentences
 from pathspace.diagnostics.report.layers import arrange, describe
 from pathspace.diagnostics.report.measure import Tally, the_values
 from pathspace.diagnostics.report.page import _embedded
-from pathspace.one_sentence import OneSentenceGroup
-from pathspace.working import stage_line
+from pathspace.progress import stage_line
 
 VOID = {"meta", "input", "br", "hr", "link", "img"}
 
@@ -428,7 +428,7 @@ class Stop(nn.Module):
 
 
 def run(*words: str) -> tuple[int, str]:
-    app = typer.Typer(cls=OneSentenceGroup)
+    app = typer.Typer(cls=ErrorSentenceGroup)
     app.callback()(lambda: None)
     cli.register(app)
     result = CliRunner().invoke(app, ["report", *words], env={"COLUMNS": "100"})

@@ -17,8 +17,8 @@ from scipy import stats
 from typer.testing import CliRunner, Result
 
 import pathspace.training.cli
+from pathspace.cli_errors import ErrorSentenceGroup
 from pathspace.errors import InputError
-from pathspace.one_sentence import OneSentenceGroup
 from pathspace.training.experiments.models import Toy
 from pathspace.training.experiments.reproduce import EXPERIMENTS, Setting
 from pathspace.training.experiments.reproduce.command import records
@@ -36,7 +36,7 @@ from pathspace.training.task import _BUILDERS
 SMALL = Trial("digits-rows", "sgd", 0.1, 0, 2, batch_size=400, options=(("hidden", 3),))
 DOCS = Path(__file__).parents[1] / "docs"
 
-app = typer.Typer(cls=OneSentenceGroup, rich_markup_mode="rich")
+app = typer.Typer(cls=ErrorSentenceGroup, rich_markup_mode="rich")
 pathspace.training.cli.register(app)
 
 

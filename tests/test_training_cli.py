@@ -12,10 +12,10 @@ from typer.testing import CliRunner, Result
 
 import pathspace.training.cli
 import pathspace.training.experiments.demo
-from pathspace.one_sentence import OneSentenceGroup
+from pathspace.cli_errors import ErrorSentenceGroup
 from pathspace.training.trainer import Trainer
 
-app = typer.Typer(cls=OneSentenceGroup, rich_markup_mode="rich")
+app = typer.Typer(cls=ErrorSentenceGroup, rich_markup_mode="rich")
 pathspace.training.cli.register(app)
 
 SMALL = ["train", "digits-rows", "--hidden", "5", "--epochs", "2"]

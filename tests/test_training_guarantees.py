@@ -26,13 +26,13 @@ import typer
 from typer.testing import CliRunner, Result
 
 import pathspace.training.cli
+from pathspace.cli_errors import ErrorSentenceGroup
 from pathspace.errors import InputError
-from pathspace.one_sentence import OneSentenceGroup
 from pathspace.training.config import read_config
 from pathspace.training.experiments.reproduce.trial import Outcome, Trial
 from pathspace.training.experiments.sweep import cells, grid
 
-app = typer.Typer(cls=OneSentenceGroup, rich_markup_mode="rich")
+app = typer.Typer(cls=ErrorSentenceGroup, rich_markup_mode="rich")
 pathspace.training.cli.register(app)
 
 RUN = ["train", "digits-rows", "--hidden", "6", "--epochs", "10", "--optimizer"]

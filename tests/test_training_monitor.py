@@ -102,7 +102,7 @@ def test_rows_hold_what_the_diagnostics_say() -> None:
     last = monitor.rows[-1]
     assert last["efficiency"] == pytest.approx(seen.mean_efficiency, rel=1e-6)
     assert last["conserved_max"] == drift.max().item() and last["conserved_mean"] == drift.mean().item()
-    assert [last["sign_changes"], last["stopped"]] == optimizer.guards.tolist()
+    assert [last["sign_changes"], last["stopped"]] == optimizer.clip_counts.tolist()
 
 
 def test_guards_that_act_are_counted() -> None:

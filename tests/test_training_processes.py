@@ -21,8 +21,8 @@ from torch import Tensor, nn
 from typer.testing import CliRunner
 
 import pathspace.training.cli
+from pathspace.cli_errors import ErrorSentenceGroup
 from pathspace.errors import InputError
-from pathspace.one_sentence import OneSentenceGroup
 from pathspace.training import ranks
 from pathspace.training.experiments.tasks import Split, Task, load_task
 from pathspace.training.history import EpochRecord, History
@@ -171,7 +171,7 @@ def call(*words: object) -> subprocess.CompletedProcess[str]:
 
 def alone(*words: object) -> None:
     """One process, which is this one."""
-    app = typer.Typer(cls=OneSentenceGroup)
+    app = typer.Typer(cls=ErrorSentenceGroup)
     pathspace.training.cli.register(app)
     done = CliRunner().invoke(app, [str(word) for word in words])
     assert done.exit_code == 0, done.output

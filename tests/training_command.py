@@ -6,9 +6,9 @@ import typer
 from typer.testing import CliRunner, Result
 
 import pathspace.training.cli
-from pathspace.one_sentence import OneSentenceGroup
+from pathspace.cli_errors import ErrorSentenceGroup
 
-app = typer.Typer(cls=OneSentenceGroup)
+app = typer.Typer(cls=ErrorSentenceGroup)
 pathspace.training.cli.register(app)
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from pathspace.one_sentence import FAILED, INTERRUPTED
+from pathspace.cli_errors import FAILED, INTERRUPTED
 from pathspace.options import JsonOption, Rule
 
 if TYPE_CHECKING:

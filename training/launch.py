@@ -15,8 +15,8 @@ from lightning_fabric import Fabric
 from lightning_fabric.loggers.logger import Logger
 from lightning_fabric.utilities.exceptions import MisconfigurationException
 
+from pathspace.cli_errors import BAD_INPUT
 from pathspace.errors import InputError, PathspaceError, UnsupportedError
-from pathspace.one_sentence import BAD_INPUT
 
 # Fabric's accelerators, strategies and precisions that the trainer was written for, by the names that users type.
 DEVICES = ("cpu", "cuda", "mps", "auto")

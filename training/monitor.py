@@ -86,7 +86,7 @@ class Monitor:
         self.path = None if path is None else Path(path)
         self.notes: list[str] = []
         self._chain, self._graph = self._find_chain(), self._find_graph()
-        if not hasattr(optimizer, "guards"):
+        if not hasattr(optimizer, "clip_counts"):
             name = type(optimizer).__name__
             self.notes.append(f"Guards do not apply: {name} takes its steps on weights, not on path values.")
         self._start = conserved(self._graph) if self._graph is not None else None
@@ -156,9 +156,9 @@ class Monitor:
         if self._graph is not None and self._start is not None:
             drift = (conserved(self._graph) - self._start).abs()
             row |= {"conserved_max": drift.max().item(), "conserved_mean": drift.mean().item()}
-        guards: Tensor | None = getattr(self.optimizer, "guards", None)
-        if guards is not None:
-            row["sign_changes"], row["stopped"] = guards.tolist()
+        clip_counts: Tensor | None = getattr(self.optimizer, "clip_counts", None)
+        if clip_counts is not None:
+            row["sign_changes"], row["stopped"] = clip_counts.tolist()
         seconds = time.perf_counter() - started
         self.seconds += seconds
         return {**row, "seconds": seconds}

@@ -46,13 +46,13 @@ def report(
     from rich.console import Console
 
     from pathspace.files import ensure_writable, replacing
+    from pathspace.progress import show_progress
     from pathspace.target import load_target
-    from pathspace.working import working
 
     for file in (output, None if json == "-" else json):
         if file is not None:
             ensure_writable(file)
-    with working("Loading", target) as status:
+    with show_progress("Loading", target) as status:
         loaded = load_target(target, inputs or (), seed=seed, train=train)
         status("Reading", 0.0)
         from pathspace.diagnostics.report.page import report as look

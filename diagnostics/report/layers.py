@@ -12,7 +12,7 @@ from torch import Tensor
 
 from pathspace.draw import unit_groups
 from pathspace.errors import PathspaceError
-from pathspace.potentials import log_prefixes, log_suffixes
+from pathspace.log_prefix import log_prefixes, log_suffixes
 from pathspace.skeleton import Skeleton
 from pathspace.structure import Structure, WeightBlock
 

@@ -22,7 +22,7 @@ from pathspace.diagnostics.report.measure import Facts, Loss, Subject, attempt
 from pathspace.errors import InputError
 from pathspace.files import replacing
 from pathspace.inputs import arranged
-from pathspace.potentials import log_prefixes, log_suffixes
+from pathspace.log_prefix import log_prefixes, log_suffixes
 from pathspace.skeleton import choose
 
 Progress = Callable[[str, float], None]

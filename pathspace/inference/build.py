@@ -128,7 +128,7 @@ def _graph(captured: Captured, scales: Scales, raw: dict[str, Ends], solution: S
         has_cuts=bool(scales.cuts) or scales.observes,
         approximate=_units_of(scales.approximate, classes, solution),
         exact=exact_subgroup(solution, [lookup(classes, ids) for ids in scales.approximate]),
-        guards=tuple(sorted(set(scales.guards))),
+        folded_eps=tuple(sorted(set(scales.folded_eps))),
         statistics=tuple(Statistic(mean, var, lookup(classes, ids), eps) for mean, var, ids, eps in scales.statistics),
         forms=solution.forms,
         norm_eps=norm_eps,

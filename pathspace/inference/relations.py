@@ -21,7 +21,7 @@ from sympy import ZZ
 from sympy.polys.matrices import DomainMatrix
 from torch import Tensor
 
-from pathspace.inference.substitution import LARGEST_POWER, Rounds, combined, compress, equations, implied, join, peel
+from pathspace.inference.elimination import LARGEST_POWER, Rounds, combined, compress, equations, implied, join, peel
 from pathspace.inference.union_find import UnionFind
 from pathspace.inference.values import NEUTRAL
 

@@ -66,7 +66,7 @@ class Semantics(ABC):
         # nodes whose small constant was taken for the eps of a normalisation written out by hand; what it is added to
         self.negligible: list[str] = []
         # the same as source lines and constants
-        self.guards: list[tuple[str, float]] = []
+        self.folded_eps: list[tuple[str, float]] = []
         self.approximate: list[Tensor] = []
         # name of a virtual weight -> the parameter that data picks its rows from
         self.virtual: dict[str, str] = {}

@@ -32,7 +32,7 @@ import pathspace as ps
 from pathspace import diagnostics as dx
 from pathspace.diagnostics.attention import analyse, attention_matrices, rollout
 from pathspace.diagnostics.degeneracy import gauge_directions
-from pathspace.diagnostics.layers import duplicate, main_output
+from pathspace.diagnostics.layers import main_output, safe_deepcopy
 from pathspace.diagnostics.noise import curvature
 from pathspace.errors import InputError, PathspaceError, UnsupportedError
 
@@ -196,7 +196,7 @@ def signal(subject: Subject) -> str:
         random = isinstance(module, nn.Dropout | nn.RReLU) and module.training
         if source is None or row.vjp_gain is None or random or max(value.numel(), source.numel()) > SMALL:
             continue
-        twin = duplicate(module)
+        twin = safe_deepcopy(module)
 
         def run(z: Tensor, twin: nn.Module = twin, args: Any = args, kwargs: Any = kwargs, old: Any = source) -> Any:
             swapped = tree_map(lambda v: z.clone() if v is old else v, (args, kwargs))
@@ -370,7 +370,7 @@ def criticality(subject: Subject) -> str:
     recurrent = any(isinstance(module, nn.RNNBase) for module in model.modules())
     if start is not None or recurrent or model.training or found.died or subject.total > MANY:
         return "exponent"
-    twin = duplicate(model).double()
+    twin = safe_deepcopy(model).double()
     names = [n for n, m in twin.named_modules() if isinstance(m, nn.Linear | nn.Conv1d | nn.Conv2d | nn.Conv3d)]
     args, kwargs = tree_map(
         lambda v: v.detach().double() if isinstance(v, Tensor) and v.is_floating_point() else v,
@@ -465,7 +465,7 @@ def degeneracy(subject: Subject) -> str:
         near(shares, found.undetermined + found.unexplained, 1e-6, "the rest by tensor", 1.0)
     if found.method == "randomised" or found.outputs > SMALL or not found.clear:
         return found.method
-    twin = duplicate(subject.model).double()
+    twin = safe_deepcopy(subject.model).double()
     wanted = {name: p.detach() for name, p in twin.named_parameters() if p.requires_grad}
     args, kwargs = tree_map(
         lambda v: v.double() if isinstance(v, Tensor) and v.is_floating_point() else v, (subject.args, subject.kwargs)
@@ -650,7 +650,7 @@ def tables(subject: Subject) -> str:
     change = dx.compare(table, table)
     assert len(change) and all(row.ratio in (1.0, None) for row in change if math.isfinite(row.before))
     assert all(same(row.before, row.after) or row.before != row.before for row in change)
-    twin = duplicate(subject.model)
+    twin = safe_deepcopy(subject.model)
     with torch.no_grad():
         for parameter in twin.parameters():
             parameter.mul_(2)

@@ -51,7 +51,7 @@ class GSGD(PathOptimizer):
         min_ratio: how much smaller a path value may get than it was at the start (or when the weights were last changed
             by others); one that would come closer to zero is stopped there with its sign, because the weights behind
             it could not be recovered. Ratios ``R_k`` below 0 (a path value that changes sign) are carried out exactly.
-            Both are counted in :attr:`guards`.
+            Both are counted in :attr:`clip_counts`.
         max_multiplier: upper bound of the multiplier of the learning rate, in the balanced gauge (the one in which
             ``|pre_v| = |s_v|``): ``1 / |p_u p_v|`` for an edge ``u -> v``, bounded at either end by its root, and
             ``1 / p_k^2`` for a chain. These are invariant under rescaling, so the bounded step is, too.

@@ -28,9 +28,9 @@ from torch.utils import _pytree as pytree
 from pathspace import InputError, UnsupportedError
 from pathspace import trace as trace_graph
 from pathspace.eps import precision
+from pathspace.functional_call import evaluate
 from pathspace.inference.registry import operation_name
 from pathspace.invariance import cast
-from pathspace.substitute import evaluate
 from pathspace.training.optim.settings import check_group, number
 from pathspace.training.optim.sharding import refuse_shards
 

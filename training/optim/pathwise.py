@@ -327,7 +327,7 @@ class PathOptimizer(Products):
         return self.skeleton.dead
 
     @property
-    def guards(self) -> Tensor:
+    def clip_counts(self) -> Tensor:
         """How many path values have changed sign, and how many were stopped before 0 (two integers)."""
         return self._counts.sum(1)
 

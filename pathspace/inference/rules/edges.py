@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pathspace.inference.guards import guards_a_division
+from pathspace.inference.eps_detection import guards_a_division
 from pathspace.inference.semantics import Semantics
 from pathspace.inference.values import NEUTRAL, ROOT, Value, Weight, compress, constant, distinct
 
@@ -78,7 +78,7 @@ def negligible(semantics: Semantics, value: Any, operand: Any) -> bool:
     if not (small and free) or semantics.exact_norms or node is None or not guards_a_division(node, semantics.sources):
         return False
     semantics.negligible.append(node.name)
-    semantics.guards.append((semantics.place.source, float(value)))
+    semantics.folded_eps.append((semantics.place.source, float(value)))
     semantics.approximate.append(semantics.activation(operand))
     return True
 

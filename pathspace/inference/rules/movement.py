@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pathspace.inference.guards import may_be_infinite
+from pathspace.inference.eps_detection import may_be_infinite
 from pathspace.inference.registry import rule
 from pathspace.inference.semantics import Semantics
 from pathspace.inference.values import NEUTRAL, ROOT, Value, Weight, along, compress, constant, reshaped, shape_of

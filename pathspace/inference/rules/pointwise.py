@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.fx import Node
 
-from pathspace.inference.guards import is_parameter_itself
+from pathspace.inference.eps_detection import is_parameter_itself
 from pathspace.inference.registry import rule
 from pathspace.inference.rules.edges import edges, is_constant, is_plain, negligible, powers, times
 from pathspace.inference.semantics import Semantics

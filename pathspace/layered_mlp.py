@@ -1,4 +1,4 @@
-"""Layered networks as bare graphs: the smallest world in which claims about skeletons can fail."""
+"""LayeredMLP networks as bare graphs: the smallest world in which claims about skeletons can fail."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import numpy as np
 
 
 @dataclass(frozen=True)
-class Layered:
+class LayeredMLP:
     """A fully connected network without biases, possibly with recurrent matrices on all hidden layers.
 
     Attributes:
@@ -112,8 +112,8 @@ class Layered:
         return ("RNN " if self.recurrent else "MLP ") + "-".join(map(str, self.widths))
 
 
-def by_size(recurrent: bool, most_weights: int) -> Iterator[Layered]:
-    """Layered networks with up to ``most_weights`` weights, smallest first, then fewest layers and units."""
+def by_size(recurrent: bool, most_weights: int) -> Iterator[LayeredMLP]:
+    """LayeredMLP networks with up to ``most_weights`` weights, smallest first, then fewest layers and units."""
     found = []
     for depth in range(3, most_weights + 2):
         stack: list[tuple[int, ...]] = [()]
@@ -121,11 +121,11 @@ def by_size(recurrent: bool, most_weights: int) -> Iterator[Layered]:
             widths = stack.pop()
             for width in range(1, most_weights + 1):
                 grown = (*widths, width)
-                least = Layered(grown + (1,) * (depth - len(grown)), recurrent).num_weights
+                least = LayeredMLP(grown + (1,) * (depth - len(grown)), recurrent).num_weights
                 if least > most_weights:
                     break
                 if len(grown) == depth:
-                    found.append(Layered(grown, recurrent))
+                    found.append(LayeredMLP(grown, recurrent))
                 else:
                     stack.append(grown)
     yield from sorted(

@@ -19,7 +19,7 @@ from pathspace.errors import InputError
 M = TypeVar("M", bound=nn.Module)
 
 
-def duplicate(model: M, share_tensors: bool = False) -> M:
+def safe_deepcopy(model: M, share_tensors: bool = False) -> M:
     """A copy of ``model`` that can be changed without changing it.
 
     Tensors with a history, which a forward pass has left in the model (``torch.nn.utils.prune`` does), are detached;
@@ -40,7 +40,7 @@ def duplicate(model: M, share_tensors: bool = False) -> M:
         >>> import torch
         >>> model = torch.nn.Linear(2, 2)
         >>> model.seen = model(torch.ones(1, 2))
-        >>> duplicate(model).seen.requires_grad
+        >>> safe_deepcopy(model).seen.requires_grad
         False
     """
     try:
@@ -183,4 +183,4 @@ def _importable(function: types.FunctionType) -> bool:
     return getattr(sys.modules.get(function.__module__), function.__qualname__, None) is function
 
 
-__all__ = ["duplicate"]
+__all__ = ["safe_deepcopy"]

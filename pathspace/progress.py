@@ -13,12 +13,12 @@ from rich.markup import escape
 from rich.progress_bar import ProgressBar
 from rich.table import Table
 
+from pathspace.cli_errors import debugging
 from pathspace.errors import CaptureError
-from pathspace.one_sentence import debugging
 
 
 @contextlib.contextmanager
-def working(what: str, target: str) -> Iterator[Callable[..., None]]:
+def show_progress(what: str, target: str) -> Iterator[Callable[..., None]]:
     """Show on a terminal what is going on, and keep standard output for results.
 
     What is yielded takes the name of a stage, and for long work the share that is done, which is shown as a bar.

@@ -26,7 +26,7 @@ def debugging() -> bool:
     return _debugging.get()
 
 
-class OneSentenceGroup(TyperGroup):
+class ErrorSentenceGroup(TyperGroup):
     """A command group in which every failure is one sentence on standard error."""
 
     def main(  # type: ignore[override]
@@ -43,7 +43,7 @@ class OneSentenceGroup(TyperGroup):
         given = [word for word in given[:end] if word != "--debug"] + given[end:]
 
         def run() -> int:
-            code = super(OneSentenceGroup, self).main(given, prog_name, standalone_mode=False, **extra)
+            code = super(ErrorSentenceGroup, self).main(given, prog_name, standalone_mode=False, **extra)
             sys.stdout.flush()
             return code if isinstance(code, int) else 0
 
