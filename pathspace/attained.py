@@ -6,7 +6,6 @@ from dataclasses import dataclass, field
 
 import numpy as np
 import torch
-from scipy.optimize import linprog
 from scipy.sparse import coo_array, csr_array, hstack
 from scipy.sparse.csgraph import connected_components
 
@@ -157,6 +156,8 @@ def _one_way(pairs: Pairs, free: np.ndarray) -> np.ndarray:
 
 def _programmes(change: csr_array, result: Attained) -> None:
     """The same where terms hang on several units: terms that no non-negative combination of all brings back."""
+    from scipy.optimize import linprog  # slow to import, and needed by networks with products only
+
     for _ in range(ROUNDS):
         rows = csr_array(change[:, np.flatnonzero(result.free)])
         rows.eliminate_zeros()

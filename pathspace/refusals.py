@@ -12,7 +12,6 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 
 from pathspace.errors import CaptureError, InputError
 from pathspace.inputs import describe, without_values
@@ -235,7 +234,7 @@ def failed_capture(model: nn.Module, error: BaseException) -> CaptureError:
     elif "numpy" in said:
         what = "it computes in numpy, where no operation can be seen"
         advice = "write this step with torch"
-    elif any(isinstance(each, GuardOnDataDependentSymNode) or _on_values(str(each)) for each in chain):
+    elif any(type(each).__name__ == "GuardOnDataDependentSymNode" or _on_values(str(each)) for each in chain):
         what = "its Python control flow depends on the values of tensors"
         advice = "write this step with torch.where or torch.cond, or pass the part of the model around it"
     else:

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 from scipy.sparse import csr_array, eye_array, vstack
-from scipy.sparse.linalg import lsqr
 from torch import Tensor, nn
 
 from pathspace.capture import Captured
@@ -210,6 +209,8 @@ class Structure:
             # units of their own
             return torch.from_numpy(self.exact @ (self.exact.T @ wanted)).to(phi)
         # (an inexact solution is in the subspace all the same)
+        from scipy.sparse.linalg import lsqr  # slow to import
+
         solution = lsqr(self.exact.astype(np.float64), wanted, atol=1e-14, btol=1e-14)[0]
         return torch.from_numpy(self.exact @ solution).to(phi)
 

@@ -8,7 +8,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx
-from torch.fx.experimental.proxy_tensor import make_fx
 
 from pathspace.inference.registry import RULES, operation_name
 
@@ -45,6 +44,8 @@ def decomposed(node: fx.Node) -> fx.GraphModule | None:
         args = fx.node.map_arg(node.args, by_node.__getitem__)
         kwargs = fx.node.map_arg(node.kwargs, by_node.__getitem__)
         return target(*args, **kwargs)
+
+    from torch.fx.experimental.proxy_tensor import make_fx  # slow to import
 
     try:
         with warnings.catch_warnings(), mode, torch.no_grad():

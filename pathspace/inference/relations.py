@@ -17,8 +17,6 @@ from math import gcd
 import numpy as np
 import torch
 from scipy.sparse import coo_array, csr_array
-from sympy import ZZ
-from sympy.polys.matrices import DomainMatrix
 from torch import Tensor
 
 from pathspace.inference.elimination import LARGEST_POWER, Rounds, combined, compress, equations, implied, join, peel
@@ -218,6 +216,9 @@ class Relations(UnionFind):
         Returns:
             Whether it was done: not where the multiples are too large.
         """
+        from sympy import ZZ  # slow to import, and needed by few models
+        from sympy.polys.matrices import DomainMatrix
+
         shape = len(rows), len(variables)
         matrix = DomainMatrix([[ZZ(row.get(int(v), 0)) for v in variables] for row in rows], shape, ZZ)
         kernel = matrix.to_field().nullspace().clear_denoms_rowwise(convert=True)[1].to_list()
