@@ -3,7 +3,7 @@
 The reduction graph of a model: :func:`trace`, :class:`ReductionGraph`, :class:`WeightBlock`, :class:`Pin`.
 Basis paths: :class:`Skeleton`, :class:`BasisPaths`, :class:`Path`.
 Theorems: :func:`verify`, :class:`Certificate`; :func:`explain`, :class:`Explanation`.
-Clips whose bounds move with the gauge: :func:`lift_clips`.
+Clips whose bounds move with the gauge: :func:`lift_clips`. Batch norms folded: :func:`fold_norms`.
 Masks as files: :func:`save_masks`, :func:`load_masks`, :class:`Masks`.
 The gauge: :func:`rescale`, :func:`canonicalise`, :func:`balance`, :func:`balancing`, :class:`Balancing`.
 Proofs as documents: :func:`proof`, judged by :func:`check`. Claims on trial: :func:`claim`, :class:`Claim`.
@@ -23,6 +23,7 @@ from pathspace.clips import lift_clips
 from pathspace.draw import draw
 from pathspace.errors import CaptureError, InputError, InputTypeError, PathspaceError, UnsupportedError
 from pathspace.explain import Explanation, explain
+from pathspace.fold_norms import fold_norms
 from pathspace.inference.registry import rule
 from pathspace.masks import Masks, load_masks, save_masks
 from pathspace.norms import path_norm, path_statistics
@@ -62,6 +63,7 @@ __all__ = [
     "claim",
     "draw",
     "explain",
+    "fold_norms",
     "lift_clips",
     "load_masks",
     "path_norm",

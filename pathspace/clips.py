@@ -170,7 +170,7 @@ def lift_clips(model: nn.Module, *args: Any, kwargs: Mapping[str, Any] | None = 
     for name in names:
         _replace(twin, name, _Probe(calls, name))
     captured = None
-    for some in [args] if args or kwargs else _examples(model):
+    for some in [args] if args or kwargs else example_inputs(model):
         calls.clear()
         try:
             captured = capture(twin, some, kwargs)
@@ -213,7 +213,7 @@ def _shape(ids: Tensor, classes: Tensor) -> tuple[int, ...]:
     return shape
 
 
-def _examples(model: nn.Module) -> list[tuple[Tensor, ...]]:
+def example_inputs(model: nn.Module) -> list[tuple[Tensor, ...]]:
     """Inputs that fit the first layer."""
     for module in model.modules():
         weight = getattr(module, "weight", None)
@@ -227,4 +227,4 @@ def _examples(model: nn.Module) -> list[tuple[Tensor, ...]]:
     return []
 
 
-__all__ = ["LiftedClip", "lift_clips"]
+__all__ = ["LiftedClip", "example_inputs", "lift_clips"]

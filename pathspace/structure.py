@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 
 
 MAX_SCALAR_EDGES = 100_000
+LOG_2 = math.log(2)
 
 
 @dataclass(frozen=True)
@@ -101,6 +103,35 @@ class Statistic:
 
 
 @dataclass(frozen=True, eq=False)
+class Slice:
+    """Scalars of one tensor that a unit's scale moves by the same power.
+
+    Attributes:
+        name: a parameter or a buffer.
+        index: which of its scalars, to index the tensor with.
+        power: they are multiplied by ``exp(power * phi)``.
+    """
+
+    name: str
+    index: tuple[slice | Tensor, ...]
+    power: int
+
+
+def owner(name: str) -> str:
+    """Path of the module that a parameter belongs to, whether or not it is parametrised."""
+    path = f".{name}".rpartition(".")[0]
+    return path.partition(".parametrizations.")[0].removeprefix(".")
+
+
+def _power(log: Tensor) -> Tensor:
+    """``exp(log)``, exactly a power of two where ``log`` is a multiple of ``log 2`` up to its rounding."""
+    factor, exponent = log.exp(), log.detach() / LOG_2
+    whole = exponent.round()
+    exact = (exponent - whole).abs() <= 4 * torch.finfo(log.dtype).eps * whole.abs()
+    return factor + torch.where(exact, whole.exp2() - factor.detach(), 0)
+
+
+@dataclass(frozen=True, eq=False)
 class Structure:
     """The reduction graph of a model (Definition 3 of the path-space paper, generalised to units that share a scale).
 
@@ -128,6 +159,7 @@ class Structure:
         captured: the captured graph.
         parameters: name -> parameter, the model's own.
         range: in words, for inputs of which sizes the graph was derived.
+        modules: path -> module, of the modules that hold the parameters, the model's own.
 
     Example:
         >>> import torch, pathspace as ps
@@ -153,6 +185,7 @@ class Structure:
     parameters: Mapping[str, nn.Parameter] = field(repr=False)
     range: str = ""
     affine: bool = True
+    modules: Mapping[str, nn.Module] = field(default_factory=dict, repr=False)
 
     @cached_property
     def num_weights(self) -> int:
@@ -334,13 +367,91 @@ class Structure:
             return table[ids.abs()] * ids.sign()
 
         ends = {block.name: (block.tail, block.head) for block in self.blocks} | dict(self.beyond)
-        factors = {name: (log(head).exp(), log(tail).exp()) for name, (tail, head) in ends.items()}
+        factors = {name: (_power(log(head)), _power(log(tail))) for name, (tail, head) in ends.items()}
         for statistic in self.statistics:
             own = log(statistic.units)
             for name, scale in ((statistic.mean, own), (statistic.var, 2 * own)):
                 if name is not None:
-                    factors[name] = (scale.exp(), torch.ones_like(own))
+                    factors[name] = (_power(scale), torch.ones_like(own))
         return factors
+
+    def slices(self, unit: int) -> tuple[Slice, ...]:
+        """The scalars that a unit's scale moves: ``tensor[index]`` is multiplied by ``exp(power * phi[unit - 1])``.
+
+        Weights that enter the unit have power 1 and those that leave it -1, running variances 2; a tensor at both ends
+        of which the unit stands has a slice for each. Tensors in :attr:`shifts` scale with their constant.
+
+        Args:
+            unit: its id, ``1 .. H``.
+
+        Raises:
+            InputError: there is no such unit.
+
+        Example:
+            >>> import torch, pathspace as ps
+            >>> model = torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.ReLU(), torch.nn.Linear(3, 1))
+            >>> graph = ps.trace(model, torch.randn(1, 2))
+            >>> for part in graph.slices(2):
+            ...     print(part.name, model.get_parameter(part.name)[part.index].numel(), part.power)
+            0.weight 2 1
+            0.bias 1 1
+            2.weight 1 -1
+        """
+        if not 1 <= unit <= self.num_units:
+            raise InputError(f"slices found unit {unit}, expected one of 1 to {self.num_units}.")
+        power = self.expand[:, [unit]].toarray().reshape(-1)
+        ends = {block.name: (block.tail, block.head) for block in self.blocks} | dict(self.beyond)
+        sides = [(name, ids, sign) for name, (tail, head) in ends.items() for ids, sign in ((head, 1), (tail, -1))]
+        for entry in self.statistics:
+            sides += [(name, entry.units, sign) for name, sign in ((entry.mean, 1), (entry.var, 2)) if name is not None]
+        found = []
+        for name, ids, sign in sides:
+            powers = torch.from_numpy(power)[ids.abs()] * ids.sign() * sign
+            for value in powers.unique().tolist():
+                if value:
+                    places = (powers == value).nonzero(as_tuple=True)
+                    whole = (slice(None) if ids.shape[dim] == 1 else place for dim, place in enumerate(places))
+                    found.append(Slice(name, tuple(whole), int(value)))
+        return tuple(found)
+
+    def module(self, block: WeightBlock | str) -> nn.Module:
+        """The module that holds a block's parameter, the model's own.
+
+        Args:
+            block: one of :attr:`blocks`, or the name of a parameter.
+
+        Raises:
+            InputError: the graph has no such block.
+
+        Example:
+            >>> import torch, pathspace as ps
+            >>> graph = ps.trace(torch.nn.Sequential(torch.nn.Linear(2, 3)), torch.randn(1, 2))
+            >>> graph.module(graph.blocks[0])
+            Linear(in_features=2, out_features=3, bias=True)
+        """
+        name = block if isinstance(block, str) else block.name
+        path = owner(name)
+        if path not in self.modules:
+            raise InputError(f"module found no parameter {name!r} in the reduction graph, expected a block's name.")
+        return self.modules[path]
+
+    def activation(self, unit: int) -> str:
+        """A name for a unit: the module that first computes it, and the place of the unit among its outputs.
+
+        Args:
+            unit: its id, ``1 .. H``.
+
+        Example:
+            >>> import torch, pathspace as ps
+            >>> model = torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.ReLU(), torch.nn.Linear(3, 1))
+            >>> ps.trace(model, torch.randn(1, 2)).activation(2)
+            '0[1]'
+        """
+        slices = self.slices(unit)
+        entering = [part for part in slices if part.power > 0] or list(slices)
+        part = entering[0]
+        places = [int(index[0]) for index in part.index if isinstance(index, Tensor)]
+        return f"{owner(part.name) or 'model'}[{', '.join(map(str, places))}]" if places else owner(part.name)
 
     def to_networkx(self) -> nx.MultiDiGraph:
         """The scalar graph: nodes ``0..H`` (0 the root), one edge per weight with its name, flat index and value.

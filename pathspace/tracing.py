@@ -18,7 +18,7 @@ from pathspace.inference.units import Scales
 from pathspace.inputs import arranged, describe
 from pathspace.reduction import ReductionGraph
 from pathspace.sizes import recapture, sentence, thin
-from pathspace.structure import Structure
+from pathspace.structure import Structure, owner
 
 
 def trace(
@@ -77,7 +77,7 @@ def trace(
         found = None if unused else build(captured, scales, norm_eps, raw=raw)
     args, kwargs = arranged(model, args, kwargs)
     if sizes == "given" and found is not None:
-        return _graph(found, f"inputs ({describe(args, kwargs)}) and none other")
+        return _graph(model, found, f"inputs ({describe(args, kwargs)}) and none other")
     open_ends = found is None or bool(found.unused or found.beyond or found.forms.shape[0])
     looked = open_ends or thin(captured, (args, kwargs))
     further, other = recapture(model, (args, kwargs), thin_only=not open_ends) if looked else (None, None)
@@ -87,10 +87,12 @@ def trace(
             found = build(captured, scales, norm_eps, uses)
         elif found is None:
             found = build(captured, scales, norm_eps, raw=raw)
-    return _graph(found, sentence((args, kwargs), other, looked))
+    return _graph(model, found, sentence((args, kwargs), other, looked))
 
 
-def _graph(found: Structure, stated: str) -> ReductionGraph:
+def _graph(model: nn.Module, found: Structure, stated: str) -> ReductionGraph:
     """The structure as users hold it, with the input sizes that it speaks of."""
     held = {field.name: getattr(found, field.name) for field in fields(found)}
-    return ReductionGraph(**{**held, "range": stated})
+    every = dict(model.named_modules(remove_duplicate=False))
+    modules = {path: every[path] for path in map(owner, found.captured.parameters) if path in every}
+    return ReductionGraph(**{**held, "range": stated, "modules": modules})

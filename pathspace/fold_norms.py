@@ -1,0 +1,151 @@
+"""Batch norms in evaluation mode, folded into the linear maps before them: the same function with fewer tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, fx, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
+
+from pathspace.capture import Captured, capture
+from pathspace.clips import example_inputs
+from pathspace.errors import InputError, PathspaceError, UnsupportedError
+from pathspace.inference.registry import operation_name
+from pathspace.nested import leaves, mapped
+from pathspace.safe_deepcopy import safe_deepcopy
+
+# first arguments of all of them: input, weight, bias, running mean, running variance
+NORMS = ("aten.batch_norm", "aten._native_batch_norm_legit_no_training", "aten.cudnn_batch_norm")
+# a copy may differ by this much, relative to its largest output
+CLOSE = 1e-3
+
+
+def fold_norms(model: nn.Module, *args: Any, kwargs: Mapping[str, Any] | None = None) -> nn.Module:
+    """The same function with batch norms folded into the convolutions and linear layers before them.
+
+    ``gamma (W x + b - mean) / sqrt(var + eps) + beta`` is one linear map. A norm is folded where its layer's output
+    goes to it and nowhere else, and both are used once; it becomes an ``nn.Identity``, and the layer gets a bias. All
+    others stay as they are.
+
+    Args:
+        model: a module in evaluation mode, which is left as it is.
+        *args: example inputs; without, images or vectors are tried that fit the first layer.
+        kwargs: example inputs by keyword.
+
+    Returns:
+        A copy.
+
+    Raises:
+        InputError: no norm can be folded, or example inputs are needed.
+        CaptureError: the model fails on these inputs or cannot be captured.
+        UnsupportedError: a layer does not use its bias, so the copy would be another function.
+
+    Example:
+        >>> import torch, pathspace as ps
+        >>> model = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3, bias=False), torch.nn.BatchNorm2d(4)).eval()
+        >>> folded, x = ps.fold_norms(model), torch.randn(2, 3, 8, 8)
+        >>> folded[1], torch.allclose(folded(x), model(x), atol=1e-5)
+        (Identity(), True)
+    """
+    captured, args, kwargs = _captured(model, args, kwargs or {})
+    pairs = list(_pairs(model, captured))
+    if not pairs:
+        norms = [module for module in model.modules() if isinstance(module, _BatchNorm)]
+        training = sum(module.training for module in norms)
+        raise InputError(
+            f"fold_norms found {len(norms)} batch norms, {training} of them in training mode, and "
+            "none to be folded: expected one in evaluation mode behind a convolution or linear layer that nothing else "
+            "reads; call model.eval() first, or leave it out."
+        )
+    result = safe_deepcopy(model)
+    for layer, norm in pairs:
+        _fold(result.get_submodule(layer), result.get_submodule(norm))
+        parent, _, last = norm.rpartition(".")
+        setattr(result.get_submodule(parent), last, nn.Identity())
+    with torch.no_grad():
+        for old, new in zip(*(leaves(net(*args, **kwargs)) for net in (model, result)), strict=True):
+            if old.is_floating_point() and not torch.allclose(old, new, atol=CLOSE * float(old.abs().max()), rtol=0):
+                raise UnsupportedError(
+                    f"fold_norms changed the outputs by {float((old - new).abs().max()):.1e}, expected rounding alone: "
+                    "a layer does not use its bias, or single precision does not hold its norm's scales; fold by hand."
+                )
+    return result
+
+
+def _captured(
+    model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> tuple[Captured, tuple[Any, ...], Mapping[str, Any]]:
+    if args or kwargs:
+        return capture(model, args, kwargs), args, kwargs
+    for zeros in example_inputs(model):
+        some = mapped(lambda tensor: torch.randn_like(tensor) if tensor.is_floating_point() else tensor, zeros)
+        try:
+            return capture(model, some), some, {}
+        except PathspaceError:
+            continue
+    raise InputError("fold_norms cannot make inputs for this model; pass examples: ps.fold_norms(model, *inputs).")
+
+
+def _pairs(model: nn.Module, captured: Captured) -> Iterator[tuple[str, str]]:
+    """Paths of layers and of the norms that can be folded into them."""
+    nodes = [node for node in captured.graph.graph.nodes if node.op == "call_function"]
+    readers: dict[str, list[fx.Node]] = {}
+    for node in nodes:
+        for source in node.all_input_nodes:
+            if source.op == "placeholder":
+                readers.setdefault(captured.sources.get(source.name, ("", ""))[1], []).append(node)
+    modules = dict(model.named_modules(remove_duplicate=False))
+    times = [id(module) for module in modules.values()]
+
+    def path_of(node: fx.Node, kinds: tuple[type[nn.Module], ...]) -> str | None:
+        """The module of these kinds all of whose tensors this node reads, and no other node."""
+        names = [captured.sources[n.name][1] for n in node.all_input_nodes if n.name in captured.sources]
+        for path in {name.rpartition(".")[0] for name in names if "." in name}:
+            module = modules.get(path)
+            if not isinstance(module, kinds) or times.count(id(module)) > 1:
+                continue
+            held = (*module.named_parameters(recurse=False), *module.named_buffers(recurse=False))
+            own = [f"{path}.{key}" for key, tensor in held if tensor.is_floating_point()]
+            if own and set(own) <= set(names) and all(readers[name] == [node] for name in own):
+                return path
+        return None
+
+    for node in nodes:
+        source = node.args[0] if node.args else None
+        if operation_name(node.target) not in NORMS or not isinstance(source, fx.Node) or len(source.users) > 1:
+            continue
+        if not operation_name(source.target).startswith(("aten.conv", "aten.linear")):
+            continue
+        norm, layer = path_of(node, (_BatchNorm,)), path_of(source, (_ConvNd, nn.Linear))
+        if norm is None or layer is None:
+            continue
+        value, own = source.meta.get("val"), modules[norm]
+        # (of more dimensions, the channels of a norm are not the features of a linear layer)
+        flat = not isinstance(modules[layer], nn.Linear) or (isinstance(value, Tensor) and value.dim() == 2)
+        if flat and type(own).forward is _BatchNorm.forward and not own.training and own.running_var is not None:
+            yield layer, norm
+
+
+@torch.no_grad()
+def _fold(layer: nn.Module, norm: nn.Module) -> None:
+    """Fold one norm, in float64."""
+    assert isinstance(layer, _ConvNd | nn.Linear) and isinstance(norm, _BatchNorm)
+    assert norm.running_mean is not None and norm.running_var is not None
+    scale = (norm.running_var.double() + norm.eps).rsqrt()
+    scale = scale if norm.weight is None else scale * norm.weight
+    shift = -norm.running_mean if layer.bias is None else layer.bias - norm.running_mean
+    bias = shift * scale if norm.bias is None else shift * scale + norm.bias
+    weight = layer.weight
+    if isinstance(layer, _ConvTransposeNd):
+        # rows are inputs, group by group
+        parts = weight.reshape(layer.groups, -1, *weight.shape[1:]).double()
+        weight.copy_((parts * scale.reshape(layer.groups, 1, -1, *[1] * (weight.dim() - 2))).reshape(weight.shape))
+    else:
+        weight.copy_(weight * scale.reshape(-1, *[1] * (weight.dim() - 1)))
+    layer.bias = nn.Parameter(bias.to(weight), requires_grad=weight.requires_grad)
+
+
+__all__ = ["fold_norms"]
