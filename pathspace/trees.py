@@ -343,7 +343,7 @@ class SpanningTreeBuilder:
     def _pick(
         self, block: int, rows: _Rows, position: np.ndarray, open_: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """For each row, one open column: flat positions, columns, and scores to compare blocks by."""
+        """For each row, one open column: flat positions, columns, and scores to compare blocks by (-1: weight 0)."""
         if self.rule == "magnitude":
             return self._largest(block, rows, position, open_)
         wide = len(open_) > 1
@@ -359,7 +359,7 @@ class SpanningTreeBuilder:
         flat = rows.row_offset[position] + rows.column_offset[column] + tap
         if self.blind:
             return flat, column, score
-        # a skeleton weight must not vanish: where it does, take the largest of its row instead
+        # a skeleton weight must not vanish: where it does, take the first of its row that does not
         weight = self.graph.blocks[block].values(self.graph.parameters[self.graph.blocks[block].name]).reshape(-1)
         zero = np.flatnonzero((weight[torch.from_numpy(flat)] == 0).cpu().numpy())
         if len(zero):
@@ -370,20 +370,29 @@ class SpanningTreeBuilder:
     def _largest(
         self, block: int, rows: _Rows, position: np.ndarray, open_: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """For each row, its largest open edge by magnitude, and the first that is not 0 by any other rule."""
         weight = self.graph.blocks[block].values(self.graph.parameters[self.graph.blocks[block].name])
         table = weight.permute(rows.order).reshape(rows.shape) if weight.dim() else weight.reshape(1, 1, 1)
         step = max(1, CHUNK // max(1, rows.shape[1] * rows.shape[2]))
         columns, taps, scores = [], [], []
-        near, far = (self.logs[np.abs(ids)] * np.sign(ids) for ids in (rows.near, rows.far))
+        measured = self.rule == "magnitude"
+        if measured:
+            near, far = (self.logs[np.abs(ids)] * np.sign(ids) for ids in (rows.near, rows.far))
         # in the gauge that all copies of the network share, the size of a weight is the same in all of them
         side = 1.0 if rows.entering else -1.0
         for start in range(0, len(position), step):
             part = position[start : start + step]
-            here = slice(None) if len(far) == 1 else part
-            scale = np.exp(side * (near[part][:, None] - far[here]))
-            size = table[torch.from_numpy(part)].abs().double().cpu().numpy() * scale[:, :, None]
+            size = table[torch.from_numpy(part)].abs().double().cpu().numpy()
+            if measured:
+                size = (
+                    size
+                    * np.exp(side * (near[part][:, None] - far[slice(None) if len(far) == 1 else part]))[:, :, None]
+                )
+            else:
+                size = (size != 0).astype(np.float64)
             shut = ~(open_[part] if len(open_) > 1 else open_)
-            size = np.where(shut[:, :, None] | (size == 0), -1.0, size).reshape(len(part), -1)
+            # an edge of weight 0 where there is no other, but never one that lies on no path
+            size = np.where(shut[:, :, None], -2.0, np.where(size == 0, -1.0, size)).reshape(len(part), -1)
             top = size.max(1)
             first = np.argmax(size >= np.where(top > 0, top * (1 - TIES), top)[:, None], 1)
             columns.append(first // rows.shape[2])

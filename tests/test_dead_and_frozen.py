@@ -245,3 +245,26 @@ def test_copies_with_equal_weights_break_ties_alike() -> None:
         second = other.skeleton("magnitude")
         assert (first.tree_in.index == second.tree_in.index).all()
         assert (first.tree_out.index == second.tree_out.index).all()
+
+
+@pytest.mark.parametrize("rule", ["modulo", "magnitude", "random"])
+def test_a_dead_unit_gets_an_edge_that_lies_on_paths(rule: str) -> None:
+    # on one pixel only the middle of a 3 x 3 kernel meets data; here that is 0, and so is all around it
+    model = nn.Sequential(
+        nn.Conv2d(3, 5, 1),
+        nn.ReLU(),
+        nn.Conv2d(5, 5, 3, padding=1, groups=5, bias=False),
+        nn.ReLU(),
+        nn.Conv2d(5, 2, 1),
+    )
+    with torch.no_grad():
+        model[0].weight[1], model[0].bias[1] = 0, 0
+        model[2].weight[1, 0, 1, 1] = 0
+        model[4].weight[:, 1] = 0
+    graph = ps.trace(model, torch.randn(2, 3, 1, 1))
+    skeleton = graph.skeleton(rule)
+    assert len(skeleton.dead) == 2
+    assert len(skeleton.basis()) == graph.dimension
+    for block in graph.blocks:
+        if block.unused is not None:
+            assert not (skeleton.masks[block.name] & block.unused.expand(block.shape)).any()
