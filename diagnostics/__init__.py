@@ -8,6 +8,7 @@ Signal: :func:`signal` and :func:`gradients` by layer, :func:`jacobian` and its 
 Parameters: :func:`degeneracy`, growing a model (:func:`predict_growth`, :func:`rank_growths`, :func:`widen`,
 :func:`deepen`), :func:`cost` and :func:`compare_costs`, :func:`suggest_decay`.
 Page: :func:`report` looks at a model from all sides and returns a :class:`Report`, one self-contained HTML page.
+Together: :func:`diagnose`, on your own checkpoint, data and loss.
 Results: :class:`Table` and :class:`Estimate`; :func:`compare` for two runs or checkpoints.
 """
 
@@ -17,6 +18,7 @@ from pathspace.diagnostics.control import residual_control
 from pathspace.diagnostics.cost import compare_costs, cost, depth_or_width
 from pathspace.diagnostics.criticality import critical_point, growth_exponent, sweep
 from pathspace.diagnostics.degeneracy import degeneracy
+from pathspace.diagnostics.diagnosis import Diagnosis, diagnose
 from pathspace.diagnostics.efficiency import ChainRecord
 from pathspace.diagnostics.gradients import gradients
 from pathspace.diagnostics.growth import deepen, predict_growth, rank_growths, widen
@@ -28,6 +30,7 @@ from pathspace.diagnostics.tables import Estimate, Table, compare
 
 __all__ = [
     "ChainRecord",
+    "Diagnosis",
     "Estimate",
     "MarkovChain",
     "Report",
@@ -40,6 +43,7 @@ __all__ = [
     "deepen",
     "degeneracy",
     "depth_or_width",
+    "diagnose",
     "gradients",
     "growth_exponent",
     "jacobian",

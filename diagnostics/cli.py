@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from pathspace.diagnostics.options import BatchesOption, CheckpointOption, DataOption, LossOption
 from pathspace.options import InputOption, JsonOption, SeedOption, TargetArgument, TrainOption
 
 if TYPE_CHECKING:
@@ -36,6 +37,10 @@ def register(app: typer.Typer) -> None:
 def diagnose(
     target: TargetArgument,
     inputs: InputOption = None,
+    checkpoint: CheckpointOption = None,
+    data: DataOption = None,
+    loss: LossOption = None,
+    batches: BatchesOption = 4,
     json: JsonOption = None,
     plots: Annotated[
         str | None,
@@ -58,10 +63,10 @@ def diagnose(
     """Measure on a batch what every layer does to signals and gradients, and how far residual branches point downhill.
 
     Gains are Var[vJ] / Var[v] over random v: of the layer itself, beside what theory says, and from the output back.
-    The loss is the negative log-likelihood of random classes where the outputs are scores, (B, classes) or
-    (B, tokens, classes), and the mean square otherwise: what it says is about the chain, not about a task.
+    Without data the loss is that of random classes where the outputs are scores, and the mean square otherwise: what
+    it says is then about the chain, not about a task.
 
-    [bold]pathspace diagnose net.py:Net --input 8x3x32x32 --plots figures[/]
+    [bold]pathspace diagnose net.py:Net --checkpoint net.safetensors --data net.py:loader --loss cross_entropy[/]
 
     Exit codes: 0 done, also where no chain was found; 2 bad input.
     """
@@ -78,24 +83,18 @@ def diagnose(
         for name in ("signal.png", "cosines.png", "walk.png"):
             ensure_writable(folder / name)
     with show_progress("Loading", target) as status:
-        loaded = load_target(target, inputs or (), seed=seed, train=train)
-        status("Following signals")
-        from pathspace.diagnostics.chain import MarkovChain
-        from pathspace.diagnostics.losses import random_class_loss
-        from pathspace.diagnostics.signal import signal
+        loaded = load_target(target, inputs or (), seed=seed, train=train, need_inputs=data is None)
+        from pathspace.diagnostics.diagnosis import diagnose as look
 
-        table = signal(loaded.model, *loaded.args, kwargs=loaded.kwargs, names=layers, jvp=False, seed=seed)
-        status("Tracing and observing")
-
-        chain = MarkovChain.trace(loaded.model, *loaded.args, kwargs=loaded.kwargs)
-        batch: Any = loaded.kwargs if loaded.kwargs and not loaded.args else loaded.args
-        record = chain.observe(random_class_loss(seed), batch, None) if len(chain) else None
+        what: dict[str, Any] = {"checkpoint": checkpoint, "data": data, "loss": loss, "batches": batches}
+        what |= {"kwargs": loaded.kwargs, "names": layers, "seed": seed, "progress": status}
+        found = look(loaded.model, *loaded.args, **what)
+        table, chain, record = found.signal, found.chain, found.record
         if plots is not None:
             _draw_signal(table, plots)
             if record is not None:
-                _draw(chain, record, batch, plots)
-    result = {**_result(chain, record), "signal": table.to_dicts()}
-    _deliver(result, json)
+                _draw(chain, record, found.subject.batches[0][0], plots)
+    _deliver(found.to_dict(), json)
     if json != "-":
         console = Console()
         console.print(_signal(table))
@@ -103,6 +102,7 @@ def diagnose(
         if record is not None:
             console.print(_table(chain, record))
             console.print(_summary(chain, record), soft_wrap=True, highlight=False)
+            console.print(f"Gradients are those of {found.subject.loss.says}.", soft_wrap=True, highlight=False)
         for reason, count in _reasons(chain).items():
             console.print(f"  {count} x {reason}", soft_wrap=True, highlight=False, markup=False)
 
@@ -112,20 +112,6 @@ def _reasons(chain: MarkovChain) -> dict[str, int]:
 
     counts = Counter(f"{item.operation}: {item.reason}" for item in chain.dismissed)
     return dict(counts.most_common())
-
-
-def _result(chain: MarkovChain, record: ChainRecord | None) -> dict[str, Any]:
-    nodes = [
-        {"name": n.name, "module": n.module, "kind": n.kind, "shape": list(n.shape), "source": n.source}
-        for n in chain.nodes
-    ]
-    if record is not None:
-        measured = record.to_dict()
-        nodes = [{**node, **values} for node, values in zip(nodes, measured.pop("nodes"), strict=True)]
-    else:
-        measured = {}
-    dismissed = [{"operation": d.operation, "module": d.module, "reason": d.reason} for d in chain.dismissed]
-    return {"sentence": chain.sentence(), "length": len(chain), **measured, "nodes": nodes, "dismissed": dismissed}
 
 
 def _deliver(result: dict[str, Any], path: str | None) -> None:

@@ -18,6 +18,7 @@ from torch import Tensor
 from pathspace.diagnostics.addition_hooks import Addition, Sites
 from pathspace.diagnostics.check_traced import Traced
 from pathspace.diagnostics.layers import call, differentiating
+from pathspace.diagnostics.losses import reduction
 from pathspace.diagnostics.nodes import ChainNode, Nodes, batch_size
 from pathspace.diagnostics.penalty_disabled import penalty_disabled
 from pathspace.errors import InputError, UnsupportedError
@@ -36,6 +37,7 @@ class ChainRecord:
         products: ``<z_l, g_l>``, shape (L, B).
         gauge: ``s_l = dLoss/dlog(scale of branch l)`` from parameter gradients only, shape (L,); NaN where the
             branch does not end in a layer of its own, or inside a training loop.
+        reduction: whether the loss is a ``"mean"`` or a ``"sum"`` over samples.
 
     Example:
         >>> from torch import nn
@@ -60,6 +62,7 @@ class ChainRecord:
     gradient_norms: Tensor
     products: Tensor
     gauge: Tensor
+    reduction: str = "sum"
 
     @property
     def samples(self) -> int:
@@ -117,16 +120,37 @@ class ChainRecord:
         return tau * self.direction_norms.norm(dim=1) / self.gradient_norms.norm(dim=1)
 
     @classmethod
-    def merge(cls, records: Iterable[ChainRecord]) -> ChainRecord:
-        """Join the samples of several records, for instance of micro-batches."""
+    def merge(cls, records: Iterable[ChainRecord], reduction: str | None = None) -> ChainRecord:
+        """Join the samples of several records, for instance of micro-batches, as if they had been one batch.
+
+        With a mean loss a batch of ``B_i`` among ``B`` samples counts by ``B_i / B``; with a sum every batch by 1.
+
+        Args:
+            records: of one chain.
+            reduction: ``"mean"`` or ``"sum"``; by default that of the records.
+
+        Raises:
+            InputError: there are no records, or they have different reductions and none is given.
+        """
         parts = list(records)
         if not parts:
             raise InputError("There are no records to merge: observe at least one batch.")
-        joined: dict[str, Any] = {
-            name: torch.cat([getattr(part, name) for part in parts], 1)
-            for name in ("cosines", "direction_norms", "stream_norms", "gradient_norms", "products")
-        }
-        return replace(parts[0], **joined, gauge=torch.stack([part.gauge for part in parts]).sum(0))
+        kinds = {part.reduction for part in parts} if reduction is None else {reduction}
+        if len(kinds) > 1 or not kinds <= {"mean", "sum"}:
+            raise InputError(
+                f"The records have the reductions {sorted(kinds)}; pass reduction='mean' or reduction='sum'."
+            )
+        kind = kinds.pop()
+        total = sum(part.samples for part in parts)
+        shares = [part.samples / total if kind == "mean" else 1.0 for part in parts]
+
+        scaled = {"gradient_norms", "products"}
+        joined: dict[str, Any] = {}
+        for name in ("cosines", "direction_norms", "stream_norms", *scaled):
+            pairs = zip(parts, shares, strict=True)
+            joined[name] = torch.cat([getattr(p, name) * (share if name in scaled else 1) for p, share in pairs], 1)
+        gauge = torch.stack([part.gauge * share for part, share in zip(parts, shares, strict=True)]).sum(0)
+        return replace(parts[0], **joined, gauge=gauge, reduction=kind)
 
     def to_dict(self) -> dict[str, Any]:
         """Summary for machines: what ``pathspace diagnose --json`` writes."""
@@ -181,7 +205,7 @@ class Observer:
     def __init__(self, chain: Nodes, done: Callable[[_Pass], None], keep: bool = False, batch_dim: int = 0) -> None:
         if not chain.nodes:
             raise InputError(f"{chain.sentence()[:-1]}, so there is nothing to observe; choose a residual model.")
-        self.chain, self.done, self.keep = chain, done, keep
+        self.chain, self.done, self.keep, self.batch_dim = chain, done, keep, batch_dim
         self.dims, self.batch = chain.batch_dims(batch_dim), batch_size(chain.example, batch_dim)
         self.nodes = chain.by_site()
         # recomputation calls a module again; where a node has a module to itself, the number of the call is moot
@@ -277,7 +301,7 @@ class Observer:
         if len(current.rows) == len(self.chain.nodes):
             self._close(current)
 
-    def record(self, current: _Pass, gauge: Tensor | None = None) -> ChainRecord:
+    def record(self, current: _Pass, gauge: Tensor | None = None, reduction: str = "sum") -> ChainRecord:
         """The numbers of one pass as a record."""
         size = max(len(row["cosines"]) for row in current.rows.values())
         blank = torch.full((size,), torch.nan, dtype=torch.float64)
@@ -286,7 +310,10 @@ class Observer:
         values = {name: torch.stack([row.get(name, blank) for row in rows]) for name in names}
         absent = torch.full((len(rows),), torch.nan, dtype=torch.float64)
         return ChainRecord(
-            names=tuple(node.name for node in self.chain.nodes), **values, gauge=absent if gauge is None else gauge
+            names=tuple(node.name for node in self.chain.nodes),
+            **values,
+            gauge=absent if gauge is None else gauge,
+            reduction=reduction,
         )
 
 
@@ -330,8 +357,8 @@ def gauge(chain: Nodes, gradients: dict[str, Tensor] | None = None) -> Tensor:
 
 def _backward(
     chain: Nodes, observer: Observer, loss_fn: Callable[[Any, Any], Tensor], inputs: Any, targets: Any
-) -> dict[str, Tensor]:
-    """Run the model, its loss and its gradients; nothing of the model is changed, a penalty is left out."""
+) -> tuple[dict[str, Tensor], str]:
+    """Gradients of the loss, and its reduction; nothing of the model is changed, a penalty is left out."""
     named = {name: p for name, p in chain.model.named_parameters() if p.requires_grad}
     if not named:
         raise InputError(
@@ -342,7 +369,8 @@ def _backward(
     try:
         following = observer.sites.following(chain.model)
         with penalty_disabled(chain.model), following, torch.enable_grad(), torch.random.fork_rng(devices=[]):
-            loss = loss_fn(call(chain.model, inputs), targets)
+            outputs = call(chain.model, inputs)
+            loss = loss_fn(outputs, targets)
             if not isinstance(loss, Tensor) or not loss.requires_grad:
                 raise InputError(
                     f"The loss function returned {type(loss).__name__} without a gradient; return a tensor computed "
@@ -350,11 +378,12 @@ def _backward(
                 )
             with differentiating(chain.model):
                 gradients = torch.autograd.grad(loss.sum(), list(named.values()), allow_unused=True)
+        kind = reduction(loss_fn, outputs, targets, loss.detach(), observer.batch_dim)
     finally:
         with torch.no_grad():
             for buffer, value in buffers:
                 buffer.copy_(value)
-    return {name: value for name, value in zip(named, gradients, strict=True) if value is not None}
+    return {name: value for name, value in zip(named, gradients, strict=True) if value is not None}, kind
 
 
 def observe(
@@ -392,14 +421,14 @@ def observe(
     """
     passes: list[_Pass] = []
     observer = Observer(chain, passes.append, batch_dim=batch_dim)
-    gradients = _backward(chain, observer, loss_fn, inputs, targets)
+    gradients, kind = _backward(chain, observer, loss_fn, inputs, targets)
     observer.finish()
     if not passes:
         raise UnsupportedError(
             f"No gradient reached any of the {len(chain)} nodes of {type(chain.model).__name__}; compute the loss "
             "from the outputs of this model."
         )
-    return observer.record(passes[-1], gauge(chain, gradients))
+    return observer.record(passes[-1], gauge(chain, gradients), kind)
 
 
 def tensors(chain: Nodes, loss_fn: Callable[[Any, Any], Tensor], inputs: Any, targets: Any) -> tuple[NodeTensors, ...]:

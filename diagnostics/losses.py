@@ -1,47 +1,197 @@
-"""Losses for models that come without one."""
+"""The loss by which gradients are taken: given as a function, named, the model's own, or a stand-in."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import inspect
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.utils._pytree import tree_map
 
 from pathspace.errors import InputError
+from pathspace.target import find_object
+
+Function = Callable[[Any, Any], Tensor]
 
 
-def random_class_loss(seed: int) -> Callable[[Any, Any], Tensor]:
-    """A loss that needs no targets: random classes for scores, the mean square otherwise.
+@dataclass
+class Loss:
+    """A loss ``(outputs, targets) -> tensor`` that says what it is.
+
+    Attributes:
+        function: computes it.
+        says: what it is, to stand after "Gradients are those of".
+        given: whether it belongs to a task; otherwise it is a stand-in.
+        reduction: ``"mean"`` or ``"sum"`` over samples, ``None`` where that has to be measured.
+    """
+
+    function: Function
+    says: str
+    given: bool = True
+    reduction: str | None = None
+
+    def __call__(self, outputs: Any, targets: Any) -> Tensor:
+        """The loss of one batch."""
+        return self.function(outputs, targets)
+
+
+def choose_loss(loss: str | Function | nn.Module | None, seed: int = 0) -> Loss:
+    """Turn what a user names as the loss into a function.
+
+    Args:
+        loss: ``loss(outputs, targets)``; or the name of a loss of torch (``"cross_entropy"``, ``"MSELoss"``); or
+            ``package.module:name`` or ``path/to/file.py:name`` of a function, a module or a class of modules; ``None``
+            for the loss that the model returns, or one that fits the targets, or a stand-in (:func:`default_loss`).
+        seed: of the stand-in.
+
+    Returns:
+        The loss.
+
+    Raises:
+        InputError: torch has no loss of this name, or what the name leads to cannot be called.
+
+    Example:
+        >>> choose_loss("mse_loss")(torch.tensor([1.0, 3.0]), torch.zeros(2))
+        tensor(5.)
+    """
+    if loss is None:
+        return default_loss(seed)
+    if isinstance(loss, Loss):
+        return loss
+    if not isinstance(loss, str):
+        return Loss(loss, "the loss that was given", reduction=_known(loss))
+    if ":" in loss:
+        found = find_object(loss)
+        found = found() if isinstance(found, type) and issubclass(found, nn.Module) else found
+        if not callable(found):
+            raise InputError(
+                f"The loss '{loss}' is a {type(found).__name__}, expected a function loss(outputs, targets); name one."
+            )
+        return Loss(found, f"the loss {loss}", reduction=_known(found))
+    functions = {name: f for name, f in vars(F).items() if name.endswith("_loss") or name.startswith("cross_ent")}
+    functions |= {name: f for name, f in vars(F).items() if name in ("kl_div", "binary_cross_entropy_with_logits")}
+    functions["binary_cross_entropy"] = F.binary_cross_entropy
+    classes = {name: made for name, made in vars(nn.modules.loss).items() if name.endswith("Loss") and name[0] != "_"}
+    function = functions.get(loss, classes.get(loss))
+    if function is None or not callable(function):
+        names = ", ".join(sorted(name for name in functions if name[0] != "_"))
+        raise InputError(
+            f"torch has no loss named '{loss}'; choose one of {names}, "
+            "a class such as CrossEntropyLoss, or file.py:function."
+        )
+    made: Function = function() if isinstance(function, type) else function
+    return Loss(lambda outputs, targets: _of_scores(made, loss, outputs, targets), loss, reduction=_known(made))
+
+
+def _known(loss: Any) -> str | None:
+    """The reduction that a loss of torch states, and a function of torch has by default."""
+    stated = getattr(loss, "reduction", None)
+    if stated is None and getattr(loss, "__module__", "") == "torch.nn.functional":
+        stated = inspect.signature(loss).parameters["reduction"].default
+    return stated if stated in ("mean", "sum") else None
+
+
+def _of_scores(function: Function, name: str, outputs: Any, targets: Any) -> Tensor:
+    """A loss of torch on what a model returned: its scores, with classes in the dimension where torch wants them."""
+    if targets is None:
+        raise InputError(f"The loss {name} needs targets, and the data hold none; give pairs (inputs, targets).")
+    found = scores(outputs)
+    tokens = found.ndim > 2 and not targets.is_floating_point() and targets.shape == found.shape[:-1]
+    if tokens and targets.shape != found.shape[:1] + found.shape[2:]:
+        found, targets = found.flatten(0, -2), targets.flatten()
+    return function(found, targets)
+
+
+def scores(outputs: Any) -> Tensor:
+    """The tensor of real numbers that a loss is taken of: ``logits`` where outputs have them, else the first.
+
+    Args:
+        outputs: whatever a model returned.
+
+    Raises:
+        InputError: there is none.
+    """
+    named = getattr(outputs, "logits", None)
+    found = [t for t in tensors_of(named if isinstance(named, Tensor) else outputs) if t.is_floating_point()]
+    if not found:
+        raise InputError("The outputs hold no tensor of real numbers, expected one to take a loss of; pass loss=.")
+    return next((tensor for tensor in found if tensor.ndim), found[0])
+
+
+def default_loss(seed: int = 0) -> Loss:
+    """A loss for those who named none.
+
+    The model's own, where it returns one (a scalar before anything else, as models of the transformers library do
+    when they are given labels). Otherwise, where there are targets, the cross-entropy of classes or the mean squared
+    error. Without targets the negative log-likelihood of random classes, or the mean square where outputs are no
+    scores.
 
     Args:
         seed: seed of the classes.
 
     Returns:
-        ``(outputs, targets) -> scalar``; the targets are not looked at.
+        The loss; what it says of itself holds after its first call.
     """
 
-    def loss(outputs: Any, _: Any) -> Tensor:
-        scores = next((tensor for tensor in _tensors(outputs) if tensor.is_floating_point()), None)
-        if scores is None:
-            raise InputError(
-                "The outputs hold no tensor of real numbers, expected one to take a loss of; pass loss_fn=."
-            )
-        scores = scores if scores.dtype == torch.float64 else scores.float()
-        if scores.ndim in (2, 3) and scores.shape[-1] > 1:
+    def loss(outputs: Any, targets: Any) -> Tensor:
+        first = next((tensor for tensor in tensors_of(outputs) if tensor.is_floating_point()), None)
+        if first is not None and first.ndim == 0:
+            made.says, made.given = "the loss that the model returns", True
+            return first
+        found = scores(outputs)
+        found = found if found.dtype == torch.float64 else found.float()
+        if isinstance(targets, Tensor):
+            function = F.mse_loss if targets.is_floating_point() else F.cross_entropy
+            made.says, made.given = f"{function.__name__}, which suits the targets", True
+            return _of_scores(function, function.__name__, found, targets)
+        if found.ndim in (2, 3) and found.shape[-1] > 1:
             generator = torch.Generator().manual_seed(seed)
-            classes = torch.randint(0, scores.shape[-1], scores.shape[:-1], generator=generator).to(scores.device)
-            return F.cross_entropy(scores.flatten(0, -2), classes.flatten())
-        return scores.square().mean()
+            classes = torch.randint(0, found.shape[-1], found.shape[:-1], generator=generator).to(found.device)
+            made.says = "random classes: they speak of the network at this point and not of a task"
+            return F.cross_entropy(found.flatten(0, -2), classes.flatten())
+        return found.square().mean()
 
-    return loss
+    made = Loss(loss, "the mean square of the outputs: they speak of the network and not of a task", False, "mean")
+    return made
 
 
-def _tensors(outputs: Any) -> Iterator[Tensor]:
-    """In order; numbers and other things among the outputs are passed over."""
+def tensors_of(outputs: Any) -> Iterator[Tensor]:
+    """The tensors in outputs, in order; numbers and other things among them are passed over."""
     if isinstance(outputs, Tensor):
         yield outputs
-    elif hasattr(outputs, "values") or isinstance(outputs, list | tuple):
-        for value in outputs.values() if hasattr(outputs, "values") else outputs:
-            yield from _tensors(value)
+    elif isinstance(outputs, Mapping | list | tuple):
+        for value in outputs.values() if isinstance(outputs, Mapping) else outputs:
+            yield from tensors_of(value)
+
+
+def reduction(loss: Function, outputs: Any, targets: Any, value: Tensor, batch_dim: int = 0) -> str:
+    """Whether a loss is a mean or a sum over samples: stated, or measured on every sample taken twice.
+
+    Args:
+        loss: ``loss(outputs, targets)``.
+        outputs: what the model returned.
+        targets: handed to the loss.
+        value: ``loss(outputs, targets)``; a vector counts as a sum.
+        batch_dim: the dimension of the samples.
+
+    Returns:
+        ``"mean"`` or ``"sum"``; ``"mean"``, too, where doubled samples are refused.
+    """
+    stated = getattr(loss, "reduction", None)
+    if value.ndim or stated in ("mean", "sum"):
+        return "sum" if value.ndim else str(stated)
+
+    def twice(tensor: Any) -> Any:
+        held = isinstance(tensor, Tensor) and tensor.ndim > batch_dim
+        return torch.cat([tensor, tensor], batch_dim) if held else tensor
+
+    try:
+        with torch.no_grad(), torch.random.fork_rng(devices=[]):
+            doubled = loss(tree_map(twice, outputs), tree_map(twice, targets))
+        return "sum" if abs(float(doubled / value) - 2) < 0.5 else "mean"
+    except Exception:  # a user's loss may refuse other sizes in any way
+        return "mean"

@@ -91,7 +91,9 @@ def parse_input(text: str) -> InputSpec:
     return InputSpec(shape, _DTYPES[dtype] if colon else None)
 
 
-def load_target(spec: str, inputs: Sequence[str] = (), *, seed: int = 0, train: bool | None = None) -> Target:
+def load_target(
+    spec: str, inputs: Sequence[str] = (), *, seed: int = 0, train: bool | None = None, need_inputs: bool = True
+) -> Target:
     """Load the model that ``spec`` names, with example inputs that its ``forward`` accepts.
 
     Inputs are drawn from the standard normal distribution; whole numbers and booleans are zeros and ones,
@@ -103,6 +105,7 @@ def load_target(spec: str, inputs: Sequence[str] = (), *, seed: int = 0, train: 
         inputs: one text per positional input, see `parse_input`; they replace the target's own example.
         seed: seeds both the weights of a model that the target builds and the inputs.
         train: put the model in training mode, or in evaluation mode; ``None`` leaves it in the mode it came in.
+        need_inputs: refuse a target that comes without example inputs; ``False`` where data bring their own.
 
     Returns:
         The model and its inputs.
@@ -118,26 +121,42 @@ def load_target(spec: str, inputs: Sequence[str] = (), *, seed: int = 0, train: 
     specs = [parse_input(text) for text in inputs]
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        found = _find(spec)
+        found = find_object(spec)
         torch.manual_seed(seed)  # whatever the first import of the module has drawn
         model, example = _build(spec, found)
     if specs:
         target = Target(spec, model, _make_inputs(model, specs, seed))
     elif example is None:
         target = Target(spec, model)
-        _require_no_inputs(target)
+        if need_inputs:
+            _require_no_inputs(target)
     elif isinstance(example, dict):
         target = Target(spec, model, kwargs=example)
     else:
         target = Target(spec, model, (example,) if isinstance(example, torch.Tensor) else tuple(example))
-    _check_call(target)
+    if need_inputs or specs or example is not None:
+        _check_call(target)
     if train is not None:
         target.model.train(train)
     return target
 
 
-def _find(spec: str) -> Any:
-    """Import the module or file in ``spec`` and return the object it names."""
+def find_object(spec: str) -> Any:
+    """Import the module or file in ``spec`` and return the object it names.
+
+    Args:
+        spec: ``package.module:name`` or ``path/to/file.py:name``.
+
+    Returns:
+        The object, whatever it is.
+
+    Raises:
+        InputError: there is no such module, file or name.
+
+    Example:
+        >>> find_object("torch.nn:Identity").__name__
+        'Identity'
+    """
     place, colon, name = spec.rpartition(":")
     if not colon or not place.strip() or not name.strip():
         raise InputError(f"The target '{spec}' has no 'place:name': give {_FORM}.")

@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from pathspace.diagnostics.options import BatchesOption, CheckpointOption, DataOption, LossOption
 from pathspace.options import (
     InputOption,
     JsonOption,
@@ -25,6 +26,10 @@ def report(
         str, typer.Option("--output", "-o", metavar="FILE", help="The .html to write.", show_default=False)
     ],
     inputs: InputOption = None,
+    checkpoint: CheckpointOption = None,
+    data: DataOption = None,
+    loss: LossOption = None,
+    batches: BatchesOption = 4,
     json: JsonOption = None,
     seed: SeedOption = 0,
     rule: RuleOption = Rule.modulo,
@@ -34,7 +39,7 @@ def report(
     """Write one page about a model: graph, certificate, pins, path values, chain, signal, degeneracy.
 
     The page holds all it needs and opens from disk. What a batch is good for depends on its size: give at least a
-    few samples. Gradients are those of random classes; pathspace.diagnostics.report takes a loss of your own.
+    few samples. Without data and a loss gradients are those of random classes.
 
     [bold]pathspace report net.py:Net --input 8x3x32x32 -o report.html[/]
 
@@ -53,7 +58,7 @@ def report(
         if file is not None:
             ensure_writable(file)
     with show_progress("Loading", target) as status:
-        loaded = load_target(target, inputs or (), seed=seed, train=train)
+        loaded = load_target(target, inputs or (), seed=seed, train=train, need_inputs=data is None)
         status("Reading", 0.0)
         from pathspace.diagnostics.report.page import report as look
 
@@ -61,6 +66,10 @@ def report(
             loaded.model,
             *loaded.args,
             kwargs=loaded.kwargs,
+            checkpoint=checkpoint,
+            data=data,
+            loss=loss,
+            batches=batches,
             rule=rule.value,
             norm_eps=norm_eps.value,
             seed=seed,

@@ -2,26 +2,26 @@
 
 from __future__ import annotations
 
-import inspect
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import Any
 
 import numpy as np
-from torch import Tensor, nn
+from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from pathspace import Explanation, Skeleton, check, proof, verify
 from pathspace.diagnostics.chain import MarkovChain
 from pathspace.diagnostics.degeneracy import degeneracy
+from pathspace.diagnostics.efficiency import ChainRecord
+from pathspace.diagnostics.given import Subject
 from pathspace.diagnostics.gradients import gradients, imbalance
 from pathspace.diagnostics.signal import signal
 from pathspace.errors import PathspaceError
 from pathspace.norms import log_factors
 
 Facts = dict[str, Any]
-Loss = Callable[[Any, Any], Tensor]
 
 MOST_SIGNAL = 300_000_000
 MOST_DEGENERACY = 200_000
@@ -30,42 +30,6 @@ DEGENERACY_ROWS = 200
 EXACT_DEGENERACY = 1_000
 BINS = 48
 _FINE = 0.02
-
-
-@dataclass(frozen=True)
-class Subject:
-    """A model on its example inputs, and the loss by which gradients are taken.
-
-    Attributes:
-        model: the model, in the mode it is in.
-        args: positional inputs.
-        kwargs: keyword inputs.
-        loss: ``loss(outputs, targets)``.
-        targets: handed to the loss.
-        own_loss: whether the loss is the user's.
-    """
-
-    model: nn.Module
-    args: tuple[Any, ...]
-    kwargs: dict[str, Any]
-    loss: Loss
-    targets: Any
-    own_loss: bool
-
-    @property
-    def batch(self) -> Any:
-        """The inputs as one value: a tuple, or a mapping where some are given by keyword."""
-        if not self.kwargs:
-            return self.args
-        if not self.args:
-            return self.kwargs
-        bound = inspect.signature(self.model.forward).bind(*self.args, **self.kwargs)
-        return dict(bound.arguments)
-
-    @property
-    def weights(self) -> int:
-        """Number of scalar parameters."""
-        return sum(parameter.numel() for parameter in self.model.parameters())
 
 
 def attempt(what: str, measure: Callable[[], Facts]) -> Facts:
@@ -229,11 +193,11 @@ class Tally:
 
 
 def the_chain(subject: Subject) -> Facts:
-    """The residual additions as a Markov chain, observed on the batch."""
+    """The residual additions as a Markov chain, observed on all batches."""
     chain = MarkovChain.trace(subject.model, *subject.args, kwargs=subject.kwargs)
     if not len(chain):
         return {"absent": chain.sentence()}
-    record = chain.observe(subject.loss, subject.batch, subject.targets)
+    record = ChainRecord.merge(chain.observe(subject.loss, *batch) for batch in subject.batches)
     return {"sentence": chain.sentence(), **record.to_dict(), "dismissed": len(chain.dismissed)}
 
 
@@ -268,13 +232,13 @@ def the_signal(subject: Subject) -> Facts:
 
 
 def the_gradients(subject: Subject) -> Facts:
-    """Gradient RMS of every parameter tensor on the batch."""
+    """Gradient RMS of every parameter tensor, over all batches."""
     if subject.weights > MOST_SIGNAL:
         return {
             "absent": f"Gradients were not measured: the page measures models of up to {MOST_SIGNAL:,} weights, and "
             f"this one has {subject.weights:,}; call diagnostics.gradients with names= for some parameters."
         }
-    table = gradients(subject.model, subject.loss, [(subject.batch, subject.targets)])
+    table = gradients(subject.model, subject.loss, subject.batches)
     rows = [{"parameter": row.parameter, "rms": row.rms, "relative": row.relative} for row in table]
     notes = [note for note in table.notes if not note.startswith("Gradient noise")]
     return {"rows": rows, "imbalance": imbalance(table), "notes": notes}

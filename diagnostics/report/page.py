@@ -15,13 +15,13 @@ from markupsafe import Markup
 from torch import Tensor, nn
 
 from pathspace import Skeleton, explain
-from pathspace.diagnostics.losses import random_class_loss
+from pathspace.diagnostics.given import Subject, given
+from pathspace.diagnostics.losses import Function
 from pathspace.diagnostics.report import charts, measure, pictures, sentences
 from pathspace.diagnostics.report.layers import describe
-from pathspace.diagnostics.report.measure import Facts, Loss, Subject, attempt
+from pathspace.diagnostics.report.measure import Facts, attempt
 from pathspace.errors import InputError
 from pathspace.files import replacing
-from pathspace.inputs import arranged
 from pathspace.log_prefix import log_prefixes, log_suffixes
 from pathspace.skeleton import choose
 
@@ -70,7 +70,11 @@ def report(
     model: nn.Module,
     *inputs: Any,
     kwargs: Mapping[str, Any] | None = None,
-    loss_fn: Loss | None = None,
+    checkpoint: str | os.PathLike[str] | None = None,
+    data: Any = None,
+    loss: str | Function | None = None,
+    batches: int = 4,
+    loss_fn: Function | None = None,
     targets: Any = None,
     rule: str = "modulo",
     norm_eps: str = "ignore",
@@ -81,11 +85,15 @@ def report(
 
     Args:
         model: any module that can be captured; left as it is.
-        *inputs: example inputs, a batch.
+        *inputs: example inputs, a batch; not needed where there are ``data``.
         kwargs: example inputs by keyword.
-        loss_fn: ``loss_fn(outputs, targets)``, a scalar; without it gradients are those of the negative
-            log-likelihood of random classes (of the mean square, where outputs are no scores), and the page says so.
-        targets: handed to ``loss_fn``.
+        checkpoint: a file of weights, see :func:`pathspace.diagnostics.given.load_weights`; loaded into a copy.
+        data: batches of inputs and targets, see :func:`pathspace.diagnostics.given.read_batches`.
+        loss: ``loss(outputs, targets)``, or its name, see :func:`pathspace.diagnostics.losses.choose_loss`; without
+            it :func:`pathspace.diagnostics.losses.default_loss`, and the page says so.
+        batches: how many batches of the data are used at most.
+        loss_fn: the same as ``loss``.
+        targets: of the example inputs, handed to the loss.
         rule: how the skeleton is chosen, see :func:`pathspace.skeleton.choose`.
         norm_eps: see :func:`pathspace.trace`.
         seed: of the skeleton, of random rescalings and of the stand-in loss.
@@ -105,9 +113,9 @@ def report(
         >>> found.facts["certificate"]["dimension"], found.facts["chain"]["absent"]
         (14, 'Sequential is no Markov chain: no addition joins a stream and a branch computed from it.')
     """
-    loss = loss_fn if loss_fn is not None else random_class_loss(seed)
-    inputs, kwargs = arranged(model, inputs, kwargs)
-    subject = Subject(model, inputs, kwargs, loss, targets, loss_fn is not None)
+    brought: dict[str, Any] = {"checkpoint": checkpoint, "data": data, "targets": targets, "batches": batches}
+    subject = given(model, inputs, kwargs, loss=loss_fn if loss is None else loss, seed=seed, **brought)
+    model, inputs, kwargs = subject.model, subject.args, subject.kwargs
     steps = _Steps(progress)
     with steps("tracing"):
         explanation = explain(model, *inputs, kwargs=kwargs, norm_eps=norm_eps)
@@ -185,10 +193,7 @@ def _told(facts: dict[str, Facts], subject: Subject, rule: str) -> dict[str, str
         "gains": of("signal", sentences.gains),
         "gradients": of("gradients", sentences.gradient),
         "degeneracy": of("degeneracy", sentences.degeneracy),
-        "loss": "Gradients are those of the loss that was given."
-        if subject.own_loss
-        else "No loss was given: gradients are those of random classes (of the mean square, where outputs are no "
-        "scores), so they speak of the network at this point and not of a task.",
+        "loss": f"{'G' if subject.loss.given else 'No loss was given: g'}radients are those of {subject.loss.says}.",
     }
 
 

@@ -1,0 +1,113 @@
+"""A model on its data and its loss: signal by depth and the Markov chain, measured together."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import nn
+
+from pathspace.diagnostics.chain import MarkovChain
+from pathspace.diagnostics.efficiency import ChainRecord
+from pathspace.diagnostics.given import Subject, given
+from pathspace.diagnostics.layers import Names
+from pathspace.diagnostics.losses import Function
+from pathspace.diagnostics.signal import LayerSignal, signal
+from pathspace.diagnostics.tables import Table
+
+
+@dataclass(frozen=True)
+class Diagnosis:
+    """What :func:`diagnose` found.
+
+    Attributes:
+        subject: the model, its batches and its loss.
+        signal: what every layer does to signals and gradients, on the first batch.
+        chain: the residual additions of the model.
+        record: the chain on all batches; ``None`` for a model without nodes.
+    """
+
+    subject: Subject = field(repr=False)
+    signal: Table[LayerSignal]
+    chain: MarkovChain = field(repr=False)
+    record: ChainRecord | None
+
+    def to_dict(self) -> dict[str, Any]:
+        """Everything as plain values: what ``pathspace diagnose --json`` writes."""
+        chain = self.chain
+        measured = {} if self.record is None else self.record.to_dict()
+        values = measured.pop("nodes", [{}] * len(chain))
+        nodes = [
+            {"name": n.name, "module": n.module, "kind": n.kind, "shape": list(n.shape), "source": n.source, **found}
+            for n, found in zip(chain.nodes, values, strict=True)
+        ]
+        dismissed = [{"operation": d.operation, "module": d.module, "reason": d.reason} for d in chain.dismissed]
+        return {
+            "sentence": chain.sentence(),
+            "loss": self.subject.loss.says,
+            "length": len(chain),
+            **measured,
+            "nodes": nodes,
+            "dismissed": dismissed,
+            "signal": self.signal.to_dicts(),
+        }
+
+
+def diagnose(
+    model: nn.Module,
+    *inputs: Any,
+    kwargs: Mapping[str, Any] | None = None,
+    checkpoint: str | os.PathLike[str] | None = None,
+    data: Any = None,
+    loss: str | Function | None = None,
+    targets: Any = None,
+    batches: int = 4,
+    names: Names = None,
+    seed: int = 0,
+    progress: Callable[[str], None] | None = None,
+) -> Diagnosis:
+    """Measure what layers do to signals, and how far residual branches point down the loss.
+
+    Args:
+        model: any module; left as it is.
+        *inputs: example inputs, a batch; not needed where there are ``data``.
+        kwargs: example inputs by keyword.
+        checkpoint: a file of weights, loaded into a copy, see :func:`pathspace.diagnostics.given.load_weights`.
+        data: batches of inputs and targets, see :func:`pathspace.diagnostics.given.read_batches`.
+        loss: ``loss(outputs, targets)`` or its name, see :func:`pathspace.diagnostics.losses.choose_loss`.
+        targets: of the example inputs.
+        batches: how many batches of the data are used at most.
+        names: patterns of the layers whose signal is measured.
+        seed: of random vectors, and of a loss that stands in where there is none.
+        progress: called with what is being done.
+
+    Returns:
+        The diagnosis.
+
+    Raises:
+        InputError: data, loss or checkpoint are not what is expected, or no layer has these names.
+        CaptureError: the model fails on these inputs or cannot be captured.
+
+    Example:
+        >>> import torch
+        >>> model = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True, norm_first=True, dropout=0.0)
+        >>> data = [(torch.randn(4, 5, 8), torch.zeros(4, 5, 8)) for _ in range(3)]
+        >>> found = diagnose(model, data=data, loss="mse_loss")
+        >>> found.record.samples, found.chain.sentence()
+        (12, 'TransformerEncoderLayer is a Markov chain of 2 nodes (2 identity).')
+    """
+    tell = progress if progress is not None else lambda doing: None
+    what = {"checkpoint": checkpoint, "data": data, "loss": loss, "targets": targets, "batches": batches}
+    subject = given(model, inputs, kwargs, seed=seed, **what)
+    tell("Following signals")
+    model, args, named = subject.model, subject.args, subject.kwargs
+    table = signal(model, *args, kwargs=named, names=names, jvp=False, seed=seed)
+    tell("Tracing and observing")
+    chain = MarkovChain.trace(model, *args, kwargs=named)
+    records = (chain.observe(subject.loss, *batch) for batch in subject.batches)
+    return Diagnosis(subject, table, chain, ChainRecord.merge(records) if len(chain) else None)
+
+
+__all__ = ["Diagnosis", "diagnose"]

@@ -1,0 +1,235 @@
+"""Diagnoses of the run one has: checkpoints, data and losses as people have them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+import typer
+from safetensors.torch import save_file
+from torch import nn
+from torch.nn import functional as F
+from torch.utils.data import DataLoader, TensorDataset
+from typer.testing import CliRunner
+
+from pathspace.cli_errors import ErrorSentenceGroup
+from pathspace.diagnostics import ChainRecord, MarkovChain, cli, diagnose
+from pathspace.diagnostics.given import given, load_weights, read_batches
+from pathspace.diagnostics.losses import choose_loss
+from pathspace.errors import InputError
+
+FILE = """
+import torch
+from torch import nn
+
+class Block(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.norm, self.branch = nn.LayerNorm(6), nn.Linear(6, 6)
+    def forward(self, x):
+        return x + self.branch(self.norm(x))
+
+class Net(nn.Sequential):
+    def __init__(self):
+        super().__init__(Block(), Block(), nn.Linear(6, 3))
+
+def loader():
+    torch.manual_seed(3)
+    return [(torch.randn(8, 6), torch.randint(0, 3, (8,))) for _ in range(5)]
+
+def focal(outputs, targets):
+    return (nn.functional.cross_entropy(outputs, targets, reduction="none") ** 2).mean()
+"""
+
+
+class Block(nn.Module):
+    def __init__(self, width: int = 6) -> None:
+        super().__init__()
+        self.norm, self.branch = nn.LayerNorm(width), nn.Linear(width, width)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + self.branch(self.norm(x))
+
+
+class Tied(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.table, self.head = nn.Embedding(5, 4), nn.Linear(4, 5, bias=False)
+        self.head.weight = self.table.weight
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(self.table(x))
+
+
+def run(command: str, *words: str) -> tuple[int, str]:
+    app = typer.Typer(cls=ErrorSentenceGroup)
+    app.callback()(lambda: None)
+    cli.register(app)
+    result = CliRunner().invoke(app, [command, *words], env={"COLUMNS": "100"})
+    return result.exit_code, result.output
+
+
+@pytest.mark.parametrize(
+    "loss",
+    [
+        F.mse_loss,
+        nn.MSELoss(reduction="sum"),
+        lambda y, t: (y - t).square().sum(),
+        lambda y, t: (y - t).square().mean(),
+        lambda y, t: (y - t).square().sum(1),
+        lambda y, _: y.abs().mean(),
+    ],
+)
+def test_merged_micro_batches_are_the_whole_batch(loss) -> None:
+    torch.manual_seed(0)
+    model, x, target = nn.Sequential(Block(), Block(), Block()), torch.randn(12, 6), torch.randn(12, 6)
+    chain = MarkovChain.trace(model, x)
+    whole = chain.observe(loss, x, target)
+    parts = [(x[:2], target[:2]), (x[2:7], target[2:7]), (x[7:], target[7:])]
+    merged = ChainRecord.merge(chain.observe(loss, *part) for part in parts)
+    assert merged.reduction == whole.reduction and merged.samples == 12
+    for name in ("gauge", "products", "gradient_norms", "cosines", "stream_norms"):
+        assert torch.allclose(getattr(merged, name), getattr(whole, name), rtol=1e-4, atol=1e-7), name
+
+
+def test_records_of_different_losses_need_to_be_told() -> None:
+    model, x = nn.Sequential(Block()), torch.randn(4, 6)
+    chain = MarkovChain.trace(model, x)
+    records = [chain.observe(nn.MSELoss(reduction=kind), x, x * 0) for kind in ("mean", "sum")]
+    with pytest.raises(InputError, match="reductions"):
+        ChainRecord.merge(records)
+    assert ChainRecord.merge(records, "sum").gauge == pytest.approx(records[0].gauge + records[1].gauge)
+
+
+@pytest.mark.parametrize("kind", ["safetensors", "pt", "wrapped", "compiled"])
+def test_checkpoints_load_whole_or_not_at_all(tmp_path: Path, kind: str) -> None:
+    torch.manual_seed(0)
+    source, model = nn.Sequential(Block(), nn.BatchNorm1d(6)), nn.Sequential(Block(), nn.BatchNorm1d(6))
+    state = source.state_dict()
+    path = tmp_path / ("w.safetensors" if kind == "safetensors" else "w.pt")
+    if kind == "safetensors":
+        save_file(state, path)
+    else:
+        named = {"_orig_mod.module." + k if kind == "compiled" else k: v for k, v in state.items()}
+        torch.save(named if kind == "pt" else {"epoch": 3, "state_dict": named}, path)
+    if kind == "compiled":
+        state = {k.removeprefix("_orig_mod.module."): v for k, v in state.items()}
+    subject = given(model, (torch.randn(4, 6),), checkpoint=path)
+    assert all(torch.equal(value, state[name]) for name, value in subject.model.state_dict().items())
+    assert not torch.equal(model[0].branch.weight, source[0].branch.weight), "the user's model is left as it is"
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    for bad, part in (
+        ({k: v for k, v in state.items() if k != "0.norm.bias"}, "lacks 0.norm.bias"),
+        ({**state, "more": torch.ones(1)}, "holds more besides"),
+        ({**state, "0.branch.bias": torch.ones(7)}, r"shape \(7,\), expected \(6,\)"),
+    ):
+        torch.save(bad, tmp_path / "bad.pt")
+        with pytest.raises(InputError, match=part):
+            load_weights(model, tmp_path / "bad.pt")
+    for name, content in (("a.safetensors", b"junk"), ("a.pt", b"junk"), ("b.pt", b"")):
+        (tmp_path / name).write_bytes(content)
+        with pytest.raises(InputError, match="cannot be read"):
+            load_weights(model, tmp_path / name)
+    with pytest.raises(InputError, match="no file"):
+        load_weights(model, tmp_path / "none.pt")
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+
+
+def test_tied_weights_may_stand_under_one_name(tmp_path: Path) -> None:
+    source, model = Tied(), Tied()
+    save_file({"table.weight": source.table.weight.detach()}, tmp_path / "t.safetensors")
+    load_weights(model, tmp_path / "t.safetensors")
+    assert torch.equal(model.head.weight, source.head.weight) and model.head.weight is model.table.weight
+
+
+def test_batches_in_all_their_forms() -> None:
+    x, y, model = torch.randn(70, 6), torch.randint(0, 3, (70,)), nn.Linear(6, 3).double()
+    for data, sizes in (
+        ((x, y), [70]),
+        ([(x, y)] * 7, [70] * 4),
+        (TensorDataset(x, y), [32, 32, 6]),
+        (DataLoader(TensorDataset(x, y), batch_size=20), [20, 20, 20, 10]),
+        ({"x": x, "labels": y}, [70]),
+        (({"data": x, "y": y} for _ in range(2)), [70, 70]),
+    ):
+        found = read_batches(model, data, 4)
+        assert [len(t) for _, t in found] == sizes
+        assert all(torch.is_tensor(i) and i.dtype == torch.float64 and i.shape[1] == 6 for i, _ in found)
+    assert read_batches(model, x, 4)[0][1] is None
+    for data, part in (([], "no batch"), (3, "expected batches"), ([3], "expected a tensor"), ([()], "empty")):
+        with pytest.raises(InputError, match=part):
+            read_batches(model, data, 4)
+    with pytest.raises(InputError, match="at least 1"):
+        read_batches(model, x, 0)
+
+
+def test_losses_by_name() -> None:
+    scores, classes = torch.randn(4, 7, 5), torch.randint(0, 5, (4, 7))
+    by_tokens = F.cross_entropy(scores.flatten(0, 1), classes.flatten())
+    for name in ("cross_entropy", "CrossEntropyLoss"):
+        assert choose_loss(name)(scores, classes) == pytest.approx(float(by_tokens))
+        assert choose_loss(name)({"logits": scores, "more": None}, classes) == pytest.approx(float(by_tokens))
+    assert choose_loss(None)(scores, classes) == pytest.approx(float(by_tokens))
+    assert choose_loss(None)({"loss": scores.mean(), "logits": scores}, None) == scores.mean()
+    assert choose_loss("torch.nn:L1Loss")(scores, scores + 2) == pytest.approx(2)
+    for name, part in (("cross", "no loss named"), ("torch.nn:nothing", "There is no"), ("math:pi", "is a float")):
+        with pytest.raises(InputError, match=part):
+            choose_loss(name)
+    with pytest.raises(InputError, match="needs targets"):
+        choose_loss("mse_loss")(scores, None)
+
+
+def test_the_loss_of_a_language_model_is_its_own() -> None:
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    torch.manual_seed(0)
+    model = GPT2LMHeadModel(GPT2Config(vocab_size=19, n_positions=8, n_embd=8, n_layer=2, n_head=2)).eval()
+    ids = torch.randint(0, 19, (4, 6))
+    found = diagnose(model, data={"input_ids": ids, "labels": ids}, names="transformer.h.0.*")
+    assert found.subject.loss.says == "the loss that the model returns"
+    subject = given(model, data={"input_ids": ids, "labels": ids}, loss=_shifted)
+    named = found.chain.observe(subject.loss, *subject.batches[0])
+    parameters = list(model.parameters())
+    own = torch.autograd.grad(model(input_ids=ids, labels=ids).loss, parameters)
+    last = [name for name, _ in model.named_parameters()].index("transformer.h.1.mlp.c_proj.weight")
+    exact = sum(float((parameters[i].detach().double() * own[i].double()).sum()) for i in (last, last + 1))
+    for each in (found.record, named):
+        assert float(each.gauge[-1]) == pytest.approx(exact, rel=1e-3)
+
+
+def _shifted(outputs, targets):
+    return F.cross_entropy(outputs.logits[:, :-1].flatten(0, 1), targets[:, 1:].flatten())
+
+
+def test_commands_take_checkpoint_data_and_loss(tmp_path: Path) -> None:
+    path, weights = tmp_path / "net.py", tmp_path / "w.safetensors"
+    path.write_text(FILE)
+    torch.manual_seed(7)
+    model = nn.Sequential(Block(), Block(), nn.Linear(6, 3))
+    save_file(model.state_dict(), weights)
+    torch.manual_seed(3)
+    data = [(torch.randn(8, 6), torch.randint(0, 3, (8,))) for _ in range(5)]
+    words = (f"{path}:Net", "--checkpoint", str(weights), "--data", f"{path}:loader", "--batches", "3")
+    for loss, function in (("cross_entropy", F.cross_entropy), (f"{path}:focal", _focal)):
+        code, text = run("diagnose", *words, "--loss", loss, "--json", "-")
+        assert code == 0, text
+        found = json.loads(text)
+        chain = MarkovChain.trace(model, data[0][0])
+        record = ChainRecord.merge(chain.observe(function, *batch) for batch in data[:3])
+        assert found["samples"] == 24 and found["efficiency"] == pytest.approx(record.mean_efficiency, abs=1e-6)
+        assert [node["gauge"] for node in found["nodes"]] == pytest.approx(record.gauge.tolist(), abs=1e-6)
+    code, text = run("report", *words, "--loss", "cross_entropy", "-o", str(tmp_path / "r.html"))
+    assert code == 0 and "Gradients are those of cross_entropy." in (tmp_path / "r.html").read_text()
+    for wrong, part in (
+        (("--loss", "nothing"), "no loss named"),
+        (("--checkpoint", "none.pt"), "There is no file"),
+        (("--data", f"{path}:Net"), "expected"),
+    ):
+        code, text = run("diagnose", *words, *wrong)
+        assert code == 2 and part in text.replace("\n", " ") and "Traceback" not in text
+
+
+def _focal(outputs, targets):
+    return (F.cross_entropy(outputs, targets, reduction="none") ** 2).mean()
