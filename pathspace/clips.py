@@ -89,7 +89,7 @@ def _(x: Tensor, number: int) -> Tensor:
     return torch.empty_like(x)
 
 
-@rule("pathspace.lifted")
+@rule("pathspace.lifted", kind="clip")
 def _mark(semantics: Semantics, x: Value, number: int) -> Tensor:
     """A clip whose bounds have the scale of what it clips."""
     ids = semantics.activation(x)

@@ -1,40 +1,135 @@
-"""Which rule serves which operation.
+"""The table of operations: which rule serves an operation, and what is true of it whatever its operands are.
 
 A rule is a small function ``rule(semantics, *args, **kwargs)`` that is called with the operation's own arguments:
 tensors replaced by their ids, parameters by :class:`~pathspace.inference.values.Weight`, numbers left as they are. It
-returns ids (or a tuple, for operations with several results).
+returns ids (or a tuple, for operations with several results). What holds for all forms of an operation is stated
+beside its rule, once, and read by everything that asks about operations.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
+import torch
+
 Rule = Callable[..., Any]
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What is true of an operation whatever its operands are; nothing is stated where it depends on the form.
+
+    Attributes:
+        kind: what sort of operation it is, in one word of :data:`KINDS`.
+        degree: in which degree it is positively homogeneous in each activation by itself, ``f(c x) = c^d f(x)``; one
+            number stands for all activations together where it is so in no single one.
+        linear: ``"jointly"`` in all activations together (a sum), ``"each"`` in each by itself (a product), or not.
+        coefficients: of the linear map: ``"one"`` if all are 0 or 1, ``"positive"``, or ``"real"``.
+        elementwise: every element of the result is a function of the elements at the same place.
+        separable: the linear map is a product of one map for each image dimension.
+        bias: which argument is a bias, laid along channels.
+        infinite: finite operands may give infinite results.
+        slope: largest absolute slope of a function of one operand, where it is finite and the same for all settings.
+    """
+
+    kind: str = ""
+    degree: tuple[float, ...] = ()
+    linear: str = ""
+    coefficients: str = "real"
+    elementwise: bool = False
+    separable: bool = False
+    bias: int | None = None
+    infinite: bool = False
+    slope: float | None = None
+
+    @property
+    def moves(self) -> bool:
+        """Whether the elements of the result are elements of the operands, or sums of some."""
+        return self.linear == "jointly" and self.coefficients == "one"
+
+
+# kind -> what operations of this kind do
+KINDS: dict[str, str] = {
+    "": "nothing is stated",
+    "copy": "the same elements, perhaps as another type",
+    "movement": "the same elements in another order or shape",
+    "repetition": "elements many times",
+    "part": "some of the elements, at fixed places",
+    "split": "the elements in several tensors",
+    "concatenation": "several tensors in one",
+    "padding": "elements with a margin",
+    "choice": "elements of one operand or the other",
+    "pick": "elements at positions that are operands",
+    "write": "elements put in, or added to, places of another tensor",
+    "sum": "``x + y`` and ``x - y``",
+    "combination": "other sums of operands with coefficients",
+    "product": "``x y`` elementwise",
+    "quotient": "``x / y`` elementwise",
+    "power": "``x^n`` elementwise",
+    "magnitude": "``|x|``",
+    "clip": "``min(max(x, a), b)``",
+    "maximum": "the larger or smaller of two elements",
+    "activation": "an activation function",
+    "gate": "one half times a function of the other",
+    "function": "another elementwise function",
+    "dropout": "elements left out at random",
+    "rounding": "whole numbers",
+    "comparison": "order or sign only",
+    "contraction": "sums of products of elements of two operands",
+    "convolution": "the same over windows",
+    "total": "a sum over dimensions",
+    "mean": "a mean over dimensions",
+    "order": "maximum, minimum, order statistics along a dimension",
+    "norm": "lengths, distances and deviations",
+    "normalisation": "the scale is taken away",
+    "softmax": "normalised exponentials",
+    "transform": "another linear map along a dimension",
+    "maximum pooling": "the maximum of every window",
+    "average pooling": "the mean of every window",
+    "norm pooling": "the norm of every window",
+    "upsampling": "an image at a higher resolution",
+    "resampling": "an image read at other places",
+    "recurrence": "a recurrent layer",
+    "attention": "``softmax(q k^T) v``",
+    "complex": "complex numbers made or taken apart",
+    "creation": "a tensor that is made, not computed",
+    "random": "random numbers",
+    "size": "sizes, and checks of them",
+    "loss": "a loss",
+    "matrix function": "inverses, determinants, factorisations",
+}
+
 RULES: dict[str, Rule] = {}
+FACTS: dict[str, Facts] = {}
 
 
-def rule(*operations: str) -> Callable[[Rule], Rule]:
+def rule(*operations: str, **stated: Any) -> Callable[[Rule], Rule]:
     """Register a rule for operations named like ``"aten.relu"`` (namespace and name, without overload).
 
     Args:
         *operations: names; a rule that is there already is replaced.
+        **stated: what is true of them whatever their operands are, as attributes of :class:`Facts`.
 
     Returns:
         A decorator that registers ``rule(semantics, *args, **kwargs)`` and returns it.
 
     Example:
         >>> from pathspace.inference.registry import RULES, rule
-        >>> @rule("mylib.scaled_relu")
+        >>> @rule("mylib.scaled_relu", kind="activation", degree=(1,), elementwise=True)
         ... def scaled_relu(semantics, x, scale):
         ...     return semantics.activation(x)  # positively homogeneous: the scale passes through
         >>> RULES.pop("mylib.scaled_relu") is scaled_relu
         True
     """
+    facts = Facts(**stated)
+    if facts.kind not in KINDS:
+        raise ValueError(f"A rule states kind={facts.kind!r}, expected one of {', '.join(map(repr, KINDS))}.")
 
     def register(function: Rule) -> Rule:
         for name in operations:
-            RULES[name] = function
+            RULES[name], FACTS[name] = function, facts
         return function
 
     return register
@@ -44,3 +139,27 @@ def operation_name(target: Any) -> str:
     """Name of a node's target without its overload: ``"aten.relu"``, ``"getitem"``."""
     packet = getattr(target, "overloadpacket", None)
     return str(packet) if packet is not None else getattr(target, "__name__", str(target))
+
+
+def facts_of(operation: Any) -> Facts:
+    """What is stated of an operation, given by its name (``aten.`` may be left out), a node of a graph, or its target.
+
+    Args:
+        operation: for example ``"relu_"``, ``"aten.add"``, ``torch.ops.aten.add.Tensor``.
+
+    Returns:
+        The facts; those of an unknown operation say nothing.
+
+    Example:
+        >>> import pathspace
+        >>> facts_of("aten.mul").degree, facts_of("relu_").kind, facts_of("mylib.unknown").kind
+        ((1, 1), 'activation', '')
+    """
+    if isinstance(operation, torch.fx.Node):
+        operation = operation.target if operation.op == "call_function" else ""
+    name = operation if isinstance(operation, str) else operation_name(operation)
+    full = name if "." in name else f"aten.{name}"
+    return FACTS.get(full) or FACTS.get(full.rstrip("_")) or FACTS[""]
+
+
+FACTS[""] = Facts()

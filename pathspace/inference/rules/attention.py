@@ -14,7 +14,7 @@ from pathspace.inference.semantics import Semantics
 from pathspace.inference.values import Value, Weight, constant, reshaped, shape_of
 
 
-@rule("aten.scaled_dot_product_attention")
+@rule("aten.scaled_dot_product_attention", kind="attention")
 def attention(
     semantics: Semantics, query: Value, key: Value, value: Value, mask: Value | None = None, *args: Any, **kwargs: Any
 ) -> Tensor:
@@ -35,7 +35,8 @@ def attention(
 
 @rule("aten._scaled_dot_product_flash_attention", "aten._scaled_dot_product_flash_attention_for_cpu",
       "aten._scaled_dot_product_efficient_attention", "aten._scaled_dot_product_cudnn_attention",
-      "aten._scaled_dot_product_attention_math", "aten._scaled_dot_product_fused_attention_overrideable")  # fmt: skip
+      "aten._scaled_dot_product_attention_math", "aten._scaled_dot_product_fused_attention_overrideable",
+      kind="attention")  # fmt: skip
 def fused_attention(semantics: Semantics, query: Value, key: Value, value: Value, *args: Any, **kwargs: Any) -> Any:
     """The same, returning what a backward pass needs besides."""
     masks = [
@@ -68,7 +69,7 @@ def _multi_head(
     return linear(semantics, reshaped(mixed, (*mixed.shape[:2], -1)), out_weight, out_bias)
 
 
-@rule("aten._native_multi_head_attention")
+@rule("aten._native_multi_head_attention", kind="attention")
 def native_multi_head(
     semantics: Semantics, query: Value, key: Value, value: Value, size: int, heads: int, weight: Value, bias: Value,
     out_weight: Value, out_bias: Value, mask: Value | None = None, *args: Any, **kwargs: Any,
@@ -79,7 +80,7 @@ def native_multi_head(
     return (out, *(constant(shape_of(x)) if isinstance(x, Tensor) else x for x in shown[1:]))
 
 
-@rule("aten._transformer_encoder_layer_fwd")
+@rule("aten._transformer_encoder_layer_fwd", kind="attention")
 def encoder_layer(
     semantics: Semantics, x: Value, size: int, heads: int, weight: Value, bias: Value, out_weight: Value,
     out_bias: Value, use_gelu: bool, norm_first: bool, eps: float, gamma1: Value, beta1: Value, gamma2: Value,

@@ -14,6 +14,9 @@ from pathspace.inference.rules.edges import LARGEST, edges, is_plain, times, var
 from pathspace.inference.semantics import Semantics
 from pathspace.inference.values import Value, Weight, constant, shape_of
 
+# what is true of every bilinear sum of products
+BILINEAR: dict[str, Any] = {"kind": "contraction", "degree": (1, 1), "linear": "each", "coefficients": "one"}
+
 
 def with_bias(semantics: Semantics, out: Tensor, bias: Value | None, dim: int) -> Tensor:
     """Add a bias that lies along one dimension."""
@@ -49,7 +52,7 @@ def contract_ids(semantics: Semantics, left: Tensor, right: Tensor, dims: Sequen
     return constant([n for d, n in enumerate(full) if d not in summed])
 
 
-@rule("aten.linear")
+@rule("aten.linear", **BILINEAR, bias=2)
 def linear(semantics: Semantics, x: Value, weight: Value, bias: Value | None = None) -> Tensor:
     """``y[..., o] = sum_i W[o, i] x[..., i] + b[o]``; a weight that is computed counts as an activation."""
     ids = semantics.activation(x)
@@ -73,14 +76,14 @@ def _vector(semantics: Semantics, ids: Tensor, vector: Value) -> Tensor:
 
 
 @rule("aten.addmm", "aten.addmm_", "aten.addmv", "aten.baddbmm", "aten.baddbmm_", "aten._sparse_addmm",
-      "aten.sspaddmm")  # fmt: skip
+      "aten.sspaddmm", kind="contraction")  # fmt: skip
 def addmm(semantics: Semantics, bias: Value, x: Value, weight: Value, **kwargs: Any) -> Tensor:
     """``b + x W`` with ``W`` of shape (in, out)."""
     product = matmul(semantics, x, weight)
     return product if kwargs.get("beta") == 0 else semantics.join(bias, product).expand(product.shape)
 
 
-@rule("aten.addbmm")
+@rule("aten.addbmm", kind="contraction")
 def addbmm(semantics: Semantics, bias: Value, x: Value, y: Value, **kwargs: Any) -> Tensor:
     """``b + sum over the batch of x y``."""
     return semantics.join(bias, semantics.reduce(matmul(semantics, x, y), [0]))
@@ -88,7 +91,7 @@ def addbmm(semantics: Semantics, bias: Value, x: Value, y: Value, **kwargs: Any)
 
 @rule(
     "aten.mm", "aten.matmul", "aten.bmm", "aten.mv", "aten.dot", "aten.vdot", "aten.linalg_matmul", "aten.chain_matmul",
-    "aten._sparse_mm", "aten.hspmm", "aten.smm",
+    "aten._sparse_mm", "aten.hspmm", "aten.smm", **BILINEAR,
 )  # fmt: skip
 def matmul(semantics: Semantics, x: Value, y: Value) -> Tensor:
     """A product of matrices or vectors, each a parameter or an activation."""
@@ -111,7 +114,7 @@ def matmul(semantics: Semantics, x: Value, y: Value) -> Tensor:
     return contract_ids(semantics, left, right.unsqueeze(-3), [-2])
 
 
-@rule("aten.inner")
+@rule("aten.inner", **BILINEAR)
 def inner(semantics: Semantics, x: Value, y: Value) -> Tensor:
     """Sums over the last dimension of both."""
     if len(x.shape) == 0 or len(y.shape) == 0:
@@ -124,13 +127,13 @@ def inner(semantics: Semantics, x: Value, y: Value) -> Tensor:
     return contract_ids(semantics, ids, other, [-1])
 
 
-@rule("aten.outer", "aten.ger")
+@rule("aten.outer", "aten.ger", **BILINEAR)
 def outer(semantics: Semantics, x: Value, y: Value) -> Value:
     """All products of two vectors."""
     return einsum(semantics, "i,j->ij", [x, y])
 
 
-@rule("aten.tensordot")
+@rule("aten.tensordot", **BILINEAR)
 def tensordot(semantics: Semantics, x: Value, y: Value, first: Sequence[int], second: Sequence[int]) -> Tensor:
     """Sums over pairs of dimensions."""
     names = iter(string.ascii_letters)
@@ -142,7 +145,7 @@ def tensordot(semantics: Semantics, x: Value, y: Value, first: Sequence[int], se
     return einsum(semantics, f"{''.join(left)},{''.join(right)}->{out}", [x, y])
 
 
-@rule("aten.bilinear")
+@rule("aten.bilinear", kind="contraction", degree=(1, 1, 1), linear="each", coefficients="one", bias=3)
 def bilinear(semantics: Semantics, x: Value, y: Value, weight: Value, bias: Value | None = None) -> Tensor:
     """``sum_ij x[i] A[k, i, j] y[j] + b[k]``."""
     pair = times(semantics, semantics.activation(x).unsqueeze(-1), semantics.activation(y).unsqueeze(-2))
@@ -150,7 +153,7 @@ def bilinear(semantics: Semantics, x: Value, y: Value, weight: Value, bias: Valu
     return with_bias(semantics, out.reshape(shape_of(semantics.place.result)), bias, -1)
 
 
-@rule("aten._trilinear")
+@rule("aten._trilinear", kind="contraction", degree=(1, 1, 1), linear="each", coefficients="one")
 def trilinear(
     semantics: Semantics, x: Value, y: Value, z: Value, first: Sequence[int], second: Sequence[int],
     third: Sequence[int], summed: Sequence[int], *args: Any,
@@ -195,7 +198,7 @@ def _spelled(equation: str, ranks: Sequence[int]) -> tuple[list[str], str]:
     return terms, output.replace("...", dots)
 
 
-@rule("aten.einsum")
+@rule("aten.einsum", kind="contraction", linear="each", coefficients="one")
 def einsum(semantics: Semantics, equation: str, operands: Sequence[Value], **kwargs: Any) -> Tensor:
     """Sums of products by index letters; more than two operands are taken one after the other."""
     terms, output = _spelled(equation, [len(operand.shape) for operand in operands])

@@ -16,6 +16,10 @@ from pathspace.inference.rules.windows import pair, windows
 from pathspace.inference.semantics import Semantics
 from pathspace.inference.values import NEUTRAL, Value, Weight, compress, reshaped
 
+# what is true of every convolution
+CONVOLVED: dict[str, Any] = {
+    "kind": "convolution", "degree": (1, 1), "linear": "each", "coefficients": "one", "bias": 2
+}  # fmt: skip
 Margins = Sequence[tuple[int, int]]
 Sizes = int | Sequence[int]
 
@@ -40,7 +44,7 @@ def _convolved(
     return reshaped(out, (batch, groups * outs, *sizes))
 
 
-@rule("aten.conv1d", "aten.conv2d", "aten.conv3d")
+@rule("aten.conv1d", "aten.conv2d", "aten.conv3d", **CONVOLVED)
 def convolution(
     semantics: Semantics,
     x: Value,
@@ -67,7 +71,7 @@ def convolution(
     return out if batched else out.squeeze(0)
 
 
-@rule("aten.conv_transpose1d", "aten.conv_transpose2d", "aten.conv_transpose3d")
+@rule("aten.conv_transpose1d", "aten.conv_transpose2d", "aten.conv_transpose3d", **CONVOLVED)
 def transposed_convolution(
     semantics: Semantics,
     x: Value,
@@ -163,7 +167,7 @@ def _interleaved(
     return compress(out).expand(tuple(shape))
 
 
-@rule("aten.convolution", "aten._convolution")
+@rule("aten.convolution", "aten._convolution", **CONVOLVED)
 def general(
     semantics: Semantics, x: Value, weight: Value, bias: Value | None, stride: Sizes, padding: Sizes, dilation: Sizes,
     transposed: bool, output_padding: Sizes, groups: int, *args: Any,

@@ -14,7 +14,7 @@ from pathspace.inference.semantics import Semantics
 from pathspace.inference.values import Value, Weight, shape_of
 
 
-@rule("aten._grouped_mm", "transformers.grouped_mm_fallback")
+@rule("aten._grouped_mm", "transformers.grouped_mm_fallback", kind="contraction")
 def grouped_mm(
     semantics: Semantics,
     x: Value,

@@ -18,6 +18,9 @@ from pathspace.inference.semantics import Semantics
 from pathspace.inference.values import NEUTRAL, Value, Weight, along, compress, constant, shape_of, value_of
 
 aten = torch.ops.aten
+# what is true where positions are known
+PICKED: dict[str, Any] = {"kind": "pick", "degree": (1,), "linear": "jointly", "coefficients": "one"}
+WRITTEN: dict[str, Any] = PICKED | {"kind": "write"}
 Indices = Sequence[Tensor | None]
 
 
@@ -48,7 +51,7 @@ def _node(semantics: Semantics, where: Callable[[Any], Any]) -> object:
     return object() if node is None else where(node.args)
 
 
-@rule("aten.index", "aten._unsafe_index")
+@rule("aten.index", "aten._unsafe_index", **PICKED)
 def index(semantics: Semantics, x: Value, indices: Indices) -> Value:
     """``x[i, :, j]``."""
     shape, real = shape_of(semantics.place.result), _known(indices)
@@ -72,7 +75,7 @@ def index(semantics: Semantics, x: Value, indices: Indices) -> Value:
     return aten.index(ids, zeros).expand(shape)
 
 
-@rule("aten.index_select")
+@rule("aten.index_select", **PICKED)
 def index_select(semantics: Semantics, x: Value, dim: int, index: Tensor) -> Value:
     """Slices along one dimension."""
     real = value_of(index)
@@ -85,7 +88,7 @@ def index_select(semantics: Semantics, x: Value, dim: int, index: Tensor) -> Val
     return semantics.reduce(x, [dim], keepdim=True).expand(shape_of(semantics.place.result))
 
 
-@rule("aten.gather", "aten.take_along_dim")
+@rule("aten.gather", "aten.take_along_dim", **PICKED)
 def gather(semantics: Semantics, x: Value, dim: Any, index: Any, **kwargs: Any) -> Value:
     """One element along a dimension for every position."""
     if semantics.place.op.endswith("take_along_dim"):
@@ -100,7 +103,7 @@ def gather(semantics: Semantics, x: Value, dim: Any, index: Any, **kwargs: Any) 
     return ids.expand(index.shape)
 
 
-@rule("aten.embedding")
+@rule("aten.embedding", **PICKED)
 def embedding(semantics: Semantics, weight: Value, index: Value, *args: Any, **kwargs: Any) -> Value:
     """Rows looked up by position, any of which data may read anywhere."""
     if isinstance(weight, Weight) and isinstance(index, Tensor):
@@ -122,7 +125,7 @@ def _rows(semantics: Semantics, table: Value) -> Tensor:
     return edges(semantics, table, constant((1, 1)), [0])
 
 
-@rule("aten.embedding_bag", "aten._embedding_bag", "aten._embedding_bag_forward_only")
+@rule("aten.embedding_bag", "aten._embedding_bag", "aten._embedding_bag_forward_only", kind="pick")
 def embedding_bag(semantics: Semantics, weight: Value, *args: Any, **kwargs: Any) -> Any:
     """Sums, means or maxima of rows, with weights of their own perhaps."""
     shown = semantics.place.result
@@ -172,8 +175,8 @@ def _sorted_in(semantics: Semantics, target: Tensor, source: Tensor, index: Tens
     return compress(out.movedim(0, dim))
 
 
-@rule("aten.scatter", "aten.scatter_", "aten.scatter_add", "aten.scatter_add_", "aten.scatter_reduce",
-      "aten.scatter_reduce_")  # fmt: skip
+@rule("aten.scatter_reduce", "aten.scatter_reduce_", "aten.scatter", "aten.scatter_", kind="write")
+@rule("aten.scatter_add", "aten.scatter_add_", **WRITTEN)
 def scatter(semantics: Semantics, x: Value, dim: int, index: Tensor, source: Any, *args: Any, **kwargs: Any) -> Tensor:
     """Elements written, or added, to positions along one dimension."""
     how = kwargs.get("reduce", args[0] if args else None)
@@ -214,8 +217,9 @@ def _line(index: Tensor, dim: int) -> Tensor | None:
     return one.reshape(-1) if one.numel() and bool((one == index).all()) else None
 
 
-@rule("aten.index_add", "aten.index_add_", "aten.index_copy", "aten.index_copy_", "aten.index_reduce",
-      "aten.index_reduce_")  # fmt: skip
+@rule("aten.index_reduce", "aten.index_reduce_", kind="write")
+@rule("aten.index_add", "aten.index_add_", kind="write", degree=(1,), linear="jointly")
+@rule("aten.index_copy", "aten.index_copy_", **WRITTEN)
 def index_add(
     semantics: Semantics, x: Value, dim: int, index: Tensor, source: Value, *args: Any, **kwargs: Any
 ) -> Tensor:
@@ -231,7 +235,7 @@ def index_add(
     return semantics.join(target, semantics.reduce(written, [dim], keepdim=True))
 
 
-@rule("aten.index_fill", "aten.index_fill_")
+@rule("aten.index_fill", "aten.index_fill_", **WRITTEN)
 def index_fill(semantics: Semantics, x: Value, dim: int, index: Tensor, value: Any) -> Tensor:
     """Slices filled with one value."""
     target, filled, real = semantics.activation(x), semantics.activation(value), value_of(index)
@@ -242,7 +246,8 @@ def index_fill(semantics: Semantics, x: Value, dim: int, index: Tensor, value: A
     return semantics.join(target, filled)
 
 
-@rule("aten.index_put", "aten.index_put_", "aten._unsafe_index_put", "aten._index_put_impl", "aten._index_put_impl_")
+@rule("aten.index_put", "aten.index_put_", "aten._unsafe_index_put", "aten._index_put_impl", "aten._index_put_impl_",
+      **WRITTEN)  # fmt: skip
 def index_put(semantics: Semantics, x: Value, indices: Indices, values: Value, accumulate: bool = False) -> Tensor:
     """``x[i, j] = values``, or ``+=``."""
     target, written, real = semantics.activation(x), semantics.activation(values), _known(indices)
@@ -265,7 +270,7 @@ def index_put(semantics: Semantics, x: Value, indices: Indices, values: Value, a
     return semantics.join(target, semantics.reduce(wide, range(rank)).expand(rest) if written.dim() else written)
 
 
-@rule("aten.masked_scatter", "aten.masked_scatter_")
+@rule("aten.masked_scatter", "aten.masked_scatter_", **WRITTEN)
 def masked_scatter(semantics: Semantics, x: Value, mask: Value, source: Value) -> Tensor:
     """Elements of a tensor, in order, where a mask holds."""
     real = value_of(mask)
@@ -275,7 +280,7 @@ def masked_scatter(semantics: Semantics, x: Value, mask: Value, source: Value) -
     return semantics.join(semantics.activation(x), semantics.reduce(source, range(len(source.shape))))
 
 
-@rule("aten.masked_select", "aten.take")
+@rule("aten.masked_select", "aten.take", **PICKED)
 def masked_select(semantics: Semantics, x: Value, where: Value) -> Tensor:
     """Elements where a mask holds, or at positions: any of them, unless mask or positions are known."""
     shape, real = shape_of(semantics.place.result), value_of(where)

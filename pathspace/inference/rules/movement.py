@@ -17,13 +17,51 @@ from pathspace.inference.values import NEUTRAL, ROOT, Value, Weight, along, comp
 aten = torch.ops.aten
 
 
-@rule("aten.relu", "aten.relu_", "aten.leaky_relu", "aten.leaky_relu_", "aten.rrelu", "aten.rrelu_",
-      "aten.rrelu_with_noise", "aten.rrelu_with_noise_functional", "aten.dropout", "aten.dropout_",
-      "aten.feature_dropout", "aten.feature_dropout_", "aten.detach", "aten.detach_", "aten.clone", "aten.contiguous",
-      "aten.alias", "aten.neg", "aten.neg_", "aten.negative", "aten.abs", "aten.abs_", "aten.absolute",
-      "aten.lift_fresh", "aten.lift_fresh_copy", "aten.positive", "aten.float", "aten.double", "aten.half",
-      "aten.real", "aten.imag", "aten.conj", "aten._conj", "aten.resolve_conj",
-      "aten.resolve_neg", "aten.requires_grad_")  # fmt: skip
+@rule("aten.relu", "aten.relu_", kind="activation", degree=(1,), elementwise=True, slope=1.0)
+@rule(
+    "aten.leaky_relu",
+    "aten.leaky_relu_",
+    "aten.rrelu",
+    "aten.rrelu_",
+    "aten.rrelu_with_noise",
+    "aten.rrelu_with_noise_functional",
+    kind="activation",
+    degree=(1,),
+    elementwise=True,
+)
+@rule(
+    "aten.dropout",
+    "aten.dropout_",
+    "aten.feature_dropout",
+    "aten.feature_dropout_",
+    kind="dropout",
+    degree=(1,),
+    elementwise=True,
+)
+@rule("aten.abs", "aten.abs_", "aten.absolute", kind="magnitude", degree=(1,), elementwise=True, slope=1.0)
+@rule("aten.neg", "aten.neg_", "aten.negative", kind="combination", degree=(1,), linear="jointly", elementwise=True)
+@rule(
+    "aten.detach",
+    "aten.detach_",
+    "aten.clone",
+    "aten.contiguous",
+    "aten.alias",
+    "aten.lift_fresh",
+    "aten.lift_fresh_copy",
+    "aten.positive",
+    "aten.float",
+    "aten.double",
+    "aten.half",
+    "aten.resolve_neg",
+    "aten.requires_grad_",
+    kind="copy",
+    degree=(1,),
+    linear="jointly",
+    coefficients="one",
+    elementwise=True,
+)
+@rule("aten.real", "aten.imag", "aten.conj", "aten._conj", "aten.resolve_conj", kind="complex", degree=(1,),
+      elementwise=True)  # fmt: skip
 def homogeneous(semantics: Semantics, x: Value, *args: Any, **kwargs: Any) -> Any:
     """``f(c x) = c f(x)`` elementwise for ``c > 0`` (or ``|f|`` for scales): the ids stay."""
     shown = semantics.place.result
@@ -32,7 +70,7 @@ def homogeneous(semantics: Semantics, x: Value, *args: Any, **kwargs: Any) -> An
     return x
 
 
-@rule("aten.nan_to_num", "aten.nan_to_num_")
+@rule("aten.nan_to_num", "aten.nan_to_num_", kind="choice", elementwise=True)
 def nan_to_num(semantics: Semantics, x: Value, *given: Any, **named: Any) -> Value:
     """Other numbers for those that are none; 0 and infinity have no scale, and the largest number has one.
 
@@ -48,13 +86,14 @@ def nan_to_num(semantics: Semantics, x: Value, *given: Any, **named: Any) -> Val
     return x
 
 
-@rule("aten.native_dropout")
+@rule("aten.native_dropout", kind="dropout", degree=(1,), elementwise=True)
 def native_dropout(semantics: Semantics, x: Value, *args: Any) -> Any:
     """Dropout that returns its mask."""
     return x, constant(x.shape)
 
 
-@rule("aten.alpha_dropout", "aten.alpha_dropout_", "aten.feature_alpha_dropout", "aten.feature_alpha_dropout_")
+@rule("aten.alpha_dropout", "aten.alpha_dropout_", "aten.feature_alpha_dropout", "aten.feature_alpha_dropout_",
+      kind="dropout", elementwise=True)  # fmt: skip
 def alpha_dropout(semantics: Semantics, x: Value, p: float = 0.5, train: bool = False) -> Value:
     """Alpha dropout adds constants where it drops; without dropping it does nothing."""
     if p and train:
@@ -62,7 +101,7 @@ def alpha_dropout(semantics: Semantics, x: Value, p: float = 0.5, train: bool = 
     return x
 
 
-@rule("aten.to", "aten._to_copy", "aten.type_as")
+@rule("aten.to", "aten._to_copy", "aten.type_as", kind="copy", elementwise=True)
 def convert(semantics: Semantics, x: Value, *args: Any, **kwargs: Any) -> Value:
     """Another floating point type or device keeps scales; "is it zero" feels none; rounding to integers does."""
     dtype = semantics.place.result.dtype
@@ -78,22 +117,29 @@ def convert(semantics: Semantics, x: Value, *args: Any, **kwargs: Any) -> Value:
 # --- views
 
 
-def _movement(*names: str) -> None:
+# what is true of every movement of data
+MOVED: dict[str, Any] = {"degree": (1,), "linear": "jointly", "coefficients": "one"}
+
+
+def _movement(kind: str, *names: str) -> None:
     for name in names:
 
-        @rule(f"aten.{name}", f"aten.{name}_copy")
+        @rule(f"aten.{name}", f"aten.{name}_copy", kind=kind, **MOVED)
         def moved(semantics: Semantics, x: Value, *args: Any, __name: str = name, **kwargs: Any) -> Value:
             operation = getattr(aten, __name)
             return semantics.moved(lambda ids: operation(ids, *args, **kwargs), x)
 
 
-_movement("squeeze", "unsqueeze", "permute", "transpose", "t", "numpy_T", "mT", "mH", "adjoint", "matrix_H")
-_movement("select", "slice", "narrow", "diagonal", "movedim", "moveaxis", "swapaxes", "swapdims", "unfold")
-_movement("pixel_shuffle", "pixel_unshuffle", "channel_shuffle", "native_channel_shuffle", "rot90", "fliplr", "flipud")
-_movement("atleast_1d", "atleast_2d", "atleast_3d")
+_movement("movement", "squeeze", "unsqueeze", "permute", "transpose", "t", "numpy_T", "mT", "mH", "adjoint", "matrix_H")
+_movement("movement", "movedim", "moveaxis", "swapaxes", "swapdims", "channel_shuffle", "native_channel_shuffle")
+_movement("movement", "rot90", "fliplr", "flipud", "atleast_1d", "atleast_2d", "atleast_3d")
+_movement("part", "select", "slice", "narrow", "diagonal")
+_movement("repetition", "unfold")
+_movement("upsampling", "pixel_shuffle")
+_movement("resampling", "pixel_unshuffle")
 
 
-@rule("aten.diag", "aten.diag_embed")
+@rule("aten.diag", "aten.diag_embed", kind="part", **MOVED)
 def diagonal_matrix(semantics: Semantics, x: Value, *args: Any, **kwargs: Any) -> Value:
     """A diagonal taken out of a matrix, or laid into one that is exactly zero elsewhere."""
     operation = getattr(aten, semantics.place.op.removeprefix("aten."))
@@ -104,7 +150,8 @@ def diagonal_matrix(semantics: Semantics, x: Value, *args: Any, **kwargs: Any) -
     return compress(torch.where(kept, operation(ids, *args, **kwargs), NEUTRAL))
 
 
-@rule("aten.as_strided", "aten.as_strided_copy", "aten.as_strided_scatter")
+@rule("aten.as_strided", "aten.as_strided_copy", kind="part", **MOVED)
+@rule("aten.as_strided_scatter", kind="write", **MOVED)
 def as_strided(semantics: Semantics, x: Value, *args: Any, **kwargs: Any) -> Value:
     """Elements picked by their place in memory, which is followed where memory holds them in order from its start."""
     node = semantics.place.node
@@ -119,7 +166,7 @@ def as_strided(semantics: Semantics, x: Value, *args: Any, **kwargs: Any) -> Val
 
 
 @rule("aten.view", "aten.reshape", "aten._unsafe_view", "aten.flatten", "aten.unflatten", "aten.view_as",
-      "aten.reshape_as", "aten.ravel", "aten.view_copy", "aten._reshape_alias")  # fmt: skip
+      "aten.reshape_as", "aten.ravel", "aten.view_copy", "aten._reshape_alias", kind="movement", **MOVED)  # fmt: skip
 def reshape(semantics: Semantics, x: Value, *args: Any, **kwargs: Any) -> Value:
     """Another shape for the same elements."""
     if any(isinstance(arg, torch.dtype) for arg in args):
@@ -128,14 +175,14 @@ def reshape(semantics: Semantics, x: Value, *args: Any, **kwargs: Any) -> Value:
     return semantics.moved(lambda ids: reshaped(ids, shape), x)
 
 
-@rule("aten.expand", "aten.expand_as", "aten.expand_copy", "aten.broadcast_to")
+@rule("aten.expand", "aten.expand_as", "aten.expand_copy", "aten.broadcast_to", kind="repetition", **MOVED)
 def expand(semantics: Semantics, x: Value, *args: Any, **kwargs: Any) -> Value:
     """The same elements many times."""
     shape = shape_of(semantics.place.result)
     return semantics.moved(lambda ids: ids.expand(shape), x)
 
 
-@rule("aten.repeat", "aten.tile")
+@rule("aten.repeat", "aten.tile", kind="repetition", **MOVED)
 def repeat(semantics: Semantics, x: Value, times: Sequence[int]) -> Value:
     """Copies side by side, as an expansion and a reshape."""
     shape = shape_of(semantics.place.result)
@@ -154,7 +201,7 @@ def _along(*names: str) -> Callable[..., Any]:
     def register(function: Callable[..., Sequence[int]]) -> Callable[..., Any]:
         for name in names:
 
-            @rule(f"aten.{name}")
+            @rule(f"aten.{name}", kind="movement", **MOVED)
             def moved(semantics: Semantics, x: Value, *args: Any, __name: str = name, **kwargs: Any) -> Value:
                 operation, dims = getattr(aten, __name), function(x, *args, **kwargs)
                 return semantics.moved(
@@ -177,7 +224,7 @@ def _roll(x: Value, shifts: Any, dims: Sequence[int] | int = ()) -> Sequence[int
     return found or range(len(x.shape))
 
 
-@rule("aten.repeat_interleave")
+@rule("aten.repeat_interleave", kind="repetition", **MOVED)
 def repeat_interleave(semantics: Semantics, x: Value, repeats: Any, dim: int | None = None, **kwargs: Any) -> Value:
     """Each element several times in a row."""
     if not isinstance(repeats, int):
@@ -198,7 +245,7 @@ def _fill(semantics: Semantics, ids: Tensor) -> Tensor:
 def _pieces(*names: str) -> None:
     for name in names:
 
-        @rule(f"aten.{name}")
+        @rule(f"aten.{name}", kind="split", **MOVED)
         def pieces(semantics: Semantics, x: Value, *args: Any, __name: str = name, **kwargs: Any) -> tuple[Value, ...]:
             operation = getattr(aten, __name)
             if isinstance(x, Weight):
@@ -232,7 +279,7 @@ def _gathered(semantics: Semantics, values: Sequence[Value], dim: int) -> Value:
     return concatenated([semantics.activation(value) for value in values], dim)
 
 
-@rule("aten.cat", "aten.concat", "aten.concatenate")
+@rule("aten.cat", "aten.concat", "aten.concatenate", kind="concatenation", **MOVED)
 def cat(semantics: Semantics, tensors: Sequence[Value], dim: int = 0) -> Value:
     """Concatenation along a dimension."""
     # torch lets empty one-dimensional tensors take part in any concatenation
@@ -240,7 +287,7 @@ def cat(semantics: Semantics, tensors: Sequence[Value], dim: int = 0) -> Value:
     return _gathered(semantics, kept, dim)
 
 
-@rule("aten.stack", "aten.hstack", "aten.vstack", "aten.dstack", "aten.column_stack")
+@rule("aten.stack", "aten.hstack", "aten.vstack", "aten.dstack", "aten.column_stack", kind="concatenation", **MOVED)
 def stack(semantics: Semantics, tensors: Sequence[Value], dim: int = 0) -> Value:
     """Stacking along a new dimension."""
     if semantics.place.op != "aten.stack":
@@ -250,7 +297,7 @@ def stack(semantics: Semantics, tensors: Sequence[Value], dim: int = 0) -> Value
     return _gathered(semantics, [semantics.moved(lambda t: t.unsqueeze(dim), value) for value in tensors], dim)
 
 
-@rule("aten.meshgrid")
+@rule("aten.meshgrid", kind="repetition", **MOVED)
 def meshgrid(semantics: Semantics, tensors: Sequence[Value], indexing: str = "ij") -> Any:
     """Coordinates of a grid."""
     return tuple(torch.meshgrid(*(semantics.activation(value) for value in tensors), indexing=indexing))
@@ -276,7 +323,7 @@ def _widened(ids: Tensor, padding: Sequence[int]) -> tuple[Tensor, list[int]]:
 
 
 @rule("aten.pad", "aten.constant_pad_nd", *(f"aten.{kind}_pad{rank}d" for kind in ("reflection", "replication")
-                                            for rank in (1, 2, 3)))  # fmt: skip
+                                            for rank in (1, 2, 3)), kind="padding", **MOVED)  # fmt: skip
 def pad(semantics: Semantics, x: Value, padding: Sequence[int], mode: Any = "constant", value: Any = None) -> Value:
     """Padding with zeros leaves scales free; another constant has a fixed one; reflections move data."""
     ids = semantics.activation(x)
@@ -301,7 +348,7 @@ def pad(semantics: Semantics, x: Value, padding: Sequence[int], mode: Any = "con
     return along(padded, ids, touched)
 
 
-@rule("aten.slice_scatter", "aten.select_scatter", "aten.diagonal_scatter")
+@rule("aten.slice_scatter", "aten.select_scatter", "aten.diagonal_scatter", kind="write", **MOVED)
 def scatter_view(semantics: Semantics, x: Value, source: Value, *args: Any, **kwargs: Any) -> Tensor:
     """Write one tensor into a region of another."""
     operation = getattr(aten, semantics.place.op.removeprefix("aten."))
@@ -309,13 +356,13 @@ def scatter_view(semantics: Semantics, x: Value, source: Value, *args: Any, **kw
     return compress(operation(target.contiguous(), written, *args, **kwargs))
 
 
-@rule("aten.copy", "aten.copy_")
+@rule("aten.copy", "aten.copy_", kind="write", **MOVED)
 def copy(semantics: Semantics, x: Value, source: Value, *args: Any) -> Tensor:
     """The source, broadcast to the target."""
     return semantics.activation(source).expand(x.shape)
 
 
-@rule("aten.tril", "aten.triu", "aten.tril_", "aten.triu_")
+@rule("aten.tril", "aten.triu", "aten.tril_", "aten.triu_", kind="part", **MOVED)
 def triangle(semantics: Semantics, x: Value, diagonal: int = 0) -> Value:
     """One triangle of a matrix; the other is exactly zero."""
     lower = "tril" in semantics.place.op

@@ -12,8 +12,8 @@ from pathspace.inference.semantics import Semantics
 from pathspace.inference.values import Weight, constant, shape_of
 
 
-def _pins(reason: str, *names: str) -> None:
-    @rule(*(f"aten.{name}{end}" for name in names for end in ("", "_")))
+def _pins(reason: str, kind: str, *names: str, **stated: Any) -> None:
+    @rule(*(f"aten.{name}{end}" for name in names for end in ("", "_")), kind=kind, **stated)
     def pinned(semantics: Semantics, *args: Any, **kwargs: Any) -> Any:
         values = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, Tensor | Weight)]
         semantics.pin(values, reason)
@@ -22,31 +22,74 @@ def _pins(reason: str, *names: str) -> None:
         )
 
 
+BENT = "not positively homogeneous"
+# activation function -> its largest slope, at the settings that it has without others, where they do not matter
+SLOPES: dict[str, float | None] = {
+    "tanh": 1.0, "sigmoid": 0.25, "relu6": 1.0, "hardsigmoid": 1 / 6, "softsign": 1.0, "softplus": 1.0,
+    "logsigmoid": 1.0, "log_sigmoid": 1.0, "tanhshrink": 1.0, "special_expit": 0.25, "hardswish": 1.5, "silu": 1.1,
+    "gelu": 1.13, "mish": 1.09, "selu": 1.7581, "softshrink": 1.0, "elu": None, "celu": None, "hardshrink": None,
+    "log_sigmoid_forward": None,
+}  # fmt: skip
+for _name, _slope in SLOPES.items():
+    _pins(BENT, "activation", _name, elementwise=_name != "log_sigmoid_forward", slope=_slope)
 _pins(
-    "not positively homogeneous",
-    *["gelu", "silu", "tanh", "sigmoid", "elu", "selu", "celu", "mish", "softplus", "softsign", "relu6", "hardswish"],
-    *["hardsigmoid", "exp", "exp2", "expm1", "log", "log2", "log10", "log1p", "logsigmoid", "log_sigmoid"],
-    *["log_sigmoid_forward", "sin", "cos", "tan", "asin", "acos", "atan", "sinh", "cosh", "asinh", "acosh", "atanh"],
-    *["sinc", "erf", "erfc", "erfinv", "logit", "lgamma", "digamma", "polygamma", "special_expit", "special_erf"],
-    *["special_i0", "i0", "logaddexp", "logaddexp2", "xlogy", "special_xlogy", "hardshrink", "softshrink"],
-    *["tanhshrink", "fmod", "remainder", "deg2rad", "entr", "special_entr", "special_ndtr", "special_log_ndtr"],
+    BENT,
+    "function",
+    *["exp2", "expm1", "log", "log2", "log10", "log1p", "tan", "cosh", "sinh", "atanh", "erfinv", "logit", "lgamma"],
+    *["digamma", "polygamma", "xlogy", "special_xlogy", "exp"],
+    elementwise=True,
+    infinite=True,
+)
+for _name in ("sin", "cos", "atan", "asinh"):
+    _pins(BENT, "function", _name, elementwise=True, slope=1.0)
+_pins(
+    BENT,
+    "function",
+    *[
+        "asin",
+        "acos",
+        "acosh",
+        "sinc",
+        "erf",
+        "erfc",
+        "special_erf",
+        "special_i0",
+        "i0",
+        "logaddexp",
+        "logaddexp2",
+        "fmod",
+    ],
+    *["remainder", "deg2rad", "entr", "special_entr", "special_ndtr", "special_log_ndtr"],
+    elementwise=True,
 )
 _pins(
-    "rounding is not homogeneous", "round", "floor", "ceil", "trunc", "fix", "frac", "fake_quantize_per_tensor_affine"
+    "rounding is not homogeneous",
+    "rounding",
+    *["round", "floor", "ceil", "trunc", "fix", "frac", "fake_quantize_per_tensor_affine"],
+    elementwise=True,
 )
 _pins(
     "normalised exponentials depend on scale",
-    *["softmax", "log_softmax", "_softmax", "_log_softmax", "logsumexp", "logcumsumexp", "softmin", "_safe_softmax"],
+    "softmax",
+    *["softmax", "log_softmax", "_softmax", "_log_softmax", "softmin", "_safe_softmax"],
 )
+_pins("normalised exponentials depend on scale", "softmax", "logsumexp", "logcumsumexp", infinite=True)
 _pins(
     "a loss that is not homogeneous",
+    "loss",
     *["cross_entropy_loss", "binary_cross_entropy", "binary_cross_entropy_with_logits", "kl_div", "huber_loss"],
     *["smooth_l1_loss", "poisson_nll_loss", "nll_loss", "nll_loss_nd", "nll_loss2d", "gaussian_nll_loss", "ctc_loss"],
     *["mse_loss", "l1_loss", "soft_margin_loss", "multi_margin_loss", "triplet_margin_loss", "nll_loss_forward"],
     *["nll_loss2d_forward", "multilabel_margin_loss", "hinge_embedding_loss", "margin_ranking_loss"],
 )
-_pins("a comparison with a number, or of scales that may differ", "multinomial", "bucketize", "searchsorted", "histc")
-_pins("matrix functions are not followed", "linalg_inv", "inverse", "linalg_solve", "linalg_svd", "linalg_qr",
-      "linalg_cholesky", "cholesky", "linalg_eigh", "linalg_eig", "linalg_det", "linalg_slogdet", "logdet", "det",
-      "linalg_matrix_exp", "matrix_exp", "linalg_householder_product", "linalg_pinv", "linalg_lstsq",
-      "linalg_solve_triangular", "triangular_solve", "linalg_lu", "linalg_lu_factor")  # fmt: skip
+_pins("a comparison with a number, or of scales that may differ", "random", "multinomial")
+_pins("a comparison with a number, or of scales that may differ", "comparison", "bucketize", "searchsorted", "histc")
+_pins(
+    "matrix functions are not followed",
+    "matrix function",
+    *["linalg_inv", "inverse", "linalg_solve", "linalg_svd", "linalg_qr", "linalg_cholesky", "cholesky"],
+    *["linalg_eigh", "linalg_eig", "linalg_det", "linalg_slogdet", "logdet", "det", "linalg_matrix_exp", "matrix_exp"],
+    *["linalg_householder_product", "linalg_pinv", "linalg_lstsq", "linalg_solve_triangular", "triangular_solve"],
+    *["linalg_lu", "linalg_lu_factor"],
+    infinite=True,
+)

@@ -73,7 +73,7 @@ def _by_statistics(
     return semantics.join(ids, reshaped(centre, (1, -1, *[1] * (ids.dim() - 2))))
 
 
-@rule(*sorted(WITH_STATISTICS - {"aten.instance_norm"}))
+@rule(*sorted(WITH_STATISTICS - {"aten.instance_norm"}), kind="normalisation")
 def batch_norm(
     semantics: Semantics,
     x: Value,
@@ -115,7 +115,7 @@ def _like_result(semantics: Semantics, x: Value, out: Tensor, saved: int | None 
     return (out, *(constant(shape_of(other)) for other in shown[1:]))
 
 
-@rule("aten.layer_norm", "aten.native_layer_norm")
+@rule("aten.layer_norm", "aten.native_layer_norm", kind="normalisation")
 def layer_norm(
     semantics: Semantics,
     x: Value,
@@ -129,13 +129,13 @@ def layer_norm(
     return _like_result(semantics, x, affine(semantics, _cut(semantics, x, dims), weight, bias, dims))
 
 
-@rule("aten.rms_norm", "aten._fused_rms_norm")
+@rule("aten.rms_norm", "aten._fused_rms_norm", kind="normalisation")
 def rms_norm(semantics: Semantics, x: Value, shape: Sequence[int], weight: Value | None = None, *args: Any) -> Any:
     """All normalised features of one token share one scale."""
     return layer_norm(semantics, x, shape, weight)
 
 
-@rule("aten.group_norm", "aten.native_group_norm")
+@rule("aten.group_norm", "aten.native_group_norm", kind="normalisation")
 def group_norm(
     semantics: Semantics,
     x: Value,
@@ -153,7 +153,7 @@ def group_norm(
     return _like_result(semantics, ids, affine(semantics, out, weight, bias, [1]))
 
 
-@rule("aten.instance_norm")
+@rule("aten.instance_norm", kind="normalisation")
 def instance_norm(
     semantics: Semantics,
     x: Value,
@@ -170,7 +170,7 @@ def instance_norm(
     return affine(semantics, out, weight, bias, [1])
 
 
-@rule("aten._weight_norm", "aten._weight_norm_interface")
+@rule("aten._weight_norm", "aten._weight_norm_interface", kind="normalisation")
 def weight_norm(semantics: Semantics, v: Value, g: Value, dim: int = 0) -> Any:
     """``g v / |v|``, one norm for each index along ``dim`` (or one for all): the direction is free, exactly."""
     rank = len(v.shape)

@@ -20,11 +20,16 @@ from pathspace.inference.values import NEUTRAL, Value, Weight, compress, constan
 INFINITE = (float("inf"), -float("inf"))
 
 
+# what is true of sums of operands with coefficients
+COMBINED: dict[str, Any] = {"degree": (1,), "linear": "jointly", "elementwise": True}
+
+
 def _is_number(value: Any) -> bool:
     return isinstance(value, int | float | bool)
 
 
-@rule("aten.add", "aten.add_", "aten.sub", "aten.sub_", "aten.rsub", "aten.subtract")
+@rule("aten.add", "aten.add_", "aten.sub", "aten.sub_", "aten.subtract", kind="sum", **COMBINED)
+@rule("aten.rsub", kind="combination", **COMBINED)
 def add(semantics: Semantics, x: Any, y: Any, *args: Any, **kwargs: Any) -> Value:
     """``c x + c y = c (x + y)``: sums and differences need one scale."""
     if _is_number(y) and y != 0:
@@ -53,13 +58,14 @@ def shifted(semantics: Semantics, x: Any, constant: float, alpha: Any) -> Weight
     return replace(x, shift=value)
 
 
-@rule("aten.maximum", "aten.minimum", "aten.fmax", "aten.fmin", "aten.hypot")
+@rule("aten.maximum", "aten.minimum", "aten.fmax", "aten.fmin", kind="maximum", degree=(1,), elementwise=True)
+@rule("aten.hypot", kind="norm", degree=(1,), elementwise=True)
 def join(semantics: Semantics, x: Value, y: Any) -> Tensor:
     """Homogeneous functions of two operands that have one scale."""
     return semantics.join(semantics.activation(x), semantics.activation(y))
 
 
-@rule("aten.complex", "aten.polar")
+@rule("aten.complex", "aten.polar", kind="complex", elementwise=True)
 def complex_(semantics: Semantics, x: Value, y: Value) -> Tensor:
     """Complex numbers from two parts, or from size and angle."""
     ids = semantics.activation(x)
@@ -69,7 +75,8 @@ def complex_(semantics: Semantics, x: Value, y: Value) -> Tensor:
     return ids.expand(shape_of(semantics.place.result))
 
 
-@rule("aten.view_as_complex", "aten.view_as_complex_copy", "aten.view_as_real", "aten.view_as_real_copy")
+@rule("aten.view_as_complex", "aten.view_as_complex_copy", "aten.view_as_real", "aten.view_as_real_copy",
+      kind="complex", degree=(1,))  # fmt: skip
 def as_complex(semantics: Semantics, x: Value) -> Tensor:
     """Real and imaginary parts share one scale."""
     if "as_complex" in semantics.place.op:
@@ -78,7 +85,7 @@ def as_complex(semantics: Semantics, x: Value) -> Tensor:
     return ids.unsqueeze(-1).expand(*ids.shape, 2)
 
 
-@rule("aten.lerp", "aten.lerp_")
+@rule("aten.lerp", "aten.lerp_", kind="combination", elementwise=True)
 def lerp(semantics: Semantics, x: Value, y: Value, weight: Any) -> Tensor:
     """``x + w (y - x)``."""
     if isinstance(weight, Tensor | Weight):
@@ -87,7 +94,7 @@ def lerp(semantics: Semantics, x: Value, y: Value, weight: Any) -> Tensor:
     return semantics.join(semantics.activation(x), semantics.activation(y)).expand(shape)
 
 
-@rule("aten.where")
+@rule("aten.where", kind="choice", **COMBINED)
 def where(semantics: Semantics, condition: Value, x: Any, y: Any) -> Tensor:
     """A choice between operands, by a condition whose own scale is fixed."""
     semantics.pin([semantics.activation(condition)], "a condition compares values")
@@ -98,7 +105,7 @@ def where(semantics: Semantics, condition: Value, x: Any, y: Any) -> Tensor:
     return semantics.join(one, other).expand(shape)
 
 
-@rule("aten.masked_fill", "aten.masked_fill_")
+@rule("aten.masked_fill", "aten.masked_fill_", kind="choice", **COMBINED)
 def masked_fill(semantics: Semantics, x: Value, mask: Value, value: Any) -> Tensor:
     """Filling with zero or infinity keeps scales free."""
     return where(semantics, mask, value, x)
@@ -107,7 +114,8 @@ def masked_fill(semantics: Semantics, x: Value, mask: Value, value: Any) -> Tens
 # --- products
 
 
-@rule("aten.mul", "aten.mul_", "aten.multiply", "aten.multiply_")
+@rule("aten.mul", "aten.mul_", "aten.multiply", "aten.multiply_", kind="product", degree=(1, 1), linear="each",
+      coefficients="one", elementwise=True)  # fmt: skip
 def mul(semantics: Semantics, x: Any, y: Any) -> Value:
     """A product by a number keeps the scale, by a parameter it is an edge; scales of two activations add up."""
     if not isinstance(y, Tensor | Weight):
@@ -126,7 +134,8 @@ def mul(semantics: Semantics, x: Any, y: Any) -> Value:
     return times(semantics, x, y)
 
 
-@rule("aten.div", "aten.div_", "aten.divide", "aten.true_divide", "aten.floor_divide")
+@rule("aten.div", "aten.div_", "aten.divide", "aten.true_divide", kind="quotient", elementwise=True, infinite=True)
+@rule("aten.floor_divide", kind="rounding", elementwise=True, infinite=True)
 def div(semantics: Semantics, x: Any, y: Any, **kwargs: Any) -> Value:
     """A quotient by a number keeps the scale (unless it is rounded); scales of two activations are subtracted."""
     if kwargs.get("rounding_mode") is not None or semantics.place.op == "aten.floor_divide":
@@ -139,15 +148,18 @@ def div(semantics: Semantics, x: Any, y: Any, **kwargs: Any) -> Value:
     return times(semantics, semantics.activation(x), semantics.activation(y), -1)
 
 
-@rule("aten.addcmul", "aten.addcmul_", "aten.addcdiv", "aten.addcdiv_")
+@rule("aten.addcmul", "aten.addcmul_", kind="combination", elementwise=True)
+@rule("aten.addcdiv", "aten.addcdiv_", kind="combination", elementwise=True, infinite=True)
 def addcmul(semantics: Semantics, x: Any, y: Any, z: Any, **kwargs: Any) -> Tensor:
     """``x + a y z``, or ``x + a y / z``."""
     combined = div(semantics, y, z) if "div" in semantics.place.op else mul(semantics, y, z)
     return semantics.join(semantics.activation(x), semantics.activation(combined))
 
 
-@rule("aten.square", "aten.square_", "aten.reciprocal", "aten.reciprocal_", "aten.sqrt", "aten.sqrt_", "aten.rsqrt",
-      "aten.rsqrt_")  # fmt: skip
+@rule("aten.square", "aten.square_", kind="power", degree=(2,), elementwise=True)
+@rule("aten.sqrt", "aten.sqrt_", kind="power", degree=(0.5,), elementwise=True)
+@rule("aten.reciprocal", "aten.reciprocal_", kind="power", degree=(-1,), elementwise=True, infinite=True)
+@rule("aten.rsqrt", "aten.rsqrt_", kind="power", degree=(-0.5,), elementwise=True, infinite=True)
 def power(semantics: Semantics, x: Value) -> Value:
     """Powers multiply the logarithm of a scale; roots divide it, which is a relation as well."""
     name = semantics.place.op.removeprefix("aten.").rstrip("_")
@@ -164,7 +176,7 @@ def raised(semantics: Semantics, ids: Tensor, exponent: Fraction) -> Tensor:
     return ids if exponent.numerator == 1 else powers(semantics, (exponent.numerator, ids))
 
 
-@rule("aten.pow", "aten.pow_", "aten.float_power")
+@rule("aten.pow", "aten.pow_", "aten.float_power", kind="power", elementwise=True, infinite=True)
 def pow_(semantics: Semantics, x: Any, exponent: Any) -> Value:
     """Rational powers scale; powers with another exponent fix."""
     if _is_number(exponent) and isinstance(x, Tensor | Weight):
@@ -204,26 +216,28 @@ def bounded(semantics: Semantics, x: Value, low: Any, high: Any, how: str) -> Te
     return ids
 
 
-@rule("aten.clamp", "aten.clamp_", "aten.clip", "aten.clip_")
+@rule("aten.clamp", "aten.clamp_", "aten.clip", "aten.clip_", kind="clip", elementwise=True, slope=1.0)
 def clamp(semantics: Semantics, x: Value, min: Any = None, max: Any = None) -> Tensor:
     """Clamped to an interval; half lines that start at zero make a rectifier."""
     return bounded(semantics, x, min, max, "clamping at a number is not homogeneous")
 
 
-@rule("aten.clamp_min", "aten.clamp_min_", "aten.clamp_max", "aten.clamp_max_")
+@rule(
+    "aten.clamp_min", "aten.clamp_min_", "aten.clamp_max", "aten.clamp_max_", kind="clip", elementwise=True, slope=1.0
+)
 def clamp_one_side(semantics: Semantics, x: Value, bound: Any) -> Tensor:
     """Clamped on one side."""
     low, high = (bound, None) if "min" in semantics.place.op else (None, bound)
     return clamp(semantics, x, low, high)
 
 
-@rule("aten.hardtanh", "aten.hardtanh_")
+@rule("aten.hardtanh", "aten.hardtanh_", kind="activation", elementwise=True, slope=1.0)
 def hardtanh(semantics: Semantics, x: Value, low: float = -1.0, high: float = 1.0) -> Tensor:
     """A clamp; ReLU6 is one, and has a scale of its own."""
     return bounded(semantics, x, low, high, "not positively homogeneous")
 
 
-@rule("aten.threshold", "aten.threshold_")
+@rule("aten.threshold", "aten.threshold_", kind="activation", elementwise=True)
 def threshold(semantics: Semantics, x: Value, bound: float, value: float) -> Tensor:
     """``x if x > bound else value``: homogeneous at 0 with 0 or infinity in place of the rest, and without a bound."""
     ids = semantics.activation(x)
@@ -233,7 +247,7 @@ def threshold(semantics: Semantics, x: Value, bound: float, value: float) -> Ten
     return constant(ids.shape)
 
 
-@rule("aten.glu")
+@rule("aten.glu", kind="gate")
 def glu(semantics: Semantics, x: Value, dim: int = -1) -> Tensor:
     """``a sigmoid(b)``: the gate is fixed, the gated half is free."""
     gated, gate = semantics.activation(x).chunk(2, dim)
@@ -241,7 +255,7 @@ def glu(semantics: Semantics, x: Value, dim: int = -1) -> Tensor:
     return gated
 
 
-@rule("aten.prelu", "aten._prelu_kernel")
+@rule("aten.prelu", "aten._prelu_kernel", kind="activation", elementwise=True)
 def prelu(semantics: Semantics, x: Value, slope: Value) -> Tensor:
     """``max(x, 0) + a min(x, 0)``: the slope is an edge from a unit to itself."""
     ids = semantics.activation(x)
@@ -264,7 +278,8 @@ def looked_at(semantics: Semantics, *values: Any) -> Any:
 
 
 @rule(*(f"aten.{name}{end}" for name in ("gt", "lt", "ge", "le", "eq", "ne", "greater", "less", "not_equal")
-        for end in ("", "_")), "aten.isclose", "aten.equal", "aten.atan2", "aten.arctan2")  # fmt: skip
+        for end in ("", "_")), "aten.isclose", "aten.equal", "aten.atan2", "aten.arctan2", kind="comparison",
+      elementwise=True)  # fmt: skip
 def compare(semantics: Semantics, x: Value, y: Any, *args: Any, **kwargs: Any) -> Any:
     """Comparisons with zero, or between operands of one scale, feel no scale."""
     close = semantics.place.op == "aten.isclose" and bool(kwargs.get("atol", args[1] if len(args) > 1 else 1e-8))
@@ -277,15 +292,31 @@ def compare(semantics: Semantics, x: Value, y: Any, *args: Any, **kwargs: Any) -
     return looked_at(semantics, x, y)
 
 
-@rule("aten.sign", "aten.sgn", "aten.signbit", "aten.sign_", "aten.angle", "aten.isnan", "aten.isinf", "aten.isfinite",
-      "aten.logical_not", "aten.logical_not_", "aten.nonzero", "aten.isposinf", "aten.isneginf")  # fmt: skip
+@rule(
+    "aten.sign",
+    "aten.sgn",
+    "aten.signbit",
+    "aten.sign_",
+    "aten.angle",
+    "aten.isnan",
+    "aten.isinf",
+    "aten.isfinite",
+    "aten.logical_not",
+    "aten.logical_not_",
+    "aten.isposinf",
+    "aten.isneginf",
+    kind="comparison",
+    degree=(0,),
+    elementwise=True,
+)
+@rule("aten.nonzero", kind="comparison")  # fmt: skip
 def sign(semantics: Semantics, x: Any) -> Tensor:
     """Signs and directions do not feel a positive scale."""
     return looked_at(semantics, x)
 
 
 @rule("aten.logical_and", "aten.logical_or", "aten.logical_xor", "aten.__and__", "aten.__or__", "aten.__xor__",
-      "aten.bitwise_and", "aten.bitwise_or", "aten.bitwise_xor")  # fmt: skip
+      "aten.bitwise_and", "aten.bitwise_or", "aten.bitwise_xor", kind="comparison", elementwise=True)  # fmt: skip
 def logical(semantics: Semantics, x: Any, y: Any) -> Tensor:
     """Whether each operand, by itself, is zero."""
     for value in (x, y):
@@ -294,7 +325,7 @@ def logical(semantics: Semantics, x: Any, y: Any) -> Tensor:
     return constant(shape_of(semantics.place.result))
 
 
-@rule("aten.copysign", "aten.copysign_")
+@rule("aten.copysign", "aten.copysign_", kind="choice", elementwise=True)
 def copysign(semantics: Semantics, x: Value, y: Any) -> Tensor:
     """The sign of one operand on the size of the other."""
     if isinstance(y, Tensor | Weight):

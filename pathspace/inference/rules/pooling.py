@@ -12,6 +12,11 @@ from pathspace.inference.rules.windows import pair, windows
 from pathspace.inference.semantics import Semantics
 from pathspace.inference.values import Value, constant
 
+# what is true of means over windows
+AVERAGED: dict[str, Any] = {
+    "kind": "average pooling", "degree": (1,), "linear": "jointly", "coefficients": "positive", "separable": True
+}  # fmt: skip
+
 
 def _pool(
     semantics: Semantics,
@@ -30,7 +35,7 @@ def _pool(
     return semantics.reduce(seen, range(seen.dim() - rank, seen.dim()))
 
 
-@rule("aten.max_pool1d", "aten.max_pool2d", "aten.max_pool3d")
+@rule("aten.max_pool1d", "aten.max_pool2d", "aten.max_pool3d", kind="maximum pooling", degree=(1,), separable=True)
 def max_pool(
     semantics: Semantics,
     x: Value,
@@ -44,7 +49,8 @@ def max_pool(
     return _pool(semantics, x, int(semantics.place.op[-2]), kernel, stride, padding, dilation, ceil)
 
 
-@rule("aten.max_pool1d_with_indices", "aten.max_pool2d_with_indices", "aten.max_pool3d_with_indices")
+@rule("aten.max_pool1d_with_indices", "aten.max_pool2d_with_indices", "aten.max_pool3d_with_indices",
+      kind="maximum pooling", degree=(1,), separable=True)  # fmt: skip
 def max_pool_with_indices(semantics: Semantics, x: Value, kernel: Any, *args: Any) -> tuple[Tensor, Tensor]:
     """Maximum over windows, and where it was: positions carry no scale."""
     rank = int(semantics.place.op.split("max_pool")[1][0])
@@ -54,7 +60,7 @@ def max_pool_with_indices(semantics: Semantics, x: Value, kernel: Any, *args: An
     return pooled, constant(pooled.shape)
 
 
-@rule("aten.avg_pool1d", "aten.avg_pool2d", "aten.avg_pool3d")
+@rule("aten.avg_pool1d", "aten.avg_pool2d", "aten.avg_pool3d", **AVERAGED)
 def avg_pool(
     semantics: Semantics,
     x: Value,
@@ -68,15 +74,22 @@ def avg_pool(
     return _pool(semantics, x, int(semantics.place.op[-2]), kernel, stride, padding, 1, ceil)
 
 
-@rule("aten.lp_pool1d", "aten.lp_pool2d")
+@rule("aten.lp_pool1d", "aten.lp_pool2d", kind="norm pooling", degree=(1,))
 def lp_pool(semantics: Semantics, x: Value, p: float, kernel: Any, stride: Any = None, ceil: bool = False) -> Tensor:
     """Norms over windows."""
     return _pool(semantics, x, int(semantics.place.op[-2]), kernel, stride, 0, 1, ceil)
 
 
-@rule("aten.adaptive_avg_pool1d", "aten.adaptive_avg_pool2d", "aten.adaptive_avg_pool3d", "aten._adaptive_avg_pool2d",
-      "aten._adaptive_avg_pool3d", "aten.adaptive_max_pool1d", "aten.adaptive_max_pool2d",
-      "aten.adaptive_max_pool3d")  # fmt: skip
+@rule(
+    "aten.adaptive_avg_pool1d",
+    "aten.adaptive_avg_pool2d",
+    "aten.adaptive_avg_pool3d",
+    "aten._adaptive_avg_pool2d",
+    "aten._adaptive_avg_pool3d",
+    **AVERAGED,
+)
+@rule("aten.adaptive_max_pool1d", "aten.adaptive_max_pool2d", "aten.adaptive_max_pool3d", kind="maximum pooling",
+      degree=(1,), separable=True)  # fmt: skip
 def adaptive_pool(semantics: Semantics, x: Value, size: Any) -> Any:
     """Mean or maximum over windows chosen to reach a given output size."""
     ids = semantics.activation(x)

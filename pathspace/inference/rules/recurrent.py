@@ -27,7 +27,7 @@ def _packed(semantics: Semantics, results: Sequence[Tensor]) -> tuple[Tensor, ..
     return row.expand(shape_of(semantics.place.result[0])), *results[1:]
 
 
-@rule("aten.rnn_relu")
+@rule("aten.rnn_relu", kind="recurrence")
 def rnn_relu(semantics: Semantics, *args: Any) -> Any:
     """``h_t = relu(W_ih x_t + b_ih + W_hh h_(t-1) + b_hh)``, stacked, in one or two directions (Eq. 1)."""
     if isinstance(args[3], list | tuple):
@@ -94,7 +94,7 @@ def _direction(
     return torch.stack(states, time), hidden
 
 
-@rule("aten.rnn_tanh", "aten.lstm", "aten.gru")
+@rule("aten.rnn_tanh", "aten.lstm", "aten.gru", kind="recurrence")
 def gated(semantics: Semantics, *args: Any) -> Any:
     """Tanh and gates fix the scale of what they read; inputs, and an LSTM's projected state, keep theirs free.
 
@@ -145,7 +145,7 @@ def _gated(semantics: Semantics, x: Value, state: Any, weights: Any, *args: Any)
     return (sequence, last, *(constant(shape_of(entry)) for entry in shown[2:]))
 
 
-@rule("aten.lstm_cell", "aten.gru_cell", "aten.rnn_tanh_cell")
+@rule("aten.lstm_cell", "aten.gru_cell", "aten.rnn_tanh_cell", kind="recurrence")
 def gated_cell(
     semantics: Semantics, x: Value, state: Any, w_ih: Value, w_hh: Value, b_ih: Any = None, b_hh: Any = None
 ) -> Any:
@@ -160,7 +160,7 @@ def gated_cell(
     return tuple(constant(shape_of(entry)) for entry in shown)
 
 
-@rule("aten.rnn_relu_cell")
+@rule("aten.rnn_relu_cell", kind="recurrence")
 def relu_cell(
     semantics: Semantics, x: Value, state: Value, w_ih: Value, w_hh: Value, b_ih: Any = None, b_hh: Any = None
 ) -> Tensor:

@@ -33,7 +33,9 @@ def _shared(semantics: Semantics, x: Value, dims: Any, shown: Any) -> Tensor:
     return ids.expand(shape)
 
 
-@rule("aten.mean", "aten.sum", "aten.amax", "aten.amin", "aten.nansum", "aten.nanmean")
+@rule("aten.sum", "aten.nansum", kind="total", degree=(1,), linear="jointly", coefficients="one")
+@rule("aten.mean", "aten.nanmean", kind="mean", degree=(1,), linear="jointly", coefficients="positive")
+@rule("aten.amax", "aten.amin", kind="order", degree=(1,))
 def reduction(
     semantics: Semantics, x: Value, dims: Any = None, keepdim: bool = False, *args: Any, **kwargs: Any
 ) -> Any:
@@ -43,7 +45,7 @@ def reduction(
 
 
 @rule("aten.max", "aten.min", "aten.median", "aten.nanmedian", "aten.mode", "aten.kthvalue", "aten.cummax",
-      "aten.cummin", "aten.topk", "aten.sort", "aten.msort", "aten.aminmax")  # fmt: skip
+      "aten.cummin", "aten.topk", "aten.sort", "aten.msort", "aten.aminmax", kind="order", degree=(1,))  # fmt: skip
 def extreme(semantics: Semantics, x: Value, *args: Any, **kwargs: Any) -> Any:
     """Order statistics along a dimension (or between two tensors), and positions, which carry no scale."""
     shown, name = semantics.place.result, semantics.place.op.removeprefix("aten.")
@@ -61,7 +63,8 @@ def extreme(semantics: Semantics, x: Value, *args: Any, **kwargs: Any) -> Any:
     )
 
 
-@rule("aten.argmax", "aten.argmin", "aten.argsort", "aten.all", "aten.any", "aten.count_nonzero")
+@rule("aten.argmax", "aten.argmin", "aten.argsort", "aten.all", "aten.any", "aten.count_nonzero", kind="comparison",
+      degree=(0,))  # fmt: skip
 def position(semantics: Semantics, x: Value, dim: Any = None, *args: Any, **kwargs: Any) -> Tensor:
     """Positions and counts feel no scale, as long as what is compared has one."""
     if semantics.place.op in ("aten.all", "aten.any", "aten.count_nonzero"):
@@ -71,7 +74,9 @@ def position(semantics: Semantics, x: Value, dim: Any = None, *args: Any, **kwar
     return constant(shape_of(semantics.place.result))
 
 
-@rule("aten.cumsum", "aten.cumsum_", "aten.diff", "aten.trapezoid")
+@rule("aten.cumsum", "aten.cumsum_", kind="transform", degree=(1,), linear="jointly", coefficients="one")
+@rule("aten.diff", kind="transform", degree=(1,), linear="jointly")
+@rule("aten.trapezoid", kind="transform")
 def running(semantics: Semantics, x: Value, *args: Any, **kwargs: Any) -> Tensor:
     """Running sums and differences along a dimension."""
     place, default = (0, -1) if "cumsum" in semantics.place.op else (1, -1)
@@ -83,7 +88,7 @@ def running(semantics: Semantics, x: Value, *args: Any, **kwargs: Any) -> Tensor
     return ids.expand(shape_of(semantics.place.result))
 
 
-@rule("aten.prod", "aten.cumprod", "aten.cumprod_")
+@rule("aten.prod", "aten.cumprod", "aten.cumprod_", kind="contraction", infinite=True)
 def product(semantics: Semantics, x: Value, dim: Any = None, keepdim: bool = False, **kwargs: Any) -> Tensor:
     """Scales of factors add up."""
     ids = semantics.activation(x)
@@ -107,7 +112,7 @@ def product(semantics: Semantics, x: Value, dim: Any = None, keepdim: bool = Fal
 
 
 @rule("aten.linalg_vector_norm", "aten.norm", "aten.frobenius_norm", "aten.nuclear_norm", "aten.linalg_norm",
-      "aten.linalg_matrix_norm")  # fmt: skip
+      "aten.linalg_matrix_norm", kind="norm", infinite=True)  # fmt: skip
 def norm(semantics: Semantics, x: Value, *args: Any, **kwargs: Any) -> Tensor:
     """Norms scale like what they measure."""
     numbers = [arg for arg in args if arg is None or isinstance(arg, int | float | str)]
@@ -124,7 +129,7 @@ def norm(semantics: Semantics, x: Value, *args: Any, **kwargs: Any) -> Tensor:
     return ids.reshape(shape_of(shown)) if ids.numel() == 1 else ids
 
 
-@rule("aten.var", "aten.std", "aten.var_mean", "aten.std_mean")
+@rule("aten.var", "aten.std", "aten.var_mean", "aten.std_mean", kind="norm")
 def spread(semantics: Semantics, x: Value, dims: Any = None, *args: Any, **kwargs: Any) -> Any:
     """Standard deviations scale like what they measure, variances like its square."""
     name, shown = semantics.place.op, semantics.place.result
@@ -135,7 +140,7 @@ def spread(semantics: Semantics, x: Value, dims: Any = None, *args: Any, **kwarg
     return wide if isinstance(shown, Tensor) else (wide, mean)
 
 
-@rule("aten.cdist", "aten._cdist_forward")
+@rule("aten.cdist", "aten._cdist_forward", kind="norm")
 def distances(semantics: Semantics, x: Value, y: Value, p: float = 2.0, *args: Any, **kwargs: Any) -> Tensor:
     """Distances between all pairs of rows; with ``p = 0`` the number of entries that differ."""
     left, right = semantics.reduce(x, [-1], keepdim=True), semantics.reduce(y, [-1], keepdim=True)
@@ -145,7 +150,7 @@ def distances(semantics: Semantics, x: Value, y: Value, p: float = 2.0, *args: A
     return semantics.join(left, right.transpose(-1, -2)).expand(shape_of(semantics.place.result))
 
 
-@rule("aten.pairwise_distance")
+@rule("aten.pairwise_distance", kind="norm")
 def pairwise_distance(
     semantics: Semantics, x: Value, y: Value, p: float = 2.0, eps: float = 1e-6, *args: Any
 ) -> Tensor:
@@ -159,7 +164,7 @@ def pairwise_distance(
     return _shared(semantics, ids, [-1], semantics.place.result)
 
 
-@rule("aten.cosine_similarity")
+@rule("aten.cosine_similarity", kind="normalisation")
 def cosine_similarity(semantics: Semantics, x: Value, y: Value, dim: int = 1, eps: float = 1e-8) -> Tensor:
     """Angles feel the scale of neither side, but for ``eps``, below which no length counts as smaller."""
     for value in (x, y):
@@ -172,7 +177,14 @@ def cosine_similarity(semantics: Semantics, x: Value, y: Value, dim: int = 1, ep
 
 
 @rule(
-    *(f"aten.fft_{kind}{rank}" for kind in ("fft", "ifft", "rfft", "irfft", "hfft", "ihfft") for rank in ("", "2", "n"))
+    *(
+        f"aten.fft_{kind}{rank}"
+        for kind in ("fft", "ifft", "rfft", "irfft", "hfft", "ihfft")
+        for rank in ("", "2", "n")
+    ),
+    kind="transform",
+    degree=(1,),
+    linear="jointly",
 )
 def fourier(semantics: Semantics, x: Value, size: Any = None, dims: Any = None, *args: Any, **kwargs: Any) -> Tensor:
     """Fourier transforms mix everything along their dimensions."""
@@ -181,7 +193,7 @@ def fourier(semantics: Semantics, x: Value, size: Any = None, dims: Any = None, 
     return _shared(semantics, x, kwargs.get("dim", default if dims is None else dims), semantics.place.result)
 
 
-@rule("aten.fft_fftshift", "aten.fft_ifftshift")
+@rule("aten.fft_fftshift", "aten.fft_ifftshift", kind="movement", degree=(1,), linear="jointly", coefficients="one")
 def shift(semantics: Semantics, x: Value, dims: Any = None) -> Value:
     """Half a turn around dimensions; of an odd number of elements one more on the way back."""
     wanted, way = _dims(dims, x), -1 if "ifft" in semantics.place.op else 1

@@ -15,7 +15,8 @@ from pathspace.inference.values import NEUTRAL, Value, along, compress, reshaped
 
 
 @rule("aten.upsample_nearest1d", "aten.upsample_nearest2d", "aten.upsample_nearest3d", "aten._upsample_nearest_exact1d",
-      "aten._upsample_nearest_exact2d", "aten._upsample_nearest_exact3d")  # fmt: skip
+      "aten._upsample_nearest_exact2d", "aten._upsample_nearest_exact3d", kind="upsampling", degree=(1,),
+      linear="jointly", coefficients="one", separable=True)  # fmt: skip
 def nearest(semantics: Semantics, x: Value, size: Any, *args: Any, **kwargs: Any) -> Tensor:
     """Every element is a copy of one."""
     ids, shape = semantics.activation(x), shape_of(semantics.place.result)
@@ -33,20 +34,22 @@ def nearest(semantics: Semantics, x: Value, size: Any, *args: Any, **kwargs: Any
 
 
 @rule("aten.upsample_linear1d", "aten.upsample_bilinear2d", "aten.upsample_bicubic2d", "aten.upsample_trilinear3d",
-      "aten._upsample_bilinear2d_aa", "aten._upsample_bicubic2d_aa")  # fmt: skip
+      "aten._upsample_bilinear2d_aa", "aten._upsample_bicubic2d_aa", kind="upsampling", degree=(1,), linear="jointly",
+      separable=True)  # fmt: skip
 def interpolation(semantics: Semantics, x: Value, *args: Any, **kwargs: Any) -> Tensor:
     """Neighbours are mixed, and neighbours of neighbours, so all share one scale."""
     return semantics.reduce(x, range(2, len(x.shape)), keepdim=True).expand(shape_of(semantics.place.result))
 
 
-@rule("aten.grid_sampler", "aten.grid_sampler_2d", "aten.grid_sampler_3d", "aten.cudnn_grid_sampler")
+@rule("aten.grid_sampler", "aten.grid_sampler_2d", "aten.grid_sampler_3d", "aten.cudnn_grid_sampler",
+      kind="resampling")  # fmt: skip
 def sample(semantics: Semantics, x: Value, grid: Value, *args: Any) -> Tensor:
     """An image read at positions that may come from data; the margin is zero, or moves data."""
     semantics.pin([semantics.activation(grid)], "positions at which an image is read")
     return semantics.reduce(x, range(2, len(x.shape)), keepdim=True).expand(shape_of(semantics.place.result))
 
 
-@rule("aten.affine_grid_generator")
+@rule("aten.affine_grid_generator", kind="transform", degree=(1,), linear="jointly")
 def affine_grid(semantics: Semantics, theta: Value, *args: Any) -> Tensor:
     """Positions are a linear function of the parameters of the map."""
     return (
@@ -56,7 +59,7 @@ def affine_grid(semantics: Semantics, theta: Value, *args: Any) -> Tensor:
     )
 
 
-@rule("aten.im2col")
+@rule("aten.im2col", kind="transform", degree=(1,), linear="jointly", coefficients="one")
 def patches(semantics: Semantics, x: Value, kernel: Any, dilation: Any, padding: Any, stride: Any) -> Tensor:
     """Sliding windows as columns."""
     ids, shape = semantics.activation(x), shape_of(semantics.place.result)
@@ -68,7 +71,7 @@ def patches(semantics: Semantics, x: Value, kernel: Any, dilation: Any, padding:
     return reshaped(seen.permute(0, 1, 4, 5, 2, 3), shape)
 
 
-@rule("aten.col2im")
+@rule("aten.col2im", kind="transform", degree=(1,), linear="jointly", coefficients="one")
 def folded(semantics: Semantics, x: Value, size: Any, kernel: Any, dilation: Any, padding: Any, stride: Any) -> Tensor:
     """Columns added up where their windows overlap."""
     ids, shape = semantics.activation(x), shape_of(semantics.place.result)
