@@ -20,6 +20,7 @@ from pathspace.capture import check_capturable, describe, first_line
 from pathspace.errors import CaptureError, InputError, InputTypeError, UnsupportedError
 from pathspace.inputs import arranged
 from pathspace.nested import leaves
+from pathspace.without_values import require_values
 
 ACTIVATIONS = frozenset(
     [
@@ -296,6 +297,7 @@ def observe(
         CaptureError: the model raises on these inputs, or returns no floating-point tensor that depends on them.
     """
     check_capturable(model)
+    require_values("observing a model", (*model.named_parameters(), *model.named_buffers()))
     args, kwargs = arranged(model, args, kwargs)
     # views cost nothing; where an operation in place has overwritten one, copies are needed after all
     return _observe(model, args, kwargs, layers, False) or _observe(model, args, kwargs, layers, True)  # type: ignore[return-value]

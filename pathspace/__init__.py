@@ -9,7 +9,7 @@ The gauge: :func:`rescale`, :func:`canonicalise`, :func:`balance`, :func:`balanc
 Proofs as documents: :func:`proof`, judged by :func:`check`. Claims on trial: :func:`claim`, :class:`Claim`.
 Path norms: :func:`path_norm`, :func:`path_statistics`. Symbols: :func:`symbolic`, :class:`SymbolicSpace`. Pictures:
 :func:`draw`.
-Rules for operations of your own: :func:`rule`.
+Rules for operations of your own: :func:`rule`. Models without numbers: :func:`without_weights`.
 Errors: :class:`PathspaceError` and its kinds.
 """
 
@@ -35,6 +35,7 @@ from pathspace.structure import Pin
 from pathspace.symbolic import SymbolicSpace, symbolic
 from pathspace.tracing import trace
 from pathspace.verify import verify
+from pathspace.without_values import without_weights
 
 __version__ = "0.1.0"
 
@@ -75,4 +76,5 @@ __all__ = [
     "symbolic",
     "trace",
     "verify",
+    "without_weights",
 ]

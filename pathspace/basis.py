@@ -74,8 +74,8 @@ class Path:
         """``v_p = prod_e w_e^(c_e)``."""
         result = 1.0
         for name, index, count in self.edges:
-            shift = self.graph.shifts.get(name, 0.0)
-            result *= (float(self.graph.parameters[name].detach()[index]) + shift) ** count
+            block = self.graph.blocks[self.graph.index[name]]
+            result *= float(block.values(self.graph.parameters[name][index].double())) ** count
         return result
 
     @property

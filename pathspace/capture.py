@@ -12,24 +12,24 @@ import logging
 import threading
 import warnings
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, redirect_stderr
+from contextlib import contextmanager, nullcontext, redirect_stderr
 from dataclasses import dataclass
 from typing import Any
 from unittest import mock
 
 import torch
 from torch import fx, nn
+from torch._guards import TracingContext, tracing
 from torch.export.graph_signature import InputKind, OutputKind
 from torch.nn.modules import transformer
 
-from pathspace.errors import InputError, InputTypeError
+from pathspace.errors import InputError, InputTypeError, PathspaceError
 from pathspace.in_place import writes_are_seen
-from pathspace.inputs import arranged, check_inputs, describe, opened, ordinary, without_values
+from pathspace.inputs import arranged, check_inputs, describe, opened, ordinary
 from pathspace.refusals import (
     LOST,
     check_capturable,
     check_memory,
-    check_surroundings,
     failed_capture,
     failed_run,
     first_line,
@@ -37,6 +37,7 @@ from pathspace.refusals import (
 )
 from pathspace.stand_in import repeatable, stand_in
 from pathspace.untouched import untouched
+from pathspace.without_values import fake_mode, give_shapes, has_values, with_numbers
 
 # tracing replaces functions of torch for a while
 _ONE_AT_A_TIME = threading.RLock()
@@ -54,7 +55,7 @@ class Captured:
             name.
         canonical: every parameter name -> canonical name.
         constants: placeholder name -> tensor, for tensors the graph holds itself.
-        buffers: name -> buffer, the model's own.
+        buffers: name -> buffer, the model's own, or computed anew where that has no numbers.
         updates: how many of the graph's outputs, the first ones, are new values of buffers.
     """
 
@@ -86,10 +87,12 @@ def check_runs(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any
     Raises:
         CaptureError: the model itself fails on these inputs.
     """
-    twin = repeatable(stand_in(model, share_tensors=False))
+    twin, mode = stand_in(model, share_tensors=False), fake_mode()
+    shapes = give_shapes(twin, mode)
+    twin = repeatable(twin)
     known = {name for name, _ in twin.named_parameters()}
     try:
-        with quiet(), torch.no_grad():
+        with quiet(), torch.no_grad(), mode if shapes else nullcontext():
             twin(*args, **kwargs)
     except (Exception, SystemExit) as error:
         raise failed_run(model, args, kwargs, error) from error
@@ -124,12 +127,13 @@ def capture(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any] |
     args, kwargs = arranged(model, args, kwargs)
     check_capturable(model)
     check_memory(model)
-    check_surroundings()
     check_inputs(model, args, kwargs)
-    with _ONE_AT_A_TIME, untouched(model), torch.inference_mode(False):
+    with _ONE_AT_A_TIME, untouched(model), torch.inference_mode(False), with_numbers():
         args, kwargs = ordinary((args, kwargs))
         try:
-            program = _export(model, args, kwargs)
+            program, made = _export(model, args, kwargs)
+        except PathspaceError:
+            raise
         except (Exception, SystemExit) as error:
             check_runs(model, args, kwargs)
             raise failed_capture(model, error) from error
@@ -159,31 +163,46 @@ def capture(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any] |
                 constants[spec.arg.name] = value
         sources[spec.arg.name] = (kind, target)
     parameters = {name: named[name] for name in dict.fromkeys(canonical.values())}
-    buffers = dict(model.named_buffers(remove_duplicate=False))
+    buffers = dict(model.named_buffers(remove_duplicate=False)) | made
     updates = sum(spec.kind == OutputKind.BUFFER_MUTATION for spec in program.graph_signature.output_specs)
     return Captured(program.graph_module, sources, parameters, canonical, constants, buffers, updates)
 
 
-def _export(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> torch.export.ExportedProgram:
-    """Let torch trace a stand-in of the model."""
-    twin = stand_in(model)
+def _export(
+    model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> tuple[torch.export.ExportedProgram, dict[str, torch.Tensor]]:
+    """Let torch trace a stand-in of the model.
+
+    Returns:
+        The program, and the stand-in's buffers where tensors of the model have no numbers.
+    """
+    twin, mode = stand_in(model), fake_mode()
+    shapes = give_shapes(twin, mode)
+    made = dict(twin.named_buffers(remove_duplicate=False)) if shapes else {}
     tensors = opened(twin, args, kwargs)
     known = {name for name, _ in twin.named_parameters()}
     with (
         quiet(),
         experts_at_once(twin),
         mock.patch.object(transformer, "_detect_is_causal_mask", _told_to_be_causal),
+        tracing(TracingContext(mode)) if shapes else nullcontext(),
     ):
         program = torch.export.export(
             twin, args if tensors is None else tensors, dict(kwargs) if tensors is None else {}, strict=False
         )
         if writes_are_seen(program.graph_module) or _maps(program.graph_module):
             program = program.run_decompositions({})
-    if any(isinstance(value, torch.Tensor) and not _has_numbers(value) for value in program.constants.values()):
-        raise RuntimeError(LOST)
+    for name, value in program.constants.items():
+        if isinstance(value, torch.Tensor) and name not in made and not _has_numbers(value):
+            if not shapes:
+                raise RuntimeError(LOST)
+            raise InputError(
+                f"{type(model).__name__} computes with {name!r}, a tensor without values that is neither parameter nor "
+                "buffer, expected numbers; register it as a buffer, or build the model within ps.without_weights()."
+            )
     if any(name not in known for name, _ in twin.named_parameters()):
         raise RuntimeError("makes parameters while it runs")
-    return program
+    return program, made
 
 
 def _maps(module: fx.GraphModule) -> bool:
@@ -197,17 +216,19 @@ def experts_at_once(model: nn.Module) -> Iterator[None]:
     """Let mixtures of experts of transformers compute all experts at once: the same function without a loop over data.
 
     Args:
-        model: a model whose configurations may say ``experts_implementation="eager"``; they do again afterwards.
+        model: a model whose configurations say how experts are computed; they say so again afterwards.
     """
     configs = {id(c): c for module in model.modules() if (c := getattr(module, "config", None)) is not None}
-    loops = [c for c in configs.values() if getattr(c, "_experts_implementation", None) == "eager"]
-    for config in loops:
-        config._experts_implementation = "batched_mm"
+    before = {
+        key: own for key, c in configs.items() if (own := getattr(c, "_experts_implementation", None)) is not None
+    }
+    for key in before:
+        configs[key]._experts_implementation = "batched_mm"
     try:
         yield
     finally:
-        for config in loops:
-            config._experts_implementation = "eager"
+        for key, own in before.items():
+            configs[key]._experts_implementation = own
 
 
 def _has_numbers(value: torch.Tensor) -> bool:
@@ -216,7 +237,7 @@ def _has_numbers(value: torch.Tensor) -> bool:
         found = value.detach().to_dense().reshape(-1)[:1].tolist()
     except Exception:
         return False
-    return not without_values(value) and all(isinstance(number, int | float | complex) for number in found)
+    return has_values(value) and all(isinstance(number, int | float | complex) for number in found)
 
 
 def _told_to_be_causal(mask: Any, is_causal: bool | None = None, size: int | None = None) -> bool:

@@ -12,6 +12,7 @@ from torch.utils import _pytree as pytree
 
 from pathspace.errors import InputError
 from pathspace.nested import is_plain, leaves, mapped
+from pathspace.without_values import has_values
 
 
 def arranged(
@@ -80,10 +81,10 @@ def describe(values: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
 
 
 def check_inputs(model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
-    """Refuse inputs without values or without samples.
+    """Refuse inputs of another kind or without samples.
 
     Raises:
-        InputError: numpy arrays, tensors without values, or nothing but empty tensors.
+        InputError: numpy arrays, or nothing but empty tensors.
     """
     name = type(model).__name__
     for value in (*args, *kwargs.values()):
@@ -93,11 +94,6 @@ def check_inputs(model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any
                 "model take a tensor."
             )
     tensors = [leaf for leaf in leaves((args, kwargs)) if isinstance(leaf, Tensor)]
-    if any(without_values(tensor) for tensor in tensors):
-        raise InputError(
-            f"{name} was given a tensor without values (on the meta device or of a fake mode), expected numbers; make "
-            "the example inputs outside of that."
-        )
     if tensors and not any(tensor.numel() for tensor in tensors):
         raise InputError(
             f"{name} was given inputs with no samples ({describe(args, kwargs)}), expected at least one; pass a batch "
@@ -105,16 +101,17 @@ def check_inputs(model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any
         )
 
 
-def without_values(tensor: Tensor) -> bool:
-    """Whether a tensor has a shape and no numbers."""
-    return tensor.is_meta or any(kind.__name__ == "FakeTensor" for kind in type(tensor).__mro__)
-
-
 def ordinary(inputs: Any) -> Any:
-    """Inputs that autograd can follow: those made in inference mode are copied."""
-    if not any(isinstance(leaf, Tensor) and leaf.is_inference() for leaf in leaves(inputs)):
+    """Inputs that autograd can follow: those made in inference mode are copied, those without values become zeros."""
+    if all(has_values(leaf) and not leaf.is_inference() for leaf in leaves(inputs) if isinstance(leaf, Tensor)):
         return inputs
-    return mapped(lambda tensor: tensor.clone() if tensor.is_inference() else tensor, inputs)
+    return mapped(_ordinary, inputs)
+
+
+def _ordinary(tensor: Tensor) -> Tensor:
+    if not has_values(tensor):
+        return torch.zeros(tensor.shape, dtype=tensor.dtype)
+    return tensor.clone() if tensor.is_inference() else tensor
 
 
 def in_order(args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
@@ -154,4 +151,4 @@ def opened(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -
     return tuple(tensors)
 
 
-__all__ = ["arranged", "check_inputs", "describe", "in_order", "opened", "ordinary", "without_values"]
+__all__ = ["arranged", "check_inputs", "describe", "in_order", "opened", "ordinary"]

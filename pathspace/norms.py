@@ -20,6 +20,7 @@ from pathspace.errors import InputError, UnsupportedError
 from pathspace.log_prefix import log_prefixes, log_suffixes
 from pathspace.structure import Structure
 from pathspace.two_trees import TwoTrees
+from pathspace.without_values import require_values
 
 
 @dataclass(frozen=True)
@@ -143,6 +144,7 @@ class _Forward(fx.Interpreter):
     @staticmethod
     def real(value: Tensor) -> Tensor:
         """A tensor of the model, in float64."""
+        require_values("path_norm", [("a tensor of the model", value)])
         value = value.detach().cpu()
         return value.double() if value.is_floating_point() else value
 

@@ -11,6 +11,7 @@ from scipy.sparse import csr_array
 from torch import Tensor
 
 from pathspace.structure import Structure, WeightBlock
+from pathspace.without_values import require_values
 
 # exponents beyond this are multiplied into the sizes
 FAR = 200.0
@@ -33,6 +34,7 @@ class Table:
 
 def edge_values(graph: Structure, block: WeightBlock, parameters: Mapping[str, Tensor]) -> Tensor:
     """Values of a tensor's edges, float64, 0 for scalars that no path passes."""
+    require_values("balance", [(block.name, parameters[block.name])])
     value = parameters[block.name].detach().double().cpu() + graph.shifts.get(block.name, 0.0)
     return value if block.unused is None else value.masked_fill(block.unused.expand(block.shape), 0)
 

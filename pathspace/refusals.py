@@ -14,7 +14,8 @@ import torch
 from torch import nn
 
 from pathspace.errors import CaptureError, InputError
-from pathspace.inputs import describe, without_values
+from pathspace.inputs import describe
+from pathspace.without_values import has_values
 
 _STANDARD = sysconfig.get_paths()["stdlib"] + "/"
 # what only those who work on torch itself can make something of
@@ -60,7 +61,7 @@ def check_capturable(model: nn.Module) -> None:
     """Refuse modules that hold no ordinary parameters or no Python forward to trace.
 
     Raises:
-        InputError: lazily shaped, sharded or meta parameters, a data-parallel wrapper, or a scripted module.
+        InputError: lazily shaped or sharded parameters, a data-parallel wrapper, or a scripted module.
     """
     name = type(model).__name__
     if type(model).__hash__ is None:
@@ -91,11 +92,6 @@ def check_capturable(model: nn.Module) -> None:
             raise InputError(
                 f"{name} has a {kind} {key!r} without a shape yet; run the model once on a batch, then trace it."
             )
-        if without_values(tensor):
-            raise InputError(
-                f"{name} has a {kind} {key!r} without values (on the meta device or of a fake mode), expected numbers; "
-                "load or initialise the weights first."
-            )
         if kind == "parameter" and tensor.layout != torch.strided:
             raise InputError(
                 f"{name} has a sparse parameter {key!r}, expected a dense one; keep its values as a parameter and make "
@@ -108,19 +104,6 @@ def check_capturable(model: nn.Module) -> None:
             )
 
 
-def check_surroundings() -> None:
-    """Refuse to trace where every new tensor would be without values.
-
-    Raises:
-        InputError: a fake mode is active.
-    """
-    if without_values(torch.empty(0, device="cpu")):
-        raise InputError(
-            "A fake mode is active, expected tensors with numbers; call this outside of it, with the model's tensors "
-            "without values there is nothing to measure."
-        )
-
-
 def check_memory(model: nn.Module) -> None:
     """Refuse parameters that share memory without being one parameter: a scale of one would change the other.
 
@@ -129,7 +112,8 @@ def check_memory(model: nn.Module) -> None:
     """
     held = []
     for name, parameter in model.named_parameters():
-        if type(parameter) is nn.Parameter and parameter.layout == torch.strided and parameter.numel():
+        strided = type(parameter) is nn.Parameter and parameter.layout == torch.strided
+        if strided and parameter.numel() and has_values(parameter):
             last = sum((n - 1) * step for n, step in zip(parameter.shape, parameter.stride(), strict=True))
             start, size = parameter.data_ptr(), parameter.element_size()
             # the first and the last byte say enough where all between them is the parameter's own
@@ -263,7 +247,6 @@ __all__ = [
     "LOST",
     "check_capturable",
     "check_memory",
-    "check_surroundings",
     "failed_capture",
     "failed_run",
     "first_line",

@@ -7,11 +7,12 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch._subclasses.fake_tensor import FakeCopyMode, FakeTensorMode
+from torch._subclasses.fake_tensor import FakeCopyMode
 from torch.utils._pytree import tree_map
 
 from pathspace.capture import quiet
 from pathspace.safe_deepcopy import safe_deepcopy
+from pathspace.without_values import fake_mode, give_shapes
 
 
 class Rehearsal:
@@ -28,9 +29,11 @@ class Rehearsal:
     """
 
     def __init__(self, model: nn.Module) -> None:
-        self._mode = FakeTensorMode(allow_non_fake_inputs=True)
+        self._mode = fake_mode()
+        twin = safe_deepcopy(model, share_tensors=True)
+        give_shapes(twin, self._mode)
         with quiet(), torch.no_grad(), FakeCopyMode(self._mode):
-            self._twin = safe_deepcopy(model)
+            self._twin = safe_deepcopy(twin)
 
     def runs(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
         """Whether the model accepts inputs of these shapes (what depends on their values counts as not)."""

@@ -21,6 +21,7 @@ from pathspace.inference.registry import operation_name
 from pathspace.inputs import describe, ordinary
 from pathspace.rehearsal import Rehearsal
 from pathspace.untouched import untouched
+from pathspace.without_values import with_numbers
 
 Inputs = tuple[tuple[Any, ...], dict[str, Any]]
 # dimensions of input tensors: (number of the tensor, dimension)
@@ -129,7 +130,7 @@ def larger(runs: Callable[[Inputs], bool], inputs: Inputs, thin_only: bool) -> I
 def recapture(model: nn.Module, inputs: Inputs, thin_only: bool) -> tuple[Captured | None, Inputs | None]:
     """The model captured at larger sizes, and the inputs; nothing where it runs at no others."""
     try:
-        with untouched(model), torch.inference_mode(False):
+        with untouched(model), torch.inference_mode(False), with_numbers():
             rehearsal = Rehearsal(model)
             other = larger(lambda trial: rehearsal.runs(*trial), ordinary(inputs), thin_only)
         return (None, None) if other is None else (capture(model, *other), other)

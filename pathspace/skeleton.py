@@ -11,6 +11,7 @@ from pathspace.errors import InputError
 from pathspace.structure import Structure
 from pathspace.trees import SpanningTreeBuilder
 from pathspace.two_trees import TwoTrees
+from pathspace.without_values import require_values, with_numbers
 
 RULES = ("modulo", "magnitude", "random")
 
@@ -40,13 +41,16 @@ def choose(graph: Structure, rule: str = "modulo", seed: int = 0) -> Skeleton:
         The skeleton.
 
     Raises:
-        InputError: unknown rule.
+        InputError: unknown rule, or ``"magnitude"`` of weights without values.
     """
     if rule not in RULES:
         raise InputError(f"skeleton found rule={rule!r}, expected one of {', '.join(map(repr, RULES))}.")
-    tree_in = SpanningTreeBuilder(graph, True, rule, seed).grow()
-    # products of scales have no leaving edge of their own: one tree then serves both ways, and all p_v vanish
-    tree_out = tree_in if graph.forms.shape[0] else SpanningTreeBuilder(graph, False, rule, seed).grow()
+    if rule == "magnitude":
+        require_values("skeleton(rule='magnitude')", ((b.name, graph.parameters[b.name]) for b in graph.blocks))
+    with with_numbers():
+        tree_in = SpanningTreeBuilder(graph, True, rule, seed).grow()
+        # products of scales have no leaving edge of their own: one tree then serves both ways, and all p_v vanish
+        tree_out = tree_in if graph.forms.shape[0] else SpanningTreeBuilder(graph, False, rule, seed).grow()
     return Skeleton(graph, tree_in, tree_out, rule, seed)
 
 

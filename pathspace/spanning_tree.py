@@ -11,6 +11,7 @@ from scipy.sparse import csr_array
 from torch import Tensor
 
 from pathspace.structure import Structure
+from pathspace.without_values import require_values
 
 
 @dataclass(frozen=True, eq=False)
@@ -60,9 +61,10 @@ class SpanningTree:
         """Weights of the tree's edges, float64, shape ``(H + 1,)``; 1 for the root."""
         result = torch.ones(len(self.block), dtype=torch.float64)
         for block, units in self.by_block():
-            flat = graph.parameters[graph.blocks[block].name].detach().reshape(-1)
-            chosen = flat[torch.from_numpy(self.index[units])].double().cpu()
-            result[torch.from_numpy(units)] = graph.blocks[block].values(chosen)
+            entry = graph.blocks[block]
+            flat = graph.parameters[entry.name].detach().reshape(-1)
+            require_values("a computation with weights", [(entry.name, flat)])
+            result[torch.from_numpy(units)] = entry.values(flat[torch.from_numpy(self.index[units])].double().cpu())
         return result
 
     def by_block(self) -> Iterator[tuple[int, np.ndarray]]:

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from pathspace.capture import Captured
 from pathspace.errors import InputError, UnsupportedError
+from pathspace.without_values import require_values
 
 if TYPE_CHECKING:
     import networkx as nx
@@ -71,6 +72,7 @@ class WeightBlock:
 
     def values(self, parameter: Tensor) -> Tensor:
         """What the edges multiply by: the parameter, and the constant that is added to it."""
+        require_values("a computation with weights", [(self.name, parameter)])
         value = parameter.detach()
         return value + self.shift if self.shift else value
 

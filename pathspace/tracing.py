@@ -19,6 +19,7 @@ from pathspace.inputs import arranged, describe
 from pathspace.reduction import ReductionGraph
 from pathspace.sizes import recapture, sentence, thin
 from pathspace.structure import Structure, owner
+from pathspace.without_values import with_numbers
 
 
 def trace(
@@ -38,7 +39,8 @@ def trace(
     scales have to hold at both. :attr:`ReductionGraph.range` says what was done.
 
     Args:
-        model: any module; it is analysed in the mode (train or eval) it is in.
+        model: any module; it is analysed in the mode (train or eval) it is in. Its tensors, and the inputs, need no
+            values (meta device, fake mode, :func:`pathspace.without_weights`): weights are then taken not to be 0.
         *args: example inputs, positional.
         kwargs: example inputs by keyword.
         norm_eps: ``"ignore"`` treats normalisation layers as exactly scale-free, ``"respect"`` pins their inputs.
@@ -68,7 +70,7 @@ def trace(
         raise InputError(f"trace found sizes={sizes!r}, expected 'any' or 'given'.")
     captured = capture(model, args, kwargs)
     # what the analysis makes for itself has numbers, whatever is the default outside
-    with torch.device("cpu"), torch.inference_mode(False):
+    with with_numbers(), torch.device("cpu"), torch.inference_mode(False):
         scales, _ = interpret(captured, Scales, strict, norm_eps, affine)
         before = Snapshot.of(scales)
         raw = ends_of(scales)
@@ -81,7 +83,7 @@ def trace(
     open_ends = found is None or bool(found.unused or found.beyond or found.forms.shape[0])
     looked = open_ends or thin(captured, (args, kwargs))
     further, other = recapture(model, (args, kwargs), thin_only=not open_ends) if looked else (None, None)
-    with torch.device("cpu"), torch.inference_mode(False):
+    with with_numbers(), torch.device("cpu"), torch.inference_mode(False):
         if further is not None:
             uses = before.again(scales, further, norm_eps)
             found = build(captured, scales, norm_eps, uses)

@@ -14,6 +14,7 @@ from pathspace.balanced import canonical_scales
 from pathspace.errors import InputError, UnsupportedError
 from pathspace.spanning_tree import SpanningTree
 from pathspace.structure import Structure, WeightBlock
+from pathspace.without_values import has_values
 
 CHUNK = 1 << 22
 STAR = 200_000
@@ -313,7 +314,7 @@ class SpanningTreeBuilder:
             flat = positions.reshape(-1)
             if entry.unused is not None:
                 flat = flat[~entry.unused.expand(entry.shape).reshape(-1)[flat]]
-            if not zeros:
+            if not zeros and has_values(self.graph.parameters[entry.name]):
                 flat = flat[(self.graph.parameters[entry.name].detach().reshape(-1)[flat] != 0).cpu()]
             tails, heads = (ids.expand(entry.shape).reshape(-1)[flat].numpy() for ids in (entry.tail, entry.head))
             change = csr_array(
@@ -357,10 +358,11 @@ class SpanningTreeBuilder:
         tap = rows.tap
         score = np.zeros(len(position)) if self.rule == "modulo" else self.random.random(len(position))
         flat = rows.row_offset[position] + rows.column_offset[column] + tap
-        if self.blind:
+        parameter = self.graph.parameters[self._name(block)]
+        if self.blind or not has_values(parameter):
             return flat, column, score
         # a skeleton weight must not vanish: where it does, take the first of its row that does not
-        weight = self.graph.blocks[block].values(self.graph.parameters[self.graph.blocks[block].name]).reshape(-1)
+        weight = self.graph.blocks[block].values(parameter).reshape(-1)
         zero = np.flatnonzero((weight[torch.from_numpy(flat)] == 0).cpu().numpy())
         if len(zero):
             flat[zero], column[zero], size = self._largest(block, rows, position[zero], open_)

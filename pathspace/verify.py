@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from contextlib import AbstractContextManager, nullcontext
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from pathspace.basis import BasisPaths
 from pathspace.certificate import Certificate
 from pathspace.errors import InputError
 from pathspace.explain import account
@@ -18,12 +18,14 @@ from pathspace.inputs import arranged, check_inputs, ordinary
 from pathspace.invariance import bench_copy, cast, measure
 from pathspace.levels import levels_in_words, measure_levels
 from pathspace.nested import leaves
-from pathspace.refusals import check_capturable, check_surroundings
+from pathspace.reduction import ReductionGraph
+from pathspace.refusals import check_capturable
 from pathspace.theorems import enumerable, theorem1, theorem2, theorem3, tree_problem
 from pathspace.tracing import trace
 from pathspace.trials import trials, trials_in_words
 from pathspace.untouched import untouched
 from pathspace.upper_bound import upper_bound as bound_from_above
+from pathspace.without_values import has_values, with_numbers
 
 
 def _entries(tensor: Tensor) -> Tensor:
@@ -86,7 +88,8 @@ def verify(
 
     Args:
         model: any module; verified in the mode it is in, on a copy in float64 (above 30 million weights on the model
-            itself, in its own precision, and left exactly as it was).
+            itself, in its own precision, and left exactly as it was). Without values (meta device, fake mode) the
+            structural part is verified: ``theorem2`` and ``invariance`` hold ``None``.
         *args: example inputs.
         kwargs: example inputs by keyword.
         norm_eps: see :func:`pathspace.trace`.
@@ -117,18 +120,62 @@ def verify(
     if isinstance(model, nn.Module):
         args, kwargs = arranged(model, args, kwargs)
         check_capturable(model)
-        check_surroundings()
         check_inputs(model, args, kwargs)
-        check_finite(model, (args, kwargs))
-        with untouched(model), torch.inference_mode(False), _with_numbers():
+        with untouched(model), torch.inference_mode(False), with_numbers():
+            shapes = _shapes_only(model, (args, kwargs))
+            if not shapes:
+                check_finite(model, (args, kwargs))
             args, kwargs = ordinary((args, kwargs))
-            return _verified(model, args, kwargs, norm_eps, rule, seed, strict, upper_bound, start)
-    return _verified(model, args, kwargs or {}, norm_eps, rule, seed, strict, upper_bound, start)
+            return _verified(model, args, kwargs, norm_eps, rule, seed, strict, upper_bound, start, shapes)
+    return _verified(model, args, kwargs or {}, norm_eps, rule, seed, strict, upper_bound, start, False)
 
 
-def _with_numbers() -> AbstractContextManager[Any]:
-    """Where new tensors are made: as outside, but never without values."""
-    return torch.device("cpu") if torch.get_default_device().type == "meta" else nullcontext()
+def _shapes_only(model: nn.Module, inputs: Any) -> bool:
+    """Whether some tensor of the model or of its inputs has no numbers, so that nothing can be measured."""
+    held = (*model.parameters(), *model.buffers(), *leaves(inputs))
+    return any(isinstance(tensor, Tensor) and not has_values(tensor) for tensor in held)
+
+
+@dataclass(frozen=True)
+class _Measured:
+    """What is seen on the running model."""
+
+    invariance: dict[str, Any]
+    levels: dict[str, Any]
+    theorem2: dict[str, Any]
+    bound: dict[str, Any] = field(default_factory=dict)
+
+
+def _unmeasured(graph: ReductionGraph) -> _Measured:
+    """Verdicts on a model of which only shapes are known."""
+    words = "tensors of the model or of its inputs have no values, so nothing was run"
+    none = {"holds": None, "evidence": words}
+    levels = {
+        name: {"units": units, "dimension": graph.num_weights - units, "changes": []}
+        for name, units in (("exact", graph.num_exact_units), ("all", graph.num_units))
+    }
+    unseen = {"max_relative_violation": None, "tolerance": None}
+    return _Measured(none | unseen, levels | {"holds": None, "tolerance": None}, none | {"rebuilt": False})
+
+
+def _measured(
+    model: nn.Module, graph: ReductionGraph, basis: BasisPaths, given: Any, seed: int, upper_bound: bool
+) -> _Measured:
+    """Rescale, rebuild and redraw a copy, and look at its outputs."""
+    bench, dtype = bench_copy(model, graph, given)
+    inputs = (cast(given[0], dtype), cast(given[1], dtype))
+    invariance, switches = measure(graph, bench, *inputs, seed=seed)
+    levels = measure_levels(graph, bench, *inputs, seed=seed)
+    if invariance["holds"] is not None:
+        tried = trials(graph, bench, *inputs, seed=seed)
+        worst = max(tried["rescaling"] or 0.0, tried["unused"] or 0.0)
+        invariance["trials"] = tried
+        invariance["max_relative_violation"] = max(invariance["max_relative_violation"], worst)
+        invariance["holds"] = invariance["holds"] and levels["holds"] is not False and worst <= invariance["tolerance"]
+        invariance["evidence"] += f"; {levels_in_words(levels)}{trials_in_words(tried)}"
+    second = theorem2(basis, bench, inputs, (invariance, switches), seed)
+    bound = bound_from_above(graph, bench, *inputs, seed=seed).to_dict() if upper_bound else {}
+    return _Measured(invariance, levels, second, bound)
 
 
 def _verified(
@@ -141,6 +188,7 @@ def _verified(
     strict: bool,
     upper_bound: bool,
     start: float,
+    shapes: bool,
 ) -> Certificate:
     """Trace, prove and measure, with inputs as ``forward`` takes them."""
     # the theorems speak of the network at these sizes
@@ -148,23 +196,9 @@ def _verified(
     skeleton = graph.skeleton(rule=rule, seed=seed)
     basis = skeleton.basis()
     problem = tree_problem(graph, skeleton.tree_in) or tree_problem(graph, skeleton.tree_out)
-
-    bench, dtype = bench_copy(model, graph, (args, dict(kwargs)))
-    inputs = (cast(args, dtype), cast(dict(kwargs), dtype))
-    invariance, switches = measure(graph, bench, *inputs, seed=seed)
-    levels = measure_levels(graph, bench, *inputs, seed=seed)
-    if invariance["holds"] is not None:
-        tried = trials(graph, bench, *inputs, seed=seed)
-        worst = max(tried["rescaling"] or 0.0, tried["unused"] or 0.0)
-        invariance["trials"] = tried
-        invariance["max_relative_violation"] = max(invariance["max_relative_violation"], worst)
-        invariance["holds"] = invariance["holds"] and levels["holds"] is not False and worst <= invariance["tolerance"]
-        invariance["evidence"] += f"; {levels_in_words(levels)}{trials_in_words(tried)}"
-    network = enumerable(graph)
-    first, vectors = theorem1(basis, network, problem)
-    second = theorem2(basis, bench, inputs, (invariance, switches), seed)
+    found = _unmeasured(graph) if shapes else _measured(model, graph, basis, (args, dict(kwargs)), seed, upper_bound)
+    first, vectors = theorem1(basis, enumerable(graph), problem)
     third, rank, method = theorem3(basis, vectors, bool(first.get("exhaustive")), graph.has_cuts, problem)
-    bound = bound_from_above(graph, bench, *inputs, seed=seed).to_dict() if upper_bound else {}
     totals = account(graph).totals
     return Certificate(
         model=type(model).__name__,
@@ -175,19 +209,19 @@ def _verified(
         rank=rank,
         method=method,
         theorem1=first,
-        theorem2=second,
+        theorem2=found.theorem2,
         theorem3=third,
-        invariance=invariance,
+        invariance=found.invariance,
         parameters={"total": sum(totals.values()), **totals},
         units_exact=graph.num_exact_units,
         dimension_exact=graph.exact_dimension,
         approximate_units=graph.num_units - graph.num_exact_units,
-        levels=levels,
+        levels=found.levels,
         pinned=[asdict(pin) for pin in graph.pinned],
         unused=list(graph.unused),
         range=graph.range,
         skeleton={"rule": rule, "seed": seed},
-        units_at_most=bound.get("at_most"),
-        upper_bound=bound,
+        units_at_most=found.bound.get("at_most"),
+        upper_bound=found.bound,
         seconds=round(time.perf_counter() - start, 3),
     )

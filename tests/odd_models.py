@@ -245,42 +245,6 @@ def lazy_buffers() -> Any:
     return net(nn.Sequential(nn.Linear(3, 4), nn.LazyBatchNorm1d(affine=False), nn.Linear(4, 2)))
 
 
-@odd("meta")
-def meta_inputs() -> Any:
-    return Net(), x().to("meta")
-
-
-@odd("meta")
-def meta_buffers() -> Any:
-    model = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.ReLU(), nn.Linear(4, 2))
-    model[1].running_mean = model[1].running_mean.to("meta")
-    return net(model)
-
-
-def fake_mode() -> Any:
-    from torch._subclasses.fake_tensor import FakeTensorMode
-
-    return FakeTensorMode()
-
-
-@odd("without values")
-def fake_parameters() -> Any:
-    with fake_mode():
-        return net()
-
-
-@odd("without values")
-def fake_inputs() -> Any:
-    with fake_mode():
-        inputs = x()
-    return Net(), inputs
-
-
-@odd("without values", around=fake_mode)
-def inside_fake_mode() -> Any:
-    return net()
-
-
 # -- inputs
 
 

@@ -82,7 +82,6 @@ def test_keyword_inputs_and_nested_outputs() -> None:
         (nn.Linear(3, 3).double(), (torch.randn(2, 3),), "dtype"),
         (Branching(), (torch.randn(2, 3),), "test_capture.py:"),
         (nn.LazyLinear(3), (torch.randn(2, 3),), "run the model once"),
-        (nn.Linear(3, 3, device="meta"), (torch.randn(2, 3),), "meta"),
         (nn.DataParallel(nn.Linear(3, 3)), (torch.randn(2, 3),), "model.module"),
     ],
 )

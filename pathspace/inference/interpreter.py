@@ -11,7 +11,7 @@ from torch import Tensor, dtype, fx, strided
 from torch.utils import _pytree as pytree
 
 from pathspace.capture import Captured, first_line, place
-from pathspace.errors import PathspaceError, UnsupportedError
+from pathspace.errors import InputError, PathspaceError, UnsupportedError
 from pathspace.inference import rules  # noqa: F401  (registers the rules)
 from pathspace.inference.decompose import decomposed
 from pathspace.inference.folding import folded
@@ -21,6 +21,7 @@ from pathspace.inference.rules.normalization import WITH_STATISTICS
 from pathspace.inference.semantics import Place, Semantics
 from pathspace.inference.values import NEUTRAL, ROOT, Weight, constant, distinct, shape_of, value_of, with_value
 from pathspace.structure import Pin
+from pathspace.without_values import has_values
 
 S = TypeVar("S", bound=Semantics)
 
@@ -98,7 +99,12 @@ def _placeholder(node: fx.Node, captured: Captured, semantics: Semantics) -> Any
     if not isinstance(shown, Tensor):
         return shown
     if kind == "buffer" and _is_table(captured.buffers.get(name)):
-        return with_value(captured.buffers[name])
+        if not has_values(captured.buffers[name]) and node.users:
+            raise InputError(
+                f"The buffer {name!r} has no values (on the meta device or of a fake mode), expected numbers, as they "
+                "decide which weights are used; fill it, or build the model within ps.without_weights()."
+            )
+        return with_value(captured.buffers[name]) if has_values(captured.buffers[name]) else constant(shape_of(shown))
     ids = constant(shape_of(shown))
     if kind == "buffer":
         # running statistics are recognised by name when a normalisation meets them (the first name of a shared one)
@@ -127,16 +133,12 @@ def _note_read(semantics: Semantics, value: Any) -> None:
 
 def _is_table(buffer: Tensor | None) -> bool:
     """Whether a buffer is a table of positions or a mask, which no training step changes."""
-    if (
-        buffer is None
-        or buffer.dim() == 0
-        or buffer.is_meta
-        or buffer.layout != strided
-        or buffer.numel() > LARGEST_TABLE
-    ):
+    if buffer is None or buffer.dim() == 0 or buffer.layout != strided or buffer.numel() > LARGEST_TABLE:
         return False
     if not buffer.is_floating_point():
         return not buffer.is_complex()
+    if not has_values(buffer):
+        return False
     zeros, ones = buffer == 0, buffer == 1
     # zeros alone may be a memory or a mean that has not been filled yet
     return buffer.dim() > 1 and bool(zeros.any()) and bool(ones.any()) and bool((zeros | ones).all())
