@@ -5,7 +5,8 @@ Basis paths: :class:`Skeleton`, :class:`BasisPaths`, :class:`Path`.
 Theorems: :func:`verify`, :class:`Certificate`; :func:`explain`, :class:`Explanation`.
 Clips whose bounds move with the gauge: :func:`lift_clips`. Batch norms folded: :func:`fold_norms`.
 Masks as files: :func:`save_masks`, :func:`load_masks`, :class:`Masks`.
-The gauge: :func:`rescale`, :func:`canonicalise`, :func:`balance`, :func:`balancing`, :class:`Balancing`.
+The gauge: :func:`rescale`, :func:`canonicalise`, :func:`balance`, :func:`balancing`, :class:`Balancing`,
+:func:`register_transport`.
 Proofs as documents: :func:`proof`, judged by :func:`check`. Claims on trial: :func:`claim`, :class:`Claim`.
 Path norms: :func:`path_norm`, :func:`path_statistics`. Symbols: :func:`symbolic`, :class:`SymbolicSpace`. Pictures:
 :func:`draw`.
@@ -34,6 +35,7 @@ from pathspace.skeleton import Skeleton
 from pathspace.structure import Pin
 from pathspace.symbolic import SymbolicSpace, symbolic
 from pathspace.tracing import trace
+from pathspace.transport import register_transport
 from pathspace.verify import verify
 from pathspace.without_values import without_weights
 
@@ -70,6 +72,7 @@ __all__ = [
     "path_norm",
     "path_statistics",
     "proof",
+    "register_transport",
     "rescale",
     "rule",
     "save_masks",

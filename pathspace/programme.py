@@ -33,7 +33,9 @@ class Minimum:
     steps: int
 
 
-def minimise(pairs: Pairs, free: np.ndarray, tilt: np.ndarray, tolerance: float) -> Minimum:
+def minimise(
+    pairs: Pairs, free: np.ndarray, tilt: np.ndarray, tolerance: float, start: np.ndarray | None = None
+) -> Minimum:
     """``min over phi of sum_e c_e exp(p (A phi)_e) - p tilt . phi``, with ``phi = 0`` where it is not free.
 
     The sum over the edges entering a unit minus the sum over those leaving it is ``tilt`` there. Far away, all units
@@ -46,11 +48,12 @@ def minimise(pairs: Pairs, free: np.ndarray, tilt: np.ndarray, tolerance: float)
         free: which units may move, ``(H,)``.
         tilt: what is to remain of entering minus leaving, ``(H,)``.
         tolerance: largest difference relative to the sum of both sides.
+        start: log-scales to begin with, 0 where they are not free.
 
     Raises:
         InputError: not reached after 500 steps.
     """
-    p, phi = pairs.p, np.zeros(len(free))
+    p, phi = pairs.p, np.zeros(len(free)) if start is None else start
     for step in range(STEPS):
         for sweep in range(1 + SWEEPS):
             entering, leaving, total = pairs.sides(phi)

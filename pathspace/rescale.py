@@ -9,33 +9,12 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from pathspace.errors import InputError, InputTypeError, UnsupportedError
+from pathspace.errors import InputError, InputTypeError
 from pathspace.moves import move_
 from pathspace.structure import Structure
+from pathspace.transport import transported
 
 M = TypeVar("M", bound=nn.Module)
-
-# Buffers of optimizers by the power of the gradient they hold: dL/dw is divided by the factor of w.
-POWERS: Mapping[str, int] = {
-    "momentum_buffer": 1,
-    "exp_avg": 1,
-    "exp_inf": 1,
-    "grad_avg": 1,
-    "prev": 1,
-    "exp_avg_sq": 2,
-    "max_exp_avg_sq": 2,
-    "square_avg": 2,
-    "sum": 2,
-    "kappa": 2,
-}
-# Numbers that optimizers keep for each parameter, whatever its shape.
-COUNTS = frozenset(["step", "mu_product", "mu", "eta"])
-# Buffers that have no scale: a gradient over its own size, gradients by path values.
-EXCEPTIONS: Mapping[tuple[str, str], int] = {
-    ("RMSprop", "momentum_buffer"): 0,
-    ("GAdam", "exp_avg"): 0,
-    ("GAdam", "exp_avg_sq"): 0,
-}
 
 
 @torch.no_grad()
@@ -128,19 +107,11 @@ def _transport(
             f"rescale found keep_trajectory=True with {type(optimizer).__name__}, expected torch.optim.SGD, the only "
             "one whose step is linear in gradients; leave keep_trajectory out."
         )
-    kind = type(optimizer).__name__
-    moves: list[Callable[[], None]] = []
-    for parameter, (head, tail) in factors.items():
-        for key, buffer in optimizer.state.get(parameter, {}).items():
-            if not isinstance(buffer, Tensor) or (buffer.dim() == 0 and parameter.dim() > 0) or key in COUNTS:
-                continue
-            power = EXCEPTIONS.get((kind, key), POWERS.get(key))
-            if power is None or buffer.shape != parameter.shape:
-                raise UnsupportedError(
-                    f"rescale found a buffer {key!r} of {kind} and does not know how it scales with the weights; "
-                    f"known are {', '.join(POWERS)}: rescale before training, or drop the optimizer's state."
-                )
-            moves.append(_move(buffer, head, tail, -1 if keep_trajectory else power))
+    moves: list[Callable[[], None]] = [
+        _move(buffer, head, tail, -1 if keep_trajectory else power)
+        for parameter, (head, tail) in factors.items()
+        for buffer, power in transported(optimizer, parameter)
+    ]
     if keep_trajectory:
         moves.append(lambda: _measure(optimizer, factors))
     return moves

@@ -1,13 +1,24 @@
 """training: optimizers, tasks and experiments that use what :mod:`pathspace` finds.
 
 Optimizers on path values: :class:`GSGD` and :class:`GAdam`, with :func:`init_skeleton` to start from;
-:class:`PathSGD`; and, from the evolution notes, :class:`EMASGD`, :class:`RescaleSGD`, :class:`SignProp`.
+:class:`PathSGD`. Any optimizer in the canonical gauge: :class:`GaugeFixed`.
+From the evolution notes: :class:`EMASGD`, :class:`RescaleSGD`, :class:`SignProp`.
 Markov chain: :func:`penalize`, the penal connection. Epochs, checkpoints and resuming: :class:`Trainer`.
 """
 
 from typing import TYPE_CHECKING, Any
 
-from pathspace.training.optim import EMASGD, GSGD, GAdam, PathNorm, PathSGD, RescaleSGD, SignProp, init_skeleton
+from pathspace.training.optim import (
+    EMASGD,
+    GSGD,
+    GAdam,
+    GaugeFixed,
+    PathNorm,
+    PathSGD,
+    RescaleSGD,
+    SignProp,
+    init_skeleton,
+)
 from pathspace.training.penal import penalize
 
 if TYPE_CHECKING:
@@ -17,6 +28,7 @@ __all__ = [
     "EMASGD",
     "GSGD",
     "GAdam",
+    "GaugeFixed",
     "PathNorm",
     "PathSGD",
     "RescaleSGD",

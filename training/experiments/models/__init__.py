@@ -12,9 +12,11 @@ from pathspace.training.experiments.models.recurrent_cnn import RecurrentCNN, re
 from pathspace.training.experiments.models.residual import ResidualCNN, residual_cnn
 from pathspace.training.experiments.models.rnn import ReluRNN, relu_rnn, stacked_rnn
 from pathspace.training.experiments.models.toy import Toy, toy
+from pathspace.training.experiments.models.transformer import CharacterGPT, VisionTransformer
 from pathspace.training.experiments.models.translator import Translator, translator
 
 __all__ = [
+    "CharacterGPT",
     "CifarResNet",
     "LoopRNN",
     "RecurrentCNN",
@@ -23,6 +25,7 @@ __all__ = [
     "StackedReluLM",
     "Toy",
     "Translator",
+    "VisionTransformer",
     "cifar_resnet",
     "language_model",
     "loop_rnn",

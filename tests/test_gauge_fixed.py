@@ -1,0 +1,459 @@
+"""Optimizers in the canonical gauge: against sums edge by edge, explicit rescalings, and copies that were rescaled."""
+
+from __future__ import annotations
+
+import copy
+import io
+import pickle
+from collections.abc import Callable
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+import pathspace as ps
+from pathspace.training import GaugeFixed
+from pathspace.training.experiments.models import CharacterGPT, CifarResNet, VisionTransformer
+
+Build = Callable[[], tuple[nn.Module, Tensor, Tensor]]
+
+
+def mlp() -> tuple[nn.Module, Tensor, Tensor]:
+    layers = nn.Linear(5, 8), nn.ReLU(), nn.Linear(8, 6), nn.LeakyReLU(0.1), nn.Linear(6, 3)
+    return nn.Sequential(*layers).double(), torch.randn(40, 5).double(), torch.randint(0, 3, (40,))
+
+
+def cnn() -> tuple[nn.Module, Tensor, Tensor]:
+    layers = nn.Conv2d(1, 4, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(4, 6, 3), nn.ReLU(), nn.Flatten()
+    return nn.Sequential(*layers, nn.Linear(24, 3)).double(), torch.randn(40, 1, 8, 8).double(), torch.arange(40) % 3
+
+
+def resnet() -> tuple[nn.Module, Tensor, Tensor]:
+    return (
+        CifarResNet(8, channels=1, width=3, outputs=3).double(),
+        torch.randn(40, 1, 6, 6).double(),
+        torch.arange(40) % 3,
+    )
+
+
+def vit() -> tuple[nn.Module, Tensor, Tensor]:
+    return (
+        VisionTransformer(size=6, patch=3, width=8, outputs=3).double(),
+        torch.randn(40, 1, 6, 6).double(),
+        torch.arange(40) % 3,
+    )
+
+
+def gpt() -> tuple[nn.Module, Tensor, Tensor]:
+    tokens = torch.randint(0, 7, (40, 6))
+    return CharacterGPT(7, 6, width=8).double(), tokens, (tokens * 2 + 1) % 7
+
+
+BUILDS: dict[str, Build] = {build.__name__: build for build in (mlp, cnn, resnet, vit, gpt)}
+
+
+class Lion(torch.optim.Optimizer):
+    """Written by hand: the sign of an average."""
+
+    def __init__(self, params: Any, lr: float) -> None:
+        super().__init__(params, {"lr": lr})
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
+        for group in self.param_groups:
+            for p in group["params"]:
+                average = self.state[p].setdefault("exp_avg", torch.zeros_like(p))
+                p.sub_(group["lr"] * torch.sign(0.9 * average + 0.1 * p.grad))
+                average.lerp_(p.grad, 0.01)
+
+
+def muon(model: nn.Module) -> list[torch.optim.Optimizer]:
+    matrices = [p for p in model.parameters() if p.dim() == 2]
+    rest = [p for p in model.parameters() if p.dim() != 2]
+    return [torch.optim.Muon(matrices, lr=0.02), torch.optim.AdamW(rest, lr=3e-3)]
+
+
+OPTIMIZERS: dict[str, Callable[[nn.Module], Any]] = {
+    "sgd": lambda m: torch.optim.SGD(m.parameters(), lr=0.05, momentum=0.9, weight_decay=1e-3),
+    "adam": lambda m: torch.optim.Adam(m.parameters(), lr=3e-3, amsgrad=True),
+    "adamw": lambda m: torch.optim.AdamW(m.parameters(), lr=3e-3, weight_decay=0.1),
+    "rmsprop": lambda m: torch.optim.RMSprop(m.parameters(), lr=1e-3, momentum=0.5),
+    "lion": lambda m: Lion(m.parameters(), lr=1e-3),
+    "muon": muon,
+}
+
+
+def scrambled(model: nn.Module, graph: ps.ReductionGraph, largest: float = 100.0, seed: int = 0) -> nn.Module:
+    """A copy, rescaled by factors between ``1 / largest`` and ``largest``."""
+    twin = copy.deepcopy(model)
+    random = torch.rand(graph.num_units, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    return ps.rescale(twin, graph, (2 * random - 1) * np.log(largest))
+
+
+def train(model: nn.Module, optimizer: Any, x: Tensor, y: Tensor, steps: int, clip: float | None = None) -> np.ndarray:
+    losses = []
+    for step in range(steps):
+        some = slice(8 * step % 40, 8 * step % 40 + 8)
+        optimizer.zero_grad()
+        loss = F.cross_entropy(model(x[some]).flatten(0, -2), y[some].flatten())
+        loss.backward()
+        if clip is not None:
+            nn.utils.clip_grad_norm_(model.parameters(), clip)
+        optimizer.step()
+        losses.append(loss.item())
+    return np.array(losses)
+
+
+def both_sides(graph: ps.ReductionGraph, tensors: dict[str, Tensor]) -> tuple[np.ndarray, np.ndarray]:
+    """Squares that enter and that leave every unit, edge by edge."""
+    entering, leaving = np.zeros(graph.num_units + 1), np.zeros(graph.num_units + 1)
+    for block in graph.blocks:
+        values = (tensors[block.name].detach() + block.shift).reshape(-1).tolist()
+        heads, tails = (ids.expand(block.shape).reshape(-1).tolist() for ids in (block.head, block.tail))
+        for value, head, tail in zip(values, heads, tails, strict=True):
+            (entering if head > 0 else leaving)[abs(head)] += value * value
+            (leaving if tail > 0 else entering)[abs(tail)] += value * value
+    return entering[1:], leaving[1:]
+
+
+def made(build: Build, seed: int = 0) -> tuple[nn.Module, Tensor, Tensor]:
+    torch.manual_seed(seed)
+    return build()
+
+
+@pytest.mark.parametrize("name", BUILDS)
+def test_rescaled_copies_take_one_trajectory_and_adamw_does_not(name: str) -> None:
+    model, x, y = made(BUILDS[name])
+    graph = ps.trace(model, x[:2])
+    pairs = [(copy.deepcopy(model), scrambled(model, graph)) for _ in range(2)]
+    fixed, plain = [], []
+    for one, other in zip(*pairs, strict=True):
+        optimizer = GaugeFixed(OPTIMIZERS["adamw"](one), graph, model=one)
+        fixed.append(train(one, optimizer, x, y, 200 if name == "mlp" else 20, clip=1.0))
+        plain.append(train(other, OPTIMIZERS["adamw"](other), x, y, 5))
+    np.testing.assert_allclose(fixed[0], fixed[1], rtol=1e-9)
+    assert abs(plain[0] / plain[1] - 1).max() > 1e-3
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_every_optimizer_becomes_invariant(name: str) -> None:
+    model, x, y = made(cnn)
+    losses, graph = [], ps.trace(model, x[:2])
+    for one in (copy.deepcopy(model), scrambled(model, graph)):
+        losses.append(train(one, GaugeFixed(OPTIMIZERS[name](one), graph, model=one), x, y, 30))
+    np.testing.assert_allclose(losses[0], losses[1], rtol=1e-9)
+    assert losses[0][-5:].mean() < losses[0][:5].mean()
+
+
+@pytest.mark.parametrize("name", BUILDS)
+def test_start_is_balanced_and_of_fixed_norm_edge_by_edge(name: str) -> None:
+    model, x, _ = made(BUILDS[name])
+    graph = ps.trace(model, x[:2])
+    model = scrambled(model, graph, 10)
+    before = model.eval()(x).detach() if not graph.has_cuts else None
+    optimizer = GaugeFixed(torch.optim.AdamW(model.parameters()), graph, model=model)
+    entering, leaving = both_sides(graph, dict(model.named_parameters()))
+    balanced, norm = (optimizer.fixed_units[key] - 1 for key in ("balanced", "norm"))
+    assert len(balanced) + len(norm) == graph.num_units
+    np.testing.assert_allclose(entering[balanced], leaving[balanced], rtol=1e-10)
+    assert not leaving[norm].any()
+    if name == "resnet":
+        # a row of a convolution without bias: inputs times 1 / (3 inputs)
+        np.testing.assert_allclose(entering[norm], 1 / 3, rtol=1e-10)
+    if before is not None:
+        torch.testing.assert_close(model(x), before)
+
+
+@pytest.mark.parametrize("norms", ["unit", "tensor", "initial"])
+def test_norms_are_kept_while_training(norms: str) -> None:
+    model, x, y = made(resnet)
+    rows = {name: p.detach().square().sum((1, 2, 3)) for name, p in model.named_parameters() if p.dim() == 4}
+    optimizer = GaugeFixed(torch.optim.AdamW(model.parameters(), lr=1e-2), ps.trace(model, x[:2]), norms=norms)
+
+    def off(name: str, p: Tensor) -> Tensor:
+        found, wanted = p.detach().square().sum((1, 2, 3)), torch.full((len(p),), 1 / 3, dtype=torch.float64)
+        if norms == "initial":
+            wanted = rows[name]
+        return found.sum() / wanted.sum() - 1 if norms == "tensor" else found / wanted - 1
+
+    for steps, tolerance in ((0, 1e-10), (30, 0.2)):
+        train(model, optimizer, x, y, steps)
+        for name, p in model.named_parameters():
+            if p.dim() == 4:
+                assert off(name, p).abs().max() < tolerance, (name, steps)
+
+
+@pytest.mark.parametrize(("name", "kind"), [("mlp", "adamw"), ("gpt", "sgd"), ("resnet", "adamw")])
+def test_a_step_is_the_optimizers_step_and_a_rescaling(name: str, kind: str) -> None:
+    """The sweep changes log-scales by the formula, and moves weights, statistics and moments as ``ps.rescale`` does."""
+    model, x, y = made(BUILDS[name])
+    graph = ps.trace(model, x[:2])
+    optimizer = GaugeFixed(OPTIMIZERS[kind](model), graph)
+    twin = copy.deepcopy(model)
+    slow = OPTIMIZERS[kind](twin)
+    balanced = optimizer.fixed_units["balanced"] - 1
+    touched = np.zeros(graph.num_units, bool)
+    for _ in range(len(optimizer.sets)):
+        before = optimizer.phi.numpy()
+        train(twin, slow, x, y, 1)
+        entering, leaving = both_sides(graph, dict(twin.named_parameters()))
+        train(model, optimizer, x, y, 1)
+        change = optimizer.phi.numpy() - before
+        moved = np.abs(change) > 0
+        some = balanced[moved[balanced]]
+        np.testing.assert_allclose(change[some], 0.25 * np.log(leaving[some] / entering[some]), rtol=1e-6, atol=1e-14)
+        touched |= moved
+        ps.rescale(twin, graph, torch.from_numpy(change), slow, keep_trajectory=False)
+        for one, other in zip(model.state_dict().values(), twin.state_dict().values(), strict=True):
+            torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-12)
+        states = (optimizer.state_dict()["state"], slow.state_dict()["state"])
+        for key in states[0]:
+            for part in states[0][key]:
+                torch.testing.assert_close(states[0][key][part], states[1][key][part], rtol=1e-8, atol=1e-12)
+    assert touched.all()
+
+
+def test_sets_of_units_are_independent() -> None:
+    model, x, _ = made(resnet)
+    graph = ps.trace(model, x[:2])
+    optimizer = GaugeFixed(torch.optim.SGD(model.parameters()), graph)
+    assert sum(len(units.units) for units in optimizer.sets) == graph.num_units
+    for units in optimizer.sets:
+        inside = np.isin(np.arange(graph.num_units + 1), units.units.numpy() + 1)
+        for block in graph.blocks:
+            assert not (torch.from_numpy(inside)[block.head.abs()] & torch.from_numpy(inside)[block.tail.abs()]).any()
+
+
+def test_a_disturbance_is_undone_by_sweeps() -> None:
+    model, x, _ = made(cnn)
+    graph = ps.trace(model, x[:2])
+    optimizer = GaugeFixed(torch.optim.SGD(model.parameters(), lr=0.0), graph)
+    ps.rescale(model, graph, torch.randn(graph.num_units).double())
+    model(x).sum().backward()
+    previous = np.inf
+    for _ in range(30):
+        for _ in range(4):
+            optimizer.step()
+        entering, leaving = both_sides(graph, dict(model.named_parameters()))
+        worst = abs(np.log(entering / leaving)).max()
+        assert worst <= previous + 1e-12
+        previous = worst
+    assert worst < 1e-6
+
+
+@settings(max_examples=8)
+@given(st.lists(st.integers(1, 6), min_size=1, max_size=4), st.integers(0, 99), st.booleans())
+def test_plain_networks_of_all_widths(widths: list[int], seed: int, bias: bool) -> None:
+    def build() -> tuple[nn.Module, Tensor, Tensor]:
+        sizes = [3, *widths, 2]
+        layers = [layer for a, b in pairwise(sizes) for layer in (nn.Linear(a, b, bias), nn.ReLU())]
+        return nn.Sequential(*layers[:-1]).double(), torch.randn(40, 3).double(), torch.arange(40) % 2
+
+    model, x, y = made(build, seed)
+    ends, graph = [], ps.trace(model, x[:2])
+    for one in (copy.deepcopy(model), scrambled(model, graph, seed=seed)):
+        ends.append(train(one, GaugeFixed(OPTIMIZERS["adamw"](one), graph, model=one), x, y, 6))
+    np.testing.assert_allclose(ends[0], ends[1], rtol=1e-9)
+
+
+def test_the_users_gauge_is_kept_between_steps() -> None:
+    model, x, y = made(mlp)
+    graph = ps.trace(model, x[:2])
+    model = scrambled(model, graph, 10)
+    losses, copies = [], [copy.deepcopy(model) for _ in range(2)]
+    for one, where in zip(copies, ("canonical", "user"), strict=True):
+        before = copy.deepcopy(one)
+        optimizer = GaugeFixed(torch.optim.AdamW(one.parameters(), lr=1e-3), graph, return_to=where, model=one)
+        same = all(torch.equal(a, b) for a, b in zip(one.parameters(), before.parameters(), strict=True))
+        assert same is (where == "user")
+        losses.append(train(one, optimizer, x, y, 30))
+        if where == "user":
+            ps.rescale(one, graph, optimizer.phi)
+    np.testing.assert_allclose(losses[0], losses[1], rtol=1e-9)
+    for a, b in zip(*(one.parameters() for one in copies), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-8, atol=1e-10)
+
+
+class Adapted(nn.Module):
+    """A frozen layer with a low-rank adapter, between two frozen layers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.base = nn.Sequential(nn.Linear(5, 6), nn.ReLU(), nn.Linear(6, 6), nn.ReLU(), nn.Linear(6, 3))
+        self.base.requires_grad_(False)
+        self.a, self.b = nn.Parameter(0.3 * torch.randn(2, 6)), nn.Parameter(torch.zeros(6, 2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = self.base[:2](x)
+        return self.base[3:](self.base[2](hidden) + hidden @ self.a.T @ self.b.T)
+
+
+@pytest.mark.parametrize("listed", [True, False])
+def test_adapters_have_a_gauge_of_their_own(listed: bool) -> None:
+    torch.manual_seed(0)
+    model, x, y = Adapted().double(), torch.randn(40, 5).double(), torch.arange(40) % 3
+    if not listed:
+        # a list of what is trained says the same as requires_grad
+        model.requires_grad_(True)
+    graph = ps.trace(model, x[:2])
+    losses = []
+    for factor in (1.0, 50.0):
+        one = copy.deepcopy(model)
+        with torch.no_grad():
+            one.a.mul_(factor)
+            one.b.div_(factor)
+        frozen = {name: p.clone() for name, p in one.named_parameters() if name.startswith("base")}
+        parts = one.parameters() if listed else [one.a, one.b]
+        optimizer = GaugeFixed(torch.optim.AdamW(parts, lr=1e-2), ps.trace(one, x[:2]))
+        assert len(optimizer.fixed_units["norm"]) == 2 and len(optimizer.fixed_units["nothing"]) == graph.num_units - 2
+        losses.append(train(one, optimizer, x, y, 40))
+        assert all(torch.equal(p, dict(one.named_parameters())[name]) for name, p in frozen.items())
+    np.testing.assert_allclose(losses[0], losses[1], rtol=1e-9)
+    assert losses[0][-5:].mean() < losses[0][:5].mean()
+
+
+class Gain(nn.Module):
+    """Divides by the root mean square and multiplies by 1 + weight."""
+
+    def __init__(self, size: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(size))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + 1e-12) * (1 + self.weight)
+
+
+def test_gains_with_a_constant_and_running_statistics() -> None:
+    torch.manual_seed(0)
+    layers = nn.Linear(5, 6, bias=False), Gain(6), nn.Linear(6, 4), nn.BatchNorm1d(4), nn.ReLU(), nn.Linear(4, 3)
+    model, x, y = nn.Sequential(*layers).double(), torch.randn(40, 5).double(), torch.arange(40) % 3
+    losses, functions = [], []
+    graph = ps.trace(model, x[:2])
+    for one in (copy.deepcopy(model), scrambled(model, graph, 5)):
+        losses.append(train(one, GaugeFixed(OPTIMIZERS["adamw"](one), graph, model=one), x, y, 30))
+        functions.append(one.eval()(x))
+    np.testing.assert_allclose(losses[0], losses[1], rtol=1e-9)
+    torch.testing.assert_close(functions[0], functions[1], rtol=1e-9, atol=1e-9)
+
+
+def test_torchs_conventions() -> None:
+    model, x, y = made(mlp)
+    optimizer = GaugeFixed(torch.optim.AdamW(model.parameters(), lr=1e-2), ps.trace(model, x[:2]))
+    assert isinstance(optimizer, torch.optim.Optimizer)
+    assert optimizer.param_groups is optimizer.optimizers[0].param_groups
+    schedule = torch.optim.lr_scheduler.StepLR(optimizer, 5, 0.5)
+    seen: list[str] = []
+    optimizer.register_step_post_hook(lambda *_: seen.append("step"))
+    for _ in range(10):
+        train(model, optimizer, x, y, 1)
+        schedule.step()
+    assert optimizer.optimizers[0].param_groups[0]["lr"] == pytest.approx(2.5e-3) and len(seen) == 10
+
+    def closure() -> Tensor:
+        optimizer.zero_grad()
+        loss = F.cross_entropy(model(x), y)
+        loss.backward()
+        return loss
+
+    assert optimizer.step(closure).item() > 0
+    scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
+    scaler.scale(F.cross_entropy(model(x), y)).backward()
+    scaler.step(optimizer)
+    with pytest.raises(ps.PathspaceError, match="expected all of them before"):
+        optimizer.add_param_group({"params": [nn.Parameter(torch.zeros(1))]})
+
+
+@pytest.mark.parametrize("kind", ["adamw", "muon"])
+def test_runs_go_on_bitwise_from_a_state(kind: str) -> None:
+    model, x, y = made(mlp)
+    optimizer = GaugeFixed(OPTIMIZERS[kind](model), ps.trace(model, x[:2]))
+    train(model, optimizer, x, y, 7)
+    kept = io.BytesIO()
+    torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict()}, kept)
+    kept.seek(0)
+    saved = torch.load(kept)
+    other, _, _ = made(mlp, seed=1)
+    fresh = GaugeFixed(OPTIMIZERS[kind](other), ps.trace(other, x[:2]))
+    fresh.load_state_dict(saved["optimizer"])
+    other.load_state_dict(saved["model"])
+    assert np.array_equal(train(model, optimizer, x, y, 9), train(other, fresh, x, y, 9))
+    assert torch.equal(optimizer.phi, fresh.phi)
+    with pytest.raises(ps.PathspaceError, match="without the gauge"):
+        fresh.load_state_dict(torch.optim.SGD(other.parameters()).state_dict())
+
+
+def test_copies_and_pickles() -> None:
+    model, x, y = made(mlp)
+    optimizer = GaugeFixed(torch.optim.AdamW(model.parameters(), lr=1e-2), ps.trace(model, x[:2]))
+    train(model, optimizer, x, y, 3)
+    twins = [copy.deepcopy((model, optimizer)), pickle.loads(pickle.dumps((model, optimizer)))]
+    wanted = train(model, optimizer, x, y, 5)
+    for other, again in twins:
+        assert np.array_equal(wanted, train(other, again, x, y, 5))
+
+
+def test_an_optimizer_that_has_run_already_is_taken_over() -> None:
+    model, x, y = made(mlp)
+    inner = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    train(model, inner, x, y, 5)
+    before = {p: state["exp_avg"].clone() * p.detach() for p, state in inner.state.items()}
+    GaugeFixed(inner, ps.trace(model, x[:2]))
+    for p, state in inner.state.items():
+        torch.testing.assert_close(state["exp_avg"] * p.detach(), before[p])
+
+
+def test_copies_of_the_traced_model_and_wrappers() -> None:
+    model, x, y = made(resnet)
+    graph = ps.trace(model, x[:2])
+    twin = copy.deepcopy(model)
+    with pytest.raises(ps.PathspaceError, match="pass it as model="):
+        GaugeFixed(torch.optim.SGD(twin.parameters()), graph)
+    wrapped = torch.compile(nn.DataParallel(twin), backend="eager")
+    losses = [
+        train(one, GaugeFixed(torch.optim.AdamW(one.parameters()), graph, model=whole), x, y, 3)
+        for one, whole in ((twin, wrapped), (model, None))
+    ]
+    assert np.array_equal(*losses)
+
+
+def test_wrong_use_is_refused_in_a_sentence() -> None:
+    model, x, _ = made(mlp)
+    graph = ps.trace(model, x[:2])
+
+    def inner() -> torch.optim.Optimizer:
+        return torch.optim.AdamW(model.parameters())
+
+    before = copy.deepcopy(model.state_dict())
+    cases: list[tuple[Callable[[], Any], str]] = [
+        (lambda: GaugeFixed(model, graph), "found an optimizer of type Sequential"),
+        (lambda: GaugeFixed(inner(), model), "found a graph of type Sequential"),
+        (lambda: GaugeFixed(inner(), graph, gauge="best"), "gauge='best'"),
+        (lambda: GaugeFixed(inner(), graph, norms="rows"), "norms='rows'"),
+        (lambda: GaugeFixed(inner(), graph, return_to="there"), "return_to='there'"),
+    ]
+    for call, sentence in cases:
+        with pytest.raises(ps.PathspaceError, match=sentence):
+            call()
+    assert all(torch.equal(before[key], value) for key, value in model.state_dict().items())
+    optimizer = GaugeFixed(inner(), graph)
+    model[0].weight.requires_grad_(False)
+    with pytest.raises(ps.PathspaceError, match=r"'0\.weight' frozen since"):
+        optimizer.step()
+
+    model[0].weight.requires_grad_(True)
+
+    class Strange(Lion):
+        def step(self, closure: Any = None) -> None:
+            for p in self.param_groups[0]["params"]:
+                self.state[p]["whatever"] = torch.zeros_like(p)
+
+    with pytest.raises(ps.PathspaceError, match="register_transport"):
+        GaugeFixed(Strange(model.parameters(), lr=0.1), graph).step()
+    ps.register_transport(Strange, {"whatever": 1})
+    GaugeFixed(Strange(model.parameters(), lr=0.1), graph).step()

@@ -1,0 +1,232 @@
+r"""One representative of every orbit of the gauge: balanced, and of fixed norm where nothing could be balanced.
+
+With ``E_k`` the squares of the weights that enter a unit and ``L_k`` of those that leave it, a canonical network has
+
+* ``E_k = L_k`` for every unit with both sides;
+* ``mean over tensors of log(E_k / target) = 0`` where nothing leaves (a normalisation follows, whose output does not
+  see the scale; or all that leaves is 0, as in a fresh adapter), over the tensors of two dimensions and more;
+* the same with ``L_k`` where nothing enters.
+
+For given ``E_k`` of the second kind this is the minimum of ``sum_e w_e^2 exp(2 (A phi)_e) - 2 c . phi``, a convex
+programme; an outer loop finds the ``c`` that belong to the targets.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from scipy.sparse import csr_array
+from torch import Tensor
+
+from pathspace import InputError
+from pathspace.attained import ALL_ZERO, NOTHING_ENTERS, NOTHING_LEAVES, ZEROS_ENTER, ZEROS_LEAVE, attained
+from pathspace.pairs import Pairs
+from pathspace.programme import minimise
+from pathspace.structure import Structure
+
+NORMS = ("unit", "tensor", "initial")
+BALANCED, ENTERED, LEFT, KEPT = 0, 1, -1, 2
+_KINDS = {NOTHING_LEAVES: ENTERED, ZEROS_LEAVE: ENTERED, NOTHING_ENTERS: LEFT, ZEROS_ENTER: LEFT, ALL_ZERO: KEPT}
+ROUNDS = 100
+# of the solution; what is left is rounding
+TOLERANCE = 1e-13
+ENOUGH = 1e-9
+
+
+@dataclass(frozen=True, eq=False)
+class Side:
+    """One end of the edges of a tensor: what one sum of squares is taken over for every entry.
+
+    Attributes:
+        name: the tensor.
+        ids: heads or tails, broadcastable to the tensor; other sizes than 1 are not summed over.
+        sign: 1 for heads, -1 for tails.
+        unused: scalars that are no edges.
+        shift: what the model adds to the tensor.
+    """
+
+    name: str
+    ids: Tensor
+    sign: int
+    unused: Tensor | None
+    shift: float
+
+    def squares(self, tensor: Tensor) -> Tensor:
+        """Sums of squares over the edges of each entry of ``ids``, in its shape."""
+        value = tensor + self.shift if self.shift else tensor
+        if self.unused is not None:
+            value = value.masked_fill(self.unused.to(value.device), 0)
+        dims = [d for d, (n, size) in enumerate(zip(self.ids.shape, value.shape, strict=True)) if n == 1 < size]
+        size = torch.linalg.vector_norm(value, dim=dims, keepdim=True) if dims else value
+        return size.double().square()
+
+
+def sides(graph: Structure) -> list[Side]:
+    """All sides of all tensors at which there are units."""
+    result = []
+    for block in graph.blocks:
+        tail, head = graph.beyond.get(block.name, (block.tail, block.head))
+        for ids, sign in ((head, 1), (tail, -1)):
+            if bool(ids.any()):
+                result.append(Side(block.name, ids, sign, block.unused, block.shift))
+    return result
+
+
+@dataclass(frozen=True, eq=False)
+class Incidence:
+    """Which units the entries of some sides belong to.
+
+    Attributes:
+        unit: units, counted from 0.
+        entry: place in the concatenation of all entries.
+        power: by which power of the unit's scale a rescaling multiplies the weights of the entry.
+    """
+
+    unit: np.ndarray
+    entry: np.ndarray
+    power: np.ndarray
+
+
+def incidence(graph: Structure, chosen: list[Side]) -> Incidence:
+    """The incidence of units and entries."""
+    ids = np.concatenate([np.zeros(0, np.int64), *(side.ids.reshape(-1).numpy() for side in chosen)])
+    signs = np.concatenate([np.zeros(0, np.int64), *(np.full(side.ids.numel(), side.sign) for side in chosen)])
+    found = csr_array(graph.expand[:, 1:])[np.abs(ids)].tocoo()
+    entry, unit = found.coords
+    return Incidence(unit, entry, found.data * np.sign(ids[entry]) * signs[entry])
+
+
+@dataclass(frozen=True, eq=False)
+class Canonical:
+    """What the canonical representative is.
+
+    Attributes:
+        kinds: of every unit: balanced, of fixed norm by what enters or by what leaves, or left as it is.
+        phi: log-scales that lead to it, ``(H,)``.
+        targets: side (place in :func:`sides`) -> the squares that its entries are to have, 0 for those without a vote.
+    """
+
+    kinds: np.ndarray
+    phi: np.ndarray
+    targets: Mapping[int, np.ndarray]
+
+
+def nominal(side: Side, shape: tuple[int, ...]) -> Tensor:
+    """Squares of an entry as torch's default initialisation has them in expectation: ``1 / (3 inputs)`` by weight.
+
+    Tensors of one dimension (gains, biases) count 1 for each.
+    """
+    edges = torch.ones((), dtype=torch.float64).expand(shape)
+    count = Side(side.name, side.ids, side.sign, side.unused, 0.0).squares(edges)
+    inputs = int(np.prod(shape[1:], dtype=np.int64))
+    return count / (3 * inputs) if len(shape) > 1 else count
+
+
+def canonical(graph: Structure, tensors: Mapping[str, Tensor], norms: str = "unit") -> Canonical:
+    """Find the canonical representative of a network's orbit, without changing the network.
+
+    Args:
+        graph: the reduction graph.
+        tensors: its parameters by name.
+        norms: what is fixed where nothing can be balanced: ``unit``, the norm of every unit at that of torch's default
+            initialisation; ``tensor``, that of every tensor; ``initial``, the norm of every unit as it is now.
+
+    Raises:
+        InputError: weights that are not finite, an unknown name, or no solution found.
+    """
+    if norms not in NORMS:
+        raise InputError(f"GaugeFixed found norms={norms!r}, expected one of {', '.join(NORMS)}.")
+    pairs = Pairs(graph, 2.0, tensors)
+    if not np.isfinite(pairs.sides(np.zeros(graph.num_units))[2]):
+        raise InputError("GaugeFixed found weights that are not finite; load weights from before they diverged.")
+    found = attained(pairs)
+    kinds = np.full(graph.num_units, BALANCED)
+    for reason, units in found.reasons.items():
+        kinds[units - 1] = _KINDS.get(reason, KEPT)
+    chosen = sides(graph)
+    votes = _votes(graph, chosen, tensors, kinds, norms)
+    free = kinds != KEPT
+    held = np.isin(kinds, (ENTERED, LEFT))
+    kinds[held & (votes.count == 0)] = KEPT
+    held, free = np.isin(kinds, (ENTERED, LEFT)), kinds != KEPT
+    tilt = np.where(held, kinds * np.maximum(votes.expected, 1e-300), 0.0)
+    phi = np.zeros(graph.num_units)
+    for _ in range(ROUNDS):
+        phi = minimise(pairs, free, tilt, TOLERANCE, phi).phi
+        off = votes.deviation(phi)
+        worst = float(np.abs(off).max(initial=0.0))
+        if worst <= TOLERANCE:
+            break
+        tilt = tilt * np.exp(-off)
+    if worst > ENOUGH:
+        raise InputError(
+            f"GaugeFixed found norms that differ from those wanted by {worst:.0e} after {ROUNDS} rounds; start from "
+            "weights that are not zero."
+        )
+    return Canonical(kinds, phi, votes.targets)
+
+
+class _Votes:
+    """How far units of fixed norm are from it, by the tensors that have a say."""
+
+    def __init__(self, graph: Structure, chosen: list[Side], tensors: Mapping[str, Tensor], norms: str) -> None:
+        self.graph, self.sides, self.norms = graph, chosen, norms
+        self.tensors = {
+            side.name: tensors[side.name].detach().double().cpu() + graph.shifts.get(side.name, 0.0) for side in chosen
+        }
+        self.targets: dict[int, np.ndarray] = {}
+        self.unit: dict[int, np.ndarray] = {}
+        self.count, self.expected = np.zeros(graph.num_units), np.zeros(graph.num_units)
+
+    def squares(self, number: int, phi: np.ndarray) -> np.ndarray:
+        """Squares of the entries of a side, after a rescaling."""
+        side = self.sides[number]
+        value = self.tensors[side.name]
+        logs = torch.from_numpy(self.graph.expand @ np.concatenate([[0.0], phi]))
+        for other in self.sides:
+            if other.name == side.name:
+                value = value * (logs[other.ids.abs()] * other.ids.sign() * other.sign).exp()
+        return Side(side.name, side.ids, side.sign, side.unused, 0.0).squares(value).reshape(-1).numpy()
+
+    def deviation(self, phi: np.ndarray) -> np.ndarray:
+        """Mean logarithm of squares over target, for every unit."""
+        total = np.zeros(self.graph.num_units)
+        for number, target in self.targets.items():
+            some = target > 0
+            found, wanted = self.squares(number, phi)[some], target[some]
+            if self.norms == "tensor":
+                found, wanted = np.full_like(found, found.sum()), np.full_like(wanted, wanted.sum())
+            np.add.at(total, self.unit[number][some], np.log(found / wanted))
+        return total / np.maximum(self.count, 1)
+
+
+def _votes(
+    graph: Structure, chosen: list[Side], tensors: Mapping[str, Tensor], kinds: np.ndarray, norms: str
+) -> _Votes:
+    """Who votes: sides of matrices at the unit; sides of vectors where no matrix has squares other than 0."""
+    result = _Votes(graph, chosen, tensors, norms)
+    zero = np.zeros(graph.num_units)
+    for vectors in (False, True):
+        lacking = (result.count == 0) & np.isin(kinds, (ENTERED, LEFT))
+        for number, side in enumerate(chosen):
+            tensor = result.tensors[side.name]
+            if (tensor.dim() < 2) is not vectors:
+                continue
+            ids = side.ids.reshape(-1).numpy()
+            unit = np.where(np.abs(ids) <= graph.num_units, np.abs(ids), 0) - 1
+            squares = result.squares(number, zero)
+            some = (unit >= 0) & lacking[unit] & (kinds[unit] == np.sign(ids) * side.sign) & (squares > 0)
+            if some.any():
+                wanted = squares if norms == "initial" else nominal(side, tuple(tensor.shape)).reshape(-1).numpy()
+                result.targets[number] = np.where(some, wanted, 0.0)
+                result.unit[number] = unit
+                np.add.at(result.count, unit[some], 1)
+                np.add.at(result.expected, unit[some], wanted[some])
+    return result
+
+
+__all__ = ["BALANCED", "ENTERED", "KEPT", "LEFT", "NORMS", "Canonical", "Incidence", "Side", "canonical", "incidence"]
+__all__ += ["nominal", "sides"]

@@ -1,0 +1,395 @@
+"""Any optimizer in the canonical gauge: rescaled copies of a network take the same steps."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from itertools import chain
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from pathspace import InputError, InputTypeError
+from pathspace.moves import move_
+from pathspace.structure import Structure
+from pathspace.training.optim.canonical_gauge import BALANCED, KEPT, canonical
+from pathspace.training.optim.joined import join_states, split_state
+from pathspace.training.optim.movable import movable
+from pathspace.training.optim.sharding import refuse_shards
+from pathspace.training.optim.sweeps import unit_sets
+from pathspace.transport import transported
+
+RETURNS = ("canonical", "user")
+
+
+class GaugeFixed(Optimizer):
+    r"""Let an optimizer work in the canonical gauge, so that rescaled copies of a network take identical trajectories.
+
+    At construction the network moves to the representative of its orbit that is balanced, with norms fixed where a
+    normalisation hides the scale; its function stays (up to the ``eps`` of norms by statistics of the data). Every step
+    is a step of the optimizer that is given, followed by one sweep over a set of units without weights between them::
+
+        phi_k += 1/4 log(squares leaving k / squares entering k)
+
+    in which first moments are divided by the factor of their weight and second moments by its square. Weight decay and
+    ``clip_grad_norm_`` are invariant as well, because they see the canonical weights.
+
+    The start is exact to rounding; the sweeps keep balance up approximately, in the same way for all copies. A
+    rescaling in mid-run by others is undone over some sweeps, not at once.
+
+    Args:
+        optimizer: any optimizer of ``torch.optim`` whose buffers are known (:func:`pathspace.register_transport`), or a
+            list of several that share the parameters, such as ``Muon`` for matrices and ``AdamW`` for the rest.
+        graph: the reduction graph of the model. Weights that the optimizer does not have, or that ask for no gradient,
+            keep their values: the gauge is that of the others.
+        gauge: the canonical gauge; ``"balanced"``.
+        norms: what is fixed where a scale is not seen by the loss (and where all weights on one side are 0, as in
+            fresh adapters): ``"unit"``, the norm of each unit, at what torch's default initialisation gives in
+            expectation; ``"tensor"``, the norm of each tensor; ``"initial"``, each unit's own norm at construction.
+            Only ``"unit"`` makes copies equal whose hidden scales differ from the start.
+        return_to: ``"canonical"``: the model stays in the canonical gauge. ``"user"``: it has the gauge that it came
+            in whenever no step is running.
+        model: the model, where it is a copy of the traced one.
+
+    Raises:
+        InputTypeError: the optimizer or the graph is none.
+        InputError: an unknown setting, or a parameter of the graph that cannot be found.
+        UnsupportedError: sharded parameters, or a buffer of which it is not known how it scales.
+
+    Example:
+        >>> import copy, torch, pathspace as ps
+        >>> from pathspace.training import GaugeFixed
+        >>> _ = torch.manual_seed(0)
+        >>> model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 1)).double()
+        >>> x, y = torch.randn(64, 4).double(), torch.randn(64, 1).double()
+        >>> twin = copy.deepcopy(model)
+        >>> _ = ps.rescale(twin, ps.trace(twin, x), 3 * torch.randn(8).double())
+        >>> losses = []
+        >>> for one in (model, twin):
+        ...     optimizer = GaugeFixed(torch.optim.AdamW(one.parameters(), lr=0.01), ps.trace(one, x))
+        ...     for _ in range(50):
+        ...         optimizer.zero_grad()
+        ...         loss = torch.nn.functional.mse_loss(one(x), y)
+        ...         loss.backward()
+        ...         _ = optimizer.step()
+        ...     losses.append(loss.item())
+        >>> abs(losses[0] / losses[1] - 1) < 1e-9
+        True
+    """
+
+    def __init__(
+        self,
+        optimizer: Optimizer | Sequence[Optimizer],
+        graph: Structure,
+        gauge: str = "balanced",
+        *,
+        norms: str = "unit",
+        return_to: str = "canonical",
+        model: nn.Module | None = None,
+    ) -> None:
+        self.optimizers = tuple(optimizer) if isinstance(optimizer, list | tuple) else (optimizer,)
+        if not self.optimizers or not all(isinstance(one, Optimizer) for one in self.optimizers):
+            raise InputTypeError(
+                f"GaugeFixed found an optimizer of type {type(optimizer).__name__}, expected one of torch.optim, or a "
+                "list of several."
+            )
+        if not isinstance(graph, Structure):
+            raise InputTypeError(
+                f"GaugeFixed found a graph of type {type(graph).__name__}, expected the result of ps.trace(model, ...)."
+            )
+        if gauge != "balanced":
+            raise InputError(f"GaugeFixed found gauge={gauge!r}, expected 'balanced', the one there is.")
+        if return_to not in RETURNS:
+            raise InputError(f"GaugeFixed found return_to={return_to!r}, expected one of {', '.join(RETURNS)}.")
+        groups = self.param_groups
+        super().__init__(groups, dict(self.optimizers[0].defaults))
+        self.norms, self.return_to = norms, return_to
+        self._tensors = find_tensors(self.param_groups, graph, model)
+        refuse_shards("GaugeFixed", list(self._tensors.values()), "wrap the optimizer of a model that is not sharded.")
+        given = {id(p) for group in self.param_groups for p in group["params"]}
+        self._asked = {
+            block.name: self._tensors[block.name].requires_grad
+            for block in graph.blocks
+            if id(self._tensors[block.name]) in given
+        }
+        self._graph, self._turn = movable(graph, {name for name, asked in self._asked.items() if asked})
+        devices = {self._tensors[block.name].device for block in self._graph.blocks}
+        if len(devices) > 1:
+            raise InputError(
+                f"GaugeFixed found weights on {', '.join(sorted(map(str, devices)))}, expected one device; give every "
+                "device a model of its own."
+            )
+        self._canonical = canonical(self._graph, self._tensors, norms)
+        self._device = next(iter(devices), torch.device("cpu"))
+        self.sets = unit_sets(self._graph, self._canonical, self._device, norms)
+        # log-scales from the user's gauge to the canonical one
+        self._phi = torch.from_numpy(self._canonical.phi).to(self._device)
+        self._turns = 0
+        # looked up before anything is changed
+        self._buffers()
+        with torch.no_grad():
+            self._move(self._phi, state=True, weights=return_to == "canonical")
+
+    # --- what every optimizer has
+
+    @property
+    def param_groups(self) -> list[dict[str, Any]]:  # type: ignore[override]
+        """The groups of the optimizer, the same objects."""
+        if len(self.optimizers) == 1:
+            return self.optimizers[0].param_groups
+        return list(chain.from_iterable(one.param_groups for one in self.optimizers))
+
+    @param_groups.setter
+    def param_groups(self, groups: list[dict[str, Any]]) -> None:
+        """Torch's constructor lists groups anew; they stay where they are."""
+
+    @property
+    def state(self) -> Any:  # type: ignore[override]
+        """The state of the optimizer, the same object (of several, all states together)."""
+        if len(self.optimizers) == 1:
+            return self.optimizers[0].state
+        return {key: value for one in self.optimizers for key, value in one.state.items()}
+
+    @state.setter
+    def state(self, state: Any) -> None:
+        """Torch's constructor makes a state; that of the optimizer stays."""
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Refused: which scales are free depends on all that is trained.
+
+        Raises:
+            InputError: always, once the optimizer is made.
+        """
+        if hasattr(self, "_graph"):
+            raise InputError(
+                "GaugeFixed found a parameter group after it was made, expected all of them before: the free scales "
+                "depend on what is trained; add it to the inner optimizer and wrap that again."
+            )
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Clear all gradients."""
+        for one in self.optimizers:
+            one.zero_grad(set_to_none)
+
+    def state_dict(self) -> dict[str, Any]:
+        """The state of the optimizer, and where the gauge stands."""
+        for before in self._optimizer_state_dict_pre_hooks.values():
+            before(self)
+        state = self._state()
+        for after in self._optimizer_state_dict_post_hooks.values():
+            changed = after(self, state)
+            state = state if changed is None else changed
+        return state
+
+    def _state(self) -> dict[str, Any]:
+        gauge = {
+            "phi": self._phi.clone(),
+            "turns": self._turns,
+            "kinds": torch.from_numpy(self._canonical.kinds.copy()),
+            "targets": {key: torch.from_numpy(value.copy()) for key, value in self._canonical.targets.items()},
+            "norms": self.norms,
+            "return_to": self.return_to,
+        }
+        return {**join_states([one.state_dict() for one in self.optimizers]), "gauge": gauge}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Go on from a state; weights are loaded into the model as usual, before or after.
+
+        Raises:
+            InputError: the state is not of such an optimizer of this model.
+        """
+        for before in self._optimizer_load_state_dict_pre_hooks.values():
+            changed = before(self, state_dict)
+            state_dict = state_dict if changed is None else changed
+        gauge = state_dict.get("gauge") if isinstance(state_dict, dict) else None
+        if not isinstance(gauge, Mapping) or getattr(gauge.get("phi"), "shape", None) != self._phi.shape:
+            raise InputError(
+                "GaugeFixed found a state without the gauge of this model, expected what GaugeFixed.state_dict() "
+                "returned; load the state of a plain optimizer into that one, before wrapping it."
+            )
+        if (gauge["norms"], gauge["return_to"]) != (self.norms, self.return_to):
+            raise InputError(
+                f"GaugeFixed found a state with norms={gauge['norms']!r}, return_to={gauge['return_to']!r}, expected "
+                f"{self.norms!r} and {self.return_to!r}; use the settings it was saved with."
+            )
+        for one, part in zip(self.optimizers, split_state(state_dict, self.optimizers), strict=True):
+            one.load_state_dict(part)
+        found = self._canonical
+        self._phi = gauge["phi"].to(self._device, copy=True)
+        self._turns = int(gauge["turns"])
+        self._canonical = type(found)(
+            gauge["kinds"].cpu().numpy().copy(),
+            found.phi,
+            {int(key): value.cpu().numpy().copy() for key, value in gauge["targets"].items()},
+        )
+        self.sets = unit_sets(self._graph, self._canonical, self._device, self.norms)
+        for after in self._optimizer_load_state_dict_post_hooks.values():
+            after(self)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """For copies and pickles: everything but the traced model."""
+        kept = {key: value for key, value in self.__dict__.items() if "hook" not in key and key != "sets"}
+        return {**kept, "_graph": replace(self._graph, captured=None, parameters={})}  # type: ignore[arg-type]
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Come back from a copy or a pickle."""
+        self.__dict__.update(state)
+        self._patch_step_function()
+        super().__setstate__({})
+        self.sets = unit_sets(self._graph, self._canonical, self._device, self.norms)
+
+    # --- the gauge
+
+    @property
+    def phi(self) -> Tensor:
+        """Log-scales of the units of the graph, from the gauge the model came in to the canonical one, ``(H,)``."""
+        return torch.from_numpy(self._turn @ self._phi.cpu().numpy())
+
+    @property
+    def fixed_units(self) -> dict[str, np.ndarray]:
+        """Units (ids) by what is fixed of them: ``balanced``, ``norm`` or ``nothing`` (their scale stays as it is)."""
+        kinds = np.full(self._turn.shape[0], KEPT)
+        units, joined = self._turn.nonzero()
+        kinds[units] = self._canonical.kinds[joined]
+        chosen = {"balanced": kinds == BALANCED, "nothing": kinds == KEPT}
+        return {
+            **{name: np.flatnonzero(mask) + 1 for name, mask in chosen.items()},
+            "norm": np.flatnonzero(~chosen["balanced"] & ~chosen["nothing"]) + 1,
+        }
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]
+        """One step of the optimizer in the canonical gauge, then a sweep; with a closure, the loss it returns."""
+        self._check_frozen()
+        if self.return_to == "user":
+            self._move(self._phi, weights=True, gradients=True)
+        loss = None
+        if len(self.optimizers) == 1:
+            loss = self.optimizers[0].step(closure) if closure is not None else self.optimizers[0].step()
+        else:
+            if closure is not None:
+                with torch.enable_grad():
+                    loss = closure()
+            for one in self.optimizers:
+                one.step()
+        if self.sets:
+            self._sweep()
+        if self.return_to == "user":
+            self._move(-self._phi, weights=True, gradients=True)
+        return loss
+
+    def _check_frozen(self) -> None:
+        for name, asked in self._asked.items():
+            if self._tensors[name].requires_grad is not asked:
+                change = "frozen" if asked else "released"
+                raise InputError(
+                    f"GaugeFixed found parameter {name!r} {change} since it was made, which changes the free scales; "
+                    "go on with GaugeFixed(gauge_fixed.optimizers, graph), which keeps the state."
+                )
+
+    def _sweep(self) -> None:
+        chosen = self.sets[self._turns % len(self.sets)]
+        self._turns += 1
+        change, factors = chosen.step(self._tensors)
+        self._phi[chosen.units] += change
+        stay = self.return_to == "user"
+        scaled: list[Tensor] = []
+        by: list[Tensor] = []
+        for side, factor in factors:
+            tensor = self._tensors.get(side.name)
+            if tensor is None:
+                continue
+            if stay and not isinstance(tensor, nn.Parameter):
+                # running statistics belong to the gauge in which the model runs
+                continue
+            if side.shift:
+                move_(tensor, factor, torch.ones_like(factor), side.shift)
+            else:
+                scaled.append(tensor)
+                by.append(factor.to(tensor.dtype))
+            for buffer, power in self._buffers_of(tensor):
+                if power:
+                    scaled.append(buffer)
+                    by.append((factor**-power).to(buffer.dtype))
+        if scaled:
+            torch._foreach_mul_(scaled, by)
+
+    def _buffers_of(self, tensor: Tensor) -> Iterable[tuple[Tensor, int]]:
+        for one in self.optimizers:
+            if tensor in one.state:
+                return transported(one, tensor)
+        return ()
+
+    def _buffers(self) -> list[tuple[Tensor, int]]:
+        return [pair for block in self._graph.blocks for pair in self._buffers_of(self._tensors[block.name])]
+
+    def _move(self, phi: Tensor, state: bool = False, weights: bool = False, gradients: bool = False) -> None:
+        """Apply a gauge transformation in full."""
+        user = self.return_to == "user"
+        for name, (head, tail) in self._graph.gauge_factors(phi.cpu()).items():
+            tensor = self._tensors.get(name)
+            if tensor is None or (user and not isinstance(tensor, nn.Parameter)):
+                continue
+            up, down = head.to(self._device), tail.to(self._device)
+            if gradients and tensor.grad is not None:
+                move_(tensor.grad, down, up)
+            if state:
+                for buffer, power in self._buffers_of(tensor):
+                    buffer.mul_(((down / up) ** power).to(buffer.dtype))
+            if weights:
+                move_(tensor, up, down, self._graph.shifts.get(name, 0.0))
+
+
+def find_tensors(groups: Iterable[Mapping[str, Any]], graph: Structure, model: nn.Module | None) -> dict[str, Tensor]:
+    """Parameters and running statistics of a graph by name.
+
+    Those of ``model``, where it is given. Otherwise the traced model's own, if the optimizer has them; else
+    parameters of the optimizer that have the names of the graph (prefixes of wrappers left out).
+
+    Args:
+        groups: the parameter groups of the optimizer.
+        graph: the reduction graph.
+        model: the model, or ``None``.
+
+    Raises:
+        InputError: one is missing, or has another shape.
+    """
+    statistics = [name for entry in graph.statistics for name in (entry.mean, entry.var) if name is not None]
+    own: dict[str, Tensor] = {**graph.captured.buffers, **graph.parameters}
+    if model is not None:
+        own = dict(plain(model.named_buffers(remove_duplicate=False)))
+        own |= dict(plain(model.named_parameters(remove_duplicate=False)))
+    else:
+        known = {id(p) for p in graph.parameters.values()}
+        if not any(id(p) in known for group in groups for p in group["params"]):
+            given = [
+                pair for group in groups for pair in zip(group.get("param_names", ()), group["params"], strict=False)
+            ]
+            own = dict(plain(given))
+    found: dict[str, Tensor] = {}
+    for name in [*(block.name for block in graph.blocks), *statistics]:
+        if name not in own:
+            raise InputError(
+                f"GaugeFixed found no tensor {name!r} of the reduction graph; trace the model that is trained, or pass "
+                "it as model=."
+            )
+        found[name] = own[name]
+    for block in graph.blocks:
+        if tuple(found[block.name].shape) != block.shape:
+            raise InputError(
+                f"GaugeFixed found parameter {block.name!r} of shape {tuple(found[block.name].shape)}, expected "
+                f"{block.shape} as traced; trace the model that is trained."
+            )
+    return found
+
+
+def plain(named: Iterable[tuple[str, Tensor]]) -> Iterable[tuple[str, Tensor]]:
+    """Names without what DistributedDataParallel and torch.compile put before them."""
+    for name, tensor in named:
+        yield ".".join(part for part in name.split(".") if part != "_orig_mod").removeprefix("module."), tensor
+
+
+__all__ = ["GaugeFixed"]

@@ -1,0 +1,248 @@
+r"""Keep a network in its canonical gauge while it is trained, a set of units at a time.
+
+A unit whose neighbours stay is balanced exactly by ``phi += 1/4 log(L / E)``, with ``E`` the squares that enter and
+``L`` those that leave; a unit of fixed norm gets it by ``phi -= 1/2 mean log(E / target)``. Units are put together in
+sets without weights between them, and every step of an optimizer treats one set: its price is one reading of the
+weights at the set, and one multiplication of them and of what the optimizer remembers of them. Where weights lie
+between units of one set (recurrent layers), ``1/4`` is divided by the most scales that one weight meets: the sum of
+squares still falls, by the mean of arithmetic and geometric kind.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from pathspace.structure import Structure
+from pathspace.training.optim.canonical_gauge import BALANCED, KEPT, Canonical, Side, incidence, sides
+
+# a set reads about this part of all weights, so that a step costs little
+PART = 8
+
+
+@dataclass(frozen=True, eq=False)
+class UnitSet:
+    """Units that are treated at once.
+
+    Attributes:
+        units: which, counted from 0.
+        summed: sides over which squares are summed.
+        moved: these sides, then the running statistics that follow.
+        unit: for every pair of a unit and an entry, the place of the unit in ``units``.
+        entry: the place of the entry.
+        power: by which power of the unit's scale the entry is multiplied.
+        summed_pairs: how many of the pairs belong to ``summed``; they come first.
+        balanced: which units are balanced.
+        rate: what ``log(L / E)`` is multiplied by.
+        voters: places of the entries whose squares are compared with a target, and the group they are summed in.
+        votes: places of units, the groups that decide on them, and what the logarithm counts.
+        target: squares wanted, by group.
+    """
+
+    units: Tensor
+    summed: tuple[Side, ...]
+    moved: tuple[Side, ...]
+    unit: Tensor
+    entry: Tensor
+    power: Tensor
+    summed_pairs: int
+    balanced: Tensor
+    rate: float
+    voters: tuple[Tensor, Tensor]
+    votes: tuple[Tensor, Tensor, Tensor]
+    target: Tensor
+
+    def step(self, tensors: Mapping[str, Tensor]) -> tuple[Tensor, list[tuple[Side, Tensor]]]:
+        """How the units' log-scales change, and the factors of all tensors at them.
+
+        Args:
+            tensors: parameters by name.
+
+        Returns:
+            Changes, one for each of ``units``; sides with factors that are broadcastable to their tensors.
+        """
+        squares = torch.cat([side.squares(tensors[side.name]).reshape(-1) for side in self.summed])
+        n, count = self.summed_pairs, len(self.units)
+        power = self.power[:n]
+        # what enters, then what leaves
+        place = self.unit[:n] + count * (power < 0)
+        both = squares.new_zeros(2 * count).index_add_(0, place, squares[self.entry[:n]] * power.abs())
+        entering, leaving = both[:count], both[count:]
+        known = self.balanced & (entering > 0) & (leaving > 0)
+        change = torch.where(known, self.rate * (leaving / entering).log(), 0.0)
+        if len(self.target):
+            voter, group = self.voters
+            unit, deciding, weight = self.votes
+            found = torch.zeros_like(self.target).index_add_(0, group, squares[voter])
+            off = torch.where(found > 0, (found / self.target).log(), 0.0)
+            change.index_add_(0, unit, weight * off[deciding])
+        logs = squares.new_zeros(sum(side.ids.numel() for side in self.moved))
+        logs.index_add_(0, self.entry, self.power * change[self.unit])
+        parts = logs.exp_().split([side.ids.numel() for side in self.moved])
+        return change, [(side, part.view(side.ids.shape)) for side, part in zip(self.moved, parts, strict=True)]
+
+
+def unit_sets(graph: Structure, found: Canonical, device: torch.device, norms: str) -> list[UnitSet]:
+    """Put units together in independent sets.
+
+    Args:
+        graph: the reduction graph.
+        found: its canonical representative.
+        device: where the parameters are.
+        norms: as for :func:`pathspace.training.optim.canonical_gauge.canonical`.
+    """
+    every = sides(graph)
+    pairs = incidence(graph, every)
+    of_side = np.repeat(np.arange(len(every)), [side.ids.numel() for side in every])[pairs.entry]
+    layer = _layers(graph.num_units, len(every), pairs.unit, of_side)
+    layer[found.kinds == KEPT] = -1
+    numel = {block.name: block.numel for block in graph.blocks}
+    touched: dict[int, set[int]] = {}
+    for unit, side in np.unique(np.stack([layer[pairs.unit], of_side]), axis=1).T.tolist():
+        touched.setdefault(unit, set()).add(side)
+    touched.pop(-1, None)
+    sets = _color(touched, every, numel, bool(graph.forms.shape[0]))
+    chosen = [np.flatnonzero(np.isin(layer, members)) for members in sets]
+    return [_make(graph, found, units, device, norms) for units in chosen]
+
+
+def _layers(units: int, count: int, unit: np.ndarray, side: np.ndarray) -> np.ndarray:
+    """Units at the same sides form a layer."""
+    marks = np.random.default_rng(0).integers(1 << 62, size=count)
+    once = np.unique(unit * count + side)
+    total = np.zeros(units, np.int64)
+    np.add.at(total, once // count, marks[once % count])
+    return np.unique(total, return_inverse=True)[1].astype(np.int64)
+
+
+def _color(
+    touched: Mapping[int, set[int]], every: list[Side], numel: Mapping[str, int], products: bool
+) -> list[list[int]]:
+    """Layers that go together: no tensor lies between them, and they do not touch too many weights."""
+    most = 2 * sum(numel[name] for name in {side.name for side in every}) / PART
+    sets: list[tuple[list[int], set[tuple[str, int]], float]] = []
+    for layer, own in touched.items():
+        ends = {(every[side].name, every[side].sign) for side in own}
+        against = {(name, -sign) for name, sign in ends} | (ends if products else set())
+        size = sum(numel[name] for name, _ in ends)
+        for i, (members, taken, weights) in enumerate(sets):
+            if not against & taken and weights + size <= most:
+                sets[i] = ([*members, layer], taken | ends, weights + size)
+                break
+        else:
+            sets.append(([layer], ends, float(size)))
+    return [members for members, _, _ in sets]
+
+
+def _make(graph: Structure, found: Canonical, units: np.ndarray, device: torch.device, norms: str) -> UnitSet:
+    inside = np.full(graph.num_units, -1)
+    inside[units] = np.arange(len(units))
+    every = sides(graph)
+    numbers = [i for i, side in enumerate(every) if _meets(graph, side, inside)]
+    summed = [every[i] for i in numbers]
+    statistics = [
+        (Side(name, entry.units, 1, None, graph.shifts.get(name, 0.0)), power)
+        for entry in graph.statistics
+        for name, power in ((entry.mean, 1), (entry.var, 2))
+        if name is not None
+    ]
+    statistics = [(side, power) for side, power in statistics if _meets(graph, side, inside)]
+    moved = [*summed, *(side for side, _ in statistics)]
+    pairs = incidence(graph, moved)
+    sizes = [side.ids.numel() for side in moved]
+    times = np.repeat([1] * len(summed) + [power for _, power in statistics], sizes)
+    here = inside[pairs.unit] >= 0
+    unit, entry = inside[pairs.unit[here]], pairs.entry[here]
+    power = (pairs.power * times[pairs.entry])[here]
+    order = np.argsort(entry, kind="stable")
+    unit, entry, power = unit[order], entry[order], power[order]
+    starts = np.concatenate([[0], np.cumsum(sizes)])
+    total = int(starts[len(summed)])
+    voter, group, voting, deciding, weight, target = _voters(graph, found, numbers, every, inside, starts, norms)
+
+    def on(array: np.ndarray, dtype: torch.dtype = torch.int64) -> Tensor:
+        return torch.as_tensor(array, dtype=dtype, device=device)
+
+    return UnitSet(
+        on(units),
+        tuple(summed),
+        tuple(moved),
+        on(unit),
+        on(entry),
+        on(power, torch.float64),
+        int((entry < total).sum()),
+        on(found.kinds[units] == BALANCED, torch.bool),
+        1 / (4 * _width(summed, starts, entry, power)),
+        (on(voter), on(group)),
+        (on(voting), on(deciding), on(weight, torch.float64)),
+        on(target, torch.float64),
+    )
+
+
+def _meets(graph: Structure, side: Side, inside: np.ndarray) -> bool:
+    pairs = incidence(graph, [side])
+    return bool((inside[pairs.unit] >= 0).any())
+
+
+def _width(summed: list[Side], starts: np.ndarray, entry: np.ndarray, power: np.ndarray) -> float:
+    """The most scales of the set that one weight meets, counted with their powers."""
+    widest: dict[str, float] = {}
+    for i, side in enumerate(summed):
+        some = (entry >= starts[i]) & (entry < starts[i + 1])
+        sums = np.bincount(entry[some] - starts[i], np.abs(power[some]))
+        widest[side.name] = widest.get(side.name, 0.0) + float(sums.max(initial=0.0))
+    return max([1.0, *widest.values()])
+
+
+def _voters(
+    graph: Structure,
+    found: Canonical,
+    numbers: list[int],
+    every: list[Side],
+    inside: np.ndarray,
+    starts: np.ndarray,
+    norms: str,
+) -> tuple[np.ndarray, ...]:
+    """Entries that are compared with targets, and who is decided on: the arrays of a set's ``voters`` and ``votes``."""
+    owners = {number: np.abs(every[number].ids.reshape(-1).numpy()) - 1 for number in found.targets}
+    count = np.zeros(graph.num_units)
+    for number, target in found.targets.items():
+        np.add.at(count, owners[number][target > 0], 1)
+    parts: list[list[np.ndarray]] = [[np.zeros(0)] for _ in range(6)]
+    groups = 0
+    for place, number in enumerate(numbers):
+        if number not in found.targets:
+            continue
+        target, owner = found.targets[number], owners[number]
+        voting = np.flatnonzero(target > 0)
+        mine = inside[owner[voting]] >= 0
+        if not mine.any():
+            continue
+        # a norm by tensor is decided by all of it, also by units of other sets
+        together = norms == "tensor"
+        some = voting if together else voting[mine]
+        group = np.zeros(len(some)) if together else np.arange(len(some))
+        units = owner[voting[mine]]
+        wanted = target[some].sum(keepdims=True) if together else target[some]
+        for part, found_part in zip(
+            parts,
+            (
+                starts[place] + some,
+                groups + group,
+                inside[units],
+                groups + (group[mine] if together else group),
+                -0.5 * found.kinds[units] / count[units],
+                wanted,
+            ),
+            strict=True,
+        ):
+            part.append(found_part)
+        groups += len(wanted)
+    return tuple(np.concatenate(part) for part in parts)
+
+
+__all__ = ["UnitSet", "unit_sets"]
