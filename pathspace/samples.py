@@ -19,13 +19,17 @@ from pathspace.nested import leaves as leaves_of
 from pathspace.nested import mapped
 from pathspace.reduction import ReductionGraph
 from pathspace.scaled_runs import ScaledRun
+from pathspace.sizes import Inputs
 
 # products w dL/dw below this share of a sample's largest are rounding errors
 NOTHING = 1e-11
 # derivatives along units that were found, relative to what they could be: a noisy sample is left out
 NOISE = 1e-9
 WHOLE = 2
-AT_ONCE = 16
+# cotangents that share a run, and how many numbers one operation may hold for all of them
+AT_ONCE, AT_ONCE_NUMBERS = 64, 2**23
+# which runs are on inputs of another size; the share of scalars that may be seen to matter at given inputs alone
+OTHER, RARE = 4, 1e-3
 # whole samples that show no new scalar before no more are taken, and where they are dear
 PATIENCE, DEAR = 6, 1_000_000
 
@@ -37,22 +41,15 @@ class Sampler:
         graph: the reduction graph.
         scales: its log-scales.
         model: a float64 copy.
-        args: example inputs.
-        kwargs: example inputs by keyword.
+        examples: inputs, of one size or of several; every fourth run is on one of the later ones.
         seed: seed of inputs, weights and cotangents.
     """
 
     def __init__(
-        self,
-        graph: ReductionGraph,
-        scales: Family,
-        model: nn.Module,
-        args: Sequence[Any],
-        kwargs: Mapping[str, Any],
-        seed: int,
+        self, graph: ReductionGraph, scales: Family, model: nn.Module, examples: Sequence[Inputs], seed: int
     ) -> None:
         self.scales, self.model, self.seed = scales, model, seed
-        self.example = (tuple(args), dict(kwargs))
+        self.examples = tuple(examples)
         self.generator = torch.Generator().manual_seed(seed)
         wanted = {name for entry in scales.entries for name, _, _ in entry.factors}
         held = dict(model.named_parameters(remove_duplicate=False)) | dict(model.named_buffers(remove_duplicate=False))
@@ -66,10 +63,12 @@ class Sampler:
         self.tried = 0
         self.problem = ""
         self.quick = True
+        # whether what showed no effect in whole samples has one in quick ones
+        self.surprised = False
 
     def look(self, seconds: float, most: int = 60) -> None:
         """Whole samples until no scalar shows an effect for the first time any more, or the time is spent."""
-        start = time.perf_counter()
+        start = time.thread_time()
         scalars = sum(held.numel() for held in self.largest)
         patience = PATIENCE if scalars < DEAR else PATIENCE // 2
         felt, idle = -1, 0
@@ -78,8 +77,17 @@ class Sampler:
             now = sum(int((held > NOTHING).sum()) for held in self.largest)
             idle = 0 if now > felt else idle + 1
             felt = max(now, felt)
-            if idle >= patience or self.problem or time.perf_counter() - start > seconds:
+            if idle >= patience or self.problem or time.thread_time() - start > seconds:
                 return
+
+    def covers(self, inputs: Inputs) -> bool:
+        """Whether a run at other inputs shows next to no scalar with an effect that had none so far."""
+        before = [held > NOTHING for held in self.largest]
+        examples, self.examples = self.examples, (inputs,)
+        self.whole()
+        self.examples = examples
+        new = sum(int(((held > NOTHING) & ~old).sum()) for held, old in zip(self.largest, before, strict=True))
+        return new <= RARE * sum(int(old.sum()) for old in before)
 
     def whole(self) -> int:
         """One run of the model, and derivatives by every scalar for two cotangents; how many were finite."""
@@ -106,13 +114,14 @@ class Sampler:
                 self.sizes.append(self.scales.sums(products))
         return len(self.rows) - before
 
-    def batch(self, column: Tensor, used: Tensor, units: csr_array) -> Tensor:
+    def batch(self, column: Tensor, used: Tensor, units: csr_array, most: int = AT_ONCE) -> Tensor:
         """One run of the model, and derivatives by log-scales for many cotangents at once.
 
         Args:
             column: size of each log-scale's derivative, ``(R,)``.
             used: which log-scales have an effect.
             units: what every found unit moves, sparse ``(R, H)``.
+            most: how many rows; one draw of the weights alone does not tell all.
 
         Returns:
             Rows of length 1, columns divided by ``column``; noisy ones are left out, ``(k, R)``.
@@ -124,29 +133,25 @@ class Sampler:
         run, joined = self._outputs(self.scales)
         if joined is None:
             return torch.zeros(0, self.scales.size, dtype=torch.float64)
-        count = max(1, min(AT_ONCE, joined.numel() // 2))
+        count = max(1, min(most, joined.numel() // 2, AT_ONCE_NUMBERS // run.widest))
         cotangents = torch.randn(count, len(joined), generator=self.generator, dtype=torch.float64)
+
+        def derivatives(cotangent: Tensor) -> Any:
+            return torch.autograd.grad(joined, run.leaves, cotangent, materialize_grads=True, retain_graph=True)
+
         with quiet(), torch.enable_grad():
             try:
-                parts = torch.autograd.grad(
-                    joined, run.leaves, cotangents, allow_unused=True, is_grads_batched=True, retain_graph=True
-                )
+                parts = torch.vmap(derivatives)(cotangents) if count > 1 else derivatives(cotangents[0])
             except RuntimeError:
-                many = [
-                    torch.autograd.grad(joined, run.leaves, c, allow_unused=True, retain_graph=True) for c in cotangents
-                ]
-                parts = [None if p[0] is None else torch.stack(p) for p in zip(*many, strict=True)]
-        rows = torch.cat(
-            [
-                torch.zeros(count, len(leaf), dtype=torch.float64) if p is None else p
-                for leaf, p in zip(run.leaves, parts, strict=True)
-            ],
-            1,
-        )
+                # a backward pass without a batching rule
+                parts = [torch.stack(part) for part in zip(*map(derivatives, cotangents), strict=True)]
+        rows = torch.cat([part.reshape(count, -1) for part in parts], 1)
+        largest = (cotangents.abs() @ joined.detach().abs()).clamp_min(1e-300)
+        fine = torch.isfinite(rows).all(1) & (rows.abs().amax(1) > NOISE * largest)
+        rows = rows[fine]
+        self.surprised |= bool((rows[:, ~used].abs() > NOISE * largest[fine, None]).any())
         rows[:, ~used] = 0
-        most = (cotangents.abs() @ joined.detach().abs()).clamp_min(1e-300)
-        fine = torch.isfinite(rows).all(1) & (rows.abs().amax(1) > NOISE * most)
-        rows = rows[fine] / column
+        rows = rows / column
         rows = rows / rows.abs().amax(1, keepdim=True)
         if units.shape[1] and len(rows):
             # relative to what each unit moves
@@ -205,11 +210,14 @@ class Sampler:
             return evaluate(self.model, tensors, *self._inputs(number))
         except (RuntimeError, IndexError, ValueError):
             # not every number is an input
-            return evaluate(self.model, tensors, *self.example)
+            return evaluate(self.model, tensors, *self.examples[0])
 
     def _inputs(self, number: int) -> Any:
         """Inputs of many sizes: numbers between 0.01 and 100 times the example's, whole numbers from the example."""
         exponent = 4 * float(torch.rand((), generator=self.generator)) - 2
+        # (a larger batch repeats the samples of the example)
+        later = len(self.examples) > 1 and number % OTHER == OTHER - 1
+        as_given = number % 2 == 1 and not later
 
         def draw(leaf: Tensor) -> Tensor:
             if not leaf.numel() or leaf.layout != torch.strided:
@@ -217,17 +225,17 @@ class Sampler:
             if leaf.is_floating_point():
                 if not bool(torch.isfinite(leaf).all()):
                     return leaf
-                if number % 2:
+                if as_given:
                     return leaf * 10**exponent
                 spread = float(leaf.double().square().mean().sqrt()) or 1.0
                 noise = torch.randn(leaf.shape, generator=self.generator, dtype=torch.float64)
                 return (noise * spread * 10**exponent).to(leaf)
-            if leaf.dtype == torch.bool or number % 2 or leaf.is_complex():
+            if leaf.dtype == torch.bool or as_given or leaf.is_complex():
                 return leaf
             order = torch.randint(leaf.numel(), leaf.shape, generator=self.generator)
             return leaf.reshape(-1)[order]
 
-        return mapped(draw, self.example)
+        return mapped(draw, self.examples[1 + number // OTHER % (len(self.examples) - 1) if later else 0])
 
     def misled(self, units: csr_array) -> bool:
         """Whether derivatives differ from 0 along the found units."""
@@ -236,4 +244,4 @@ class Sampler:
         return bool((along > 1e-6 * most + 1e-12).any())
 
 
-__all__ = ["NOTHING", "Sampler"]
+__all__ = ["AT_ONCE", "NOTHING", "Sampler"]

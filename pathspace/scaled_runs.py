@@ -15,12 +15,8 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
+from pathspace.convolutions import CONVOLUTIONS, convolved
 from pathspace.logscales import Entry, Family
-
-CONVOLUTIONS = {
-    **{getattr(F, f"conv{k}d"): (k, False) for k in (1, 2, 3)},
-    **{getattr(F, f"conv_transpose{k}d"): (k, True) for k in (1, 2, 3)},
-}
 
 # options of an embedding with which rows are not what they are multiplied by
 EMBEDDINGS = ("max_norm", "scale_grad_by_freq")
@@ -52,6 +48,7 @@ class ScaledRun(TorchFunctionMode):
         ]
         self.where: dict[int, tuple[Entry, list[Tensor], Tensor, int, float]] = {}
         self.done: dict[int, Tensor] = {}
+        self.widest = 1
         for entry, leaves in zip(scales.entries, self.of, strict=True):
             for name, times, shift in entry.factors:
                 if name in tensors:
@@ -63,7 +60,12 @@ class ScaledRun(TorchFunctionMode):
         return [leaf for leaves in self.of for leaf in leaves]
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
+        result = self._result(func, args, kwargs or {})
+        if isinstance(result, Tensor):
+            self.widest = max(self.widest, result.numel())
+        return result
+
+    def _result(self, func: Any, args: Any, kwargs: Any) -> Any:
         if func in CONVOLUTIONS and len(args) >= 2:
             scaled = self._convolution(func, args, kwargs)
             if scaled is not None:
@@ -96,7 +98,8 @@ class ScaledRun(TorchFunctionMode):
         more = {key: value for key, value in kwargs.items() if key != "bias"}
         if args[0].shape[-spatial - 1] != len(entering):
             return None
-        result = func(args[0] * (1 + entering), args[1], None, *rest, **more) * (1 + leaving)
+        x = args[0] * (1 + entering)
+        result = convolved(func, x, args[1], *rest, **more) * (1 + leaving)
         return result if bias is None else result + bias.reshape(-1, *[1] * spatial)
 
     def _pair(self, weight: Any, func: Any) -> tuple[Tensor, Tensor] | None:

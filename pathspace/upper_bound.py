@@ -13,7 +13,7 @@ scales are left over.
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
@@ -24,12 +24,15 @@ from torch import Tensor, nn
 
 from pathspace.capture import first_line
 from pathspace.eps import NoEps, precision, without_eps
+from pathspace.inputs import describe
 from pathspace.invariance import LARGE
 from pathspace.left_over import NAMED, left_over
 from pathspace.logscales import Family, family
 from pathspace.null_space import pivots, smallest
 from pathspace.reduction import ReductionGraph
-from pathspace.samples import NOTHING, Sampler
+from pathspace.sample_sizes import sample_sizes
+from pathspace.samples import AT_ONCE, NOTHING, Sampler
+from pathspace.sizes import Inputs
 
 # log-scales beside the known null vectors: beyond the first number a factorisation is not attempted, up to the second
 # one all singular values are computed; seconds the samples may take
@@ -40,6 +43,8 @@ MOST_SECONDS = 300.0
 ZERO = 1e-8
 MARGIN = 12
 ROUNDS = 3
+# draws of weights and inputs at least
+DRAWS = 12
 
 
 @dataclass(frozen=True)
@@ -114,28 +119,34 @@ def upper_bound(
         >>> bound.found, bound.at_most
         (3, 3)
     """
-    start = time.perf_counter()
+    start = time.thread_time()
     most_seconds = MOST_SECONDS if most_seconds is None else most_seconds
     if precision(model) != torch.float64 or graph.num_weights > LARGE:
         reason = "it takes a copy in float64, which this model has none of"
         return UpperBound(None, graph.num_units, None, f"not attempted: {reason}")
     scales = family(graph, model, statistics=not model.training)
+    sizes = list(sample_sizes(model, args, kwargs))
 
-    def bounded(units: csr_array, limit: float) -> tuple[UpperBound, list[Tensor]]:
-        sampler = Sampler(graph, scales, model, args, kwargs, seed)
-        begin = time.perf_counter()
+    def bounded(units: csr_array, limit: float) -> tuple[UpperBound, Sampler]:
+        begin = time.thread_time()
+        sampler = _sampler(lambda inputs: Sampler(graph, scales, model, inputs, seed), sizes, units, limit / 4)
         try:
             bound = _bounded(scales, units, sampler, limit)
+            while not bound.closed and sampler.surprised and time.thread_time() - begin < limit / 2:
+                sampler.surprised = False
+                sampler.look(limit / 4)
+                bound = _bounded(scales, units, sampler, limit)
         except _Refused as refusal:
             bound = UpperBound(None, units.shape[1], None, f"not attempted: {refusal}")
-        return replace(bound, seconds=round(time.perf_counter() - begin, 3)), sampler.rows
+        return replace(bound, seconds=round(time.thread_time() - begin, 3)), sampler
 
     with without_eps(model, graph.folded_eps):
-        bound, rows = bounded(scales.units, most_seconds)
+        bound, sampler = bounded(scales.units, most_seconds)
     if bound.at_most is None:
         return bound
-    spent = time.perf_counter() - start
-    exact, as_it_stands = graph.num_exact_units, Sampler(graph, scales, model, args, kwargs, seed)
+    rows, sizes = sampler.rows, [sampler.examples]
+    spent = time.thread_time() - start
+    exact, as_it_stands = graph.num_exact_units, Sampler(graph, scales, model, sizes[0], seed)
     with NoEps(None):
         as_it_stands.whole()
     same = all(torch.equal(one, other) for one, other in zip(rows, as_it_stands.rows, strict=False))
@@ -149,8 +160,25 @@ def upper_bound(
     words = bound.evidence
     if held.at_most is not None:
         words += f"; with every eps as it stands {exact:,} found, at most {held.at_most:,}"
-    seconds = round(time.perf_counter() - start, 3)
+    seconds = round(time.thread_time() - start, 3)
     return replace(bound, exact_found=exact, exact_at_most=held.at_most, evidence=words, seconds=seconds)
+
+
+def _sampler(
+    make: Callable[[Sequence[Inputs]], Sampler], sizes: Sequence[Sequence[Inputs]], units: csr_array, seconds: float
+) -> Sampler:
+    """A sampler at the smallest inputs that show the effect of as many scalars as those given, with its first look."""
+    given = sizes[-1][0]
+    for examples in sizes:
+        sampler = make(examples)
+        try:
+            sampler.look(seconds)
+            if sampler.rows and sampler.covers(given) and not sampler.misled(units):
+                break
+        except (RuntimeError, ValueError) as error:
+            # what does not run at other sizes after all
+            sampler.problem = f"the model cannot be differentiated ({first_line(error)})"
+    return sampler
 
 
 class _Refused(Exception):
@@ -159,9 +187,8 @@ class _Refused(Exception):
 
 def _bounded(scales: Family, units: csr_array, sampler: Sampler, most_seconds: float) -> UpperBound:
     """The bound for one reading of ``eps``."""
-    start = time.perf_counter()
+    start = time.thread_time()
     try:
-        sampler.look(most_seconds / 4)
         if not sampler.rows:
             raise _Refused(sampler.problem or "no output depends on the weights by a finite derivative")
         alive = [held > NOTHING for held in sampler.largest]
@@ -179,10 +206,10 @@ def _bounded(scales: Family, units: csr_array, sampler: Sampler, most_seconds: f
         if sampler.misled(units):
             raise _Refused("its gradients are not its function's (detached, or of a backward pass of its own)")
         places = torch.nonzero(used)[:, 0][rest]
-        rows = _rows(sampler, column, used, places, units, most_seconds - (time.perf_counter() - start))
+        rows = _rows(sampler, column, used, places, units, most_seconds - (time.thread_time() - start))
         values, vectors = _smallest(rows, sampler.seed)
         for _ in range(ROUNDS - 1):
-            if not bool((values < ZERO).any()) or time.perf_counter() - start > most_seconds / 2:
+            if not bool((values < ZERO).any()) or time.thread_time() - start > most_seconds / 2:
                 break
             more = _rows(sampler, column, used, places, units, most_seconds, max(MARGIN, len(rows) // 2))
             rows = torch.cat([rows, more])
@@ -207,6 +234,7 @@ def _bounded(scales: Family, units: csr_array, sampler: Sampler, most_seconds: f
     words += f"{len(rows) + len(sampler.rows):,} samples"
     smallest_kept = float(values[~free].min()) if bool((~free).any()) else 0.0
     dropped = float(values[free].max()) if bool(free.any()) else 0.0
+    words += " at " + " and ".join(describe(*inputs) for inputs in sampler.examples)
     words += f"; singular values down to {smallest_kept:.0e} of the largest beside the known null vectors"
     words += f", {dropped:.0e} and below are taken for zero" if bool(free.any()) else ""
     words += f"; {dead:,} scalars without effect on the outputs taken out" if dead else ""
@@ -230,9 +258,9 @@ def _rows(
     """Enough samples, on the log-scales that are no pivots."""
     count = len(places) + MARGIN if count is None else count
     found, blocks, idle = 0, [torch.zeros(0, len(places), dtype=torch.float64)], 0
-    start = time.perf_counter()
+    start, most = time.thread_time(), max(2, min(AT_ONCE, count // DRAWS))
     while found < count:
-        block = sampler.batch(column, used, units)[:, places]
+        block = sampler.batch(column, used, units, most)[:, places]
         blocks.append(block[: count - found])
         found += len(blocks[-1])
         idle = 0 if len(block) else idle + 1
@@ -242,7 +270,7 @@ def _rows(
                 sampler.quick, idle = False, 0
                 continue
             raise _Refused("its derivatives are not finite, or are rounding errors")
-        passed = time.perf_counter() - start
+        passed = time.thread_time() - start
         if found and len(blocks) > 3 and passed / found * count > most_seconds:
             raise _Refused(f"{count:,} samples would take about {passed / found * count:,.0f} seconds")
     return torch.cat(blocks)
