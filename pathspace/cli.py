@@ -62,7 +62,8 @@ def root(
 ) -> None:
     """The path space of PyTorch models: symmetries, basis paths, certificates, masks.
 
-    A TARGET is [bold]package.module:name[/] or [bold]path/to/file.py:name[/].
+    A TARGET is [bold]package.module:name[/] or [bold]path/to/file.py:name[/], or a model of a library:
+    [bold]transformers:path/to/config.json[/], [bold]timm:NAME[/], [bold]torchvision:NAME[/].
     The name is a torch.nn.Module, its class (called without arguments), or a
     function that returns a model or (model, example inputs), where the example
     is a tensor, a tuple of positional inputs, or a dict of keyword inputs.
@@ -343,9 +344,10 @@ def masks(
     table.add_column("parameter")
     for heading in ("shape", "incoming", "outgoing", "skeleton"):
         table.add_column(heading, justify="right")
-    for name, mask in skeleton.masks.items():
-        counts = [int(each.sum()) for each in (skeleton.incoming[name], skeleton.outgoing[name], mask)]
-        table.add_row(escape(name), "x".join(map(str, mask.shape)) or "scalar", *map(str, counts))
+    for block in graph.blocks:
+        enters, leaves = map(set, skeleton.positions(block.name))
+        counts = map(str, map(len, (enters, leaves, enters | leaves)))
+        table.add_row(escape(block.name), "x".join(map(str, block.shape)) or "scalar", *counts)
     console = Console()
     console.print(table)
     console.print(f"Wrote {output}", soft_wrap=True, markup=False, highlight=False)

@@ -120,7 +120,7 @@ def scalar_graph(skeleton: Skeleton, chosen: Path | None) -> nx.MultiDiGraph:
     wanted = set() if chosen is None else set(chosen.numbers.tolist())
     number = 0
     for block in graph.blocks:
-        shape, mask = block.shape, skeleton.masks[block.name].reshape(-1)
+        shape, mask = block.shape, skeleton.mask(block.name).reshape(-1)
         dead = None if block.unused is None else block.unused.expand(shape).reshape(-1)
         for flat in range(block.numel):
             if dead is not None and bool(dead[flat]):
@@ -194,7 +194,7 @@ def _blocks(skeleton: Skeleton) -> nx.MultiDiGraph:
         starts, ends = (starts - {IN} or starts), (ends - {OUT} or ends)
         cut = [end for end in ends if end != OUT and end not in leaving]
         dangling = (cut[0], int(result.nodes[cut[0]]["units"])) if len(cut) == 1 else None
-        red = bool(skeleton.masks[block.name].any())
+        red = any(map(len, skeleton.positions(block.name)))
         first = True
         for start in starts:
             for end in ends:

@@ -112,6 +112,8 @@ def levels_in_words(levels: Mapping[str, Any]) -> str:
     words = "as the model stands, eps included: "
     if not every["units"]:
         return words + "there are no units to rescale"
+    if not every["changes"]:
+        return "nothing was measured, as tensors have no values"
     if exact["units"] == every["units"]:
         return f"{words}outputs change by {changes(every)} when its {every['units']:,} units are rescaled"
     if exact["units"]:

@@ -9,12 +9,12 @@ from pathlib import Path
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 from torch import Tensor
 
 from pathspace.errors import InputError
 from pathspace.files import replacing
 from pathspace.skeleton import Skeleton
+from pathspace.tensor_files import Entry, as_bytes, write
 
 FORMAT = "pathspace-masks/1"
 
@@ -77,11 +77,16 @@ def save_masks(skeleton: Skeleton, path: str | PathLike[str]) -> None:
         "T_out); "
         "skeleton = incoming or outgoing",
     }
-    tensors: dict[str, Tensor] = {}
-    for part, masks in (("incoming", skeleton.incoming), ("outgoing", skeleton.outgoing)):
-        tensors |= {f"{part}/{name}": mask for name, mask in masks.items()}
+    parts = ("incoming", "outgoing")
+    entries = {f"{part}/{block.name}": Entry.of(torch.bool, block.shape) for part in parts for block in graph.blocks}
+
+    def data(key: str) -> list[memoryview]:
+        # one mask at a time, as all together may be more than the memory holds
+        part, name = key.split("/", 1)
+        return [as_bytes(skeleton.mask(name, skeleton.positions(name)[parts.index(part)]))]
+
     with replacing(path) as temporary:
-        save_file(tensors, temporary, metadata=header)
+        write(temporary, entries, data, header)
 
 
 def load_masks(path: str | PathLike[str]) -> Masks:

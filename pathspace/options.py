@@ -25,7 +25,11 @@ class NormEps(StrEnum):
 
 TargetArgument = Annotated[
     str,
-    typer.Argument(metavar="TARGET", help="package.module:name or path/to/file.py:name", show_default=False),
+    typer.Argument(
+        metavar="TARGET",
+        help="package.module:name, path/to/file.py:name, transformers:config.json, timm:NAME or torchvision:NAME",
+        show_default=False,
+    ),
 ]
 InputOption = Annotated[
     list[str] | None,

@@ -6,6 +6,8 @@ A TARGET is ``package.module:name`` or ``path/to/file.py:name``. The name stands
 * a ``torch.nn.Module`` class, called without arguments;
 * a function, called without arguments, that returns a model or ``(model, example)``, where ``example`` is a
   tensor (the one input), a tuple or list (the positional inputs) or a dict (the keyword inputs).
+
+``transformers:path/to/config.json``, ``timm:NAME`` and ``torchvision:NAME`` name models of these libraries.
 """
 
 from __future__ import annotations
@@ -28,6 +30,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from pathspace import libraries
 from pathspace.errors import InputError
 
 _DTYPES = {
@@ -101,7 +104,7 @@ def load_target(
     first floating-point parameter. Global random state is left as it was.
 
     Args:
-        spec: ``package.module:name`` or ``path/to/file.py:name``.
+        spec: ``package.module:name``, ``path/to/file.py:name``, or a model of a library (:mod:`pathspace.libraries`).
         inputs: one text per positional input, see `parse_input`; they replace the target's own example.
         seed: seeds both the weights of a model that the target builds and the inputs.
         train: put the model in training mode, or in evaluation mode; ``None`` leaves it in the mode it came in.
@@ -121,9 +124,9 @@ def load_target(
     specs = [parse_input(text) for text in inputs]
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        found = find_object(spec)
+        found = None if libraries.is_library(spec) else find_object(spec)
         torch.manual_seed(seed)  # whatever the first import of the module has drawn
-        model, example = _build(spec, found)
+        model, example = libraries.build(spec) if found is None else _build(spec, found)
     if specs:
         target = Target(spec, model, _make_inputs(model, specs, seed))
     elif example is None:

@@ -101,29 +101,37 @@ class TwoTrees:
         """Whether each unit's leaving edge is walked forwards."""
         return self.tree_out.forward
 
-    def _masks(self, *trees: SpanningTree) -> dict[str, Tensor]:
-        masks = {}
-        for i, block in enumerate(self.graph.blocks):
-            mask = torch.zeros(block.shape, dtype=torch.bool)
-            for tree in trees:
-                mask.view(-1)[torch.from_numpy(tree.index[tree.block == i])] = True
-            masks[block.name] = mask
-        return masks
+    def positions(self, name: str) -> tuple[np.ndarray, np.ndarray]:
+        """Flat positions in a parameter of the edges of ``T_in`` and of ``T_out``, without forming a mask."""
+        number = self.graph.index[name]
+        enters, leaves = (tree.index[tree.block == number] for tree in (self.tree_in, self.tree_out))
+        return enters, leaves
+
+    def mask(self, name: str, *parts: np.ndarray) -> Tensor:
+        """The mask of one parameter with the given flat positions, by default those of both trees."""
+        mask = torch.zeros(self.graph.blocks[self.graph.index[name]].shape, dtype=torch.bool)
+        for part in parts or self.positions(name):
+            mask.view(-1)[torch.from_numpy(part)] = True
+        return mask
+
+    def _masks(self, *sides: int) -> dict[str, Tensor]:
+        names = [block.name for block in self.graph.blocks]
+        return {name: self.mask(name, *(self.positions(name)[side] for side in sides)) for name in names}
 
     @cached_property
     def incoming(self) -> dict[str, Tensor]:
         """Parameter name -> mask of the edges of ``T_in``."""
-        return self._masks(self.tree_in)
+        return self._masks(0)
 
     @cached_property
     def outgoing(self) -> dict[str, Tensor]:
         """Parameter name -> mask of the edges of ``T_out``."""
-        return self._masks(self.tree_out)
+        return self._masks(1)
 
     @cached_property
     def masks(self) -> dict[str, Tensor]:
         """Parameter name -> mask of all skeleton edges, the paper's ``M``."""
-        return self._masks(self.tree_in, self.tree_out)
+        return self._masks(0, 1)
 
     @cached_property
     def shared(self) -> np.ndarray:

@@ -8,13 +8,13 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from pathspace.draw import unit_groups
 from pathspace.errors import PathspaceError
 from pathspace.log_prefix import log_prefixes, log_suffixes
 from pathspace.skeleton import Skeleton
 from pathspace.structure import Structure, WeightBlock
+from pathspace.without_values import has_values
 
 CELLS = 40
 ROOT = 0
@@ -212,36 +212,39 @@ def describe(skeleton: Skeleton, scales: Skeleton | None = None) -> dict[str, An
 
 
 def _tensor(skeleton: Skeleton, block: WeightBlock) -> dict[str, Any]:
-    incoming, outgoing = skeleton.incoming[block.name], skeleton.outgoing[block.name]
-    weight = block.values(skeleton.graph.parameters[block.name])
+    incoming, outgoing = map(np.unique, skeleton.positions(block.name))
+    parameter, rms = skeleton.graph.parameters[block.name], None
+    if has_values(parameter):
+        rms = float(block.values(parameter).square().mean(dtype=torch.float64).sqrt()) if block.numel else 0.0
     return {
         "name": block.name,
         "aliases": list(block.aliases),
         "shape": list(block.shape),
         "edges": block.num_edges,
         "unused": block.numel - block.num_edges,
-        "incoming": int(incoming.sum()),
-        "outgoing": int(outgoing.sum()),
-        "skeleton": int((incoming | outgoing).sum()),
-        "rms": float(weight.square().mean(dtype=torch.float64).sqrt()) if weight.numel() else 0.0,
-        "mask": _picture(incoming, outgoing),
+        "incoming": len(incoming),
+        "outgoing": len(outgoing),
+        "skeleton": len(np.union1d(incoming, outgoing)),
+        "rms": rms,
+        "mask": _picture(incoming, outgoing, block.shape),
     }
 
 
-def _picture(incoming: Tensor, outgoing: Tensor) -> dict[str, Any] | None:
+def _picture(incoming: np.ndarray, outgoing: np.ndarray, shape: tuple[int, ...]) -> dict[str, Any] | None:
     """Where the skeleton lies in a tensor, as rows by columns of at most 40 x 40 cells: 1 in, 2 out, 3 both."""
-    if not bool(incoming.any() or outgoing.any()):
+    if not len(incoming) and not len(outgoing):
         return None
-    shape = tuple(incoming.shape) or (1,)
+    shape = shape or (1,)
     rows, columns = (shape[0], int(np.prod(shape[1:]))) if len(shape) > 1 else (1, shape[0])
     # the taps of a kernel share the cell of their two channels
     taps = int(np.prod(shape[2:])) if len(shape) > 2 and shape[0] * shape[1] > 1 else 1
     columns //= taps
     high, wide = min(rows, CELLS), min(columns, CELLS)
     found: dict[tuple[int, int], int] = {}
-    for mask, kind in ((incoming, 1), (outgoing, 2)):
-        for row, column in mask.reshape(rows, columns, taps).any(2).nonzero().tolist():
-            key = (row * high // rows, column * wide // columns)
+    for places, kind in ((incoming, 1), (outgoing, 2)):
+        row, column = places // (columns * taps), places // taps % columns
+        cells_met = np.unique(np.stack([row * high // rows, column * wide // columns], 1), axis=0)
+        for key in map(tuple, cells_met.tolist()):
             found[key] = found.get(key, 0) | kind
     cells = [[row, column, kind] for (row, column), kind in sorted(found.items())]
     return {"rows": rows, "columns": columns, "high": high, "wide": wide, "cells": cells}

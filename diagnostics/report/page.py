@@ -24,6 +24,7 @@ from pathspace.errors import InputError
 from pathspace.files import replacing
 from pathspace.log_prefix import log_prefixes, log_suffixes
 from pathspace.skeleton import choose
+from pathspace.without_values import lacking
 
 Progress = Callable[[str, float], None]
 
@@ -167,6 +168,8 @@ class _Steps:
 
 def _walkable(skeleton: Skeleton) -> Skeleton:
     """The skeleton, or where it holds a weight of 0 one of the largest weights, along which products can be taken."""
+    if lacking(skeleton.graph.parameters.items()):
+        return skeleton
     try:
         log_prefixes(skeleton), log_suffixes(skeleton)
     except InputError:

@@ -149,7 +149,7 @@
     for (const tensor of one.tensors) {
       details.append(make("h4", `${tensor.name}  ${tensor.shape.join("x") || "scalar"}`));
       const unused = tensor.unused ? `, ${count(tensor.unused)} unused` : "";
-      details.append(make("p", `${nouns(tensor.edges, "weight")}${unused}, RMS ${Number(tensor.rms.toPrecision(3))}; ${count(tensor.incoming)} enter a unit first, ${count(tensor.outgoing)} leave one last, ${count(tensor.skeleton)} on the skeleton.`));
+      details.append(make("p", `${nouns(tensor.edges, "weight")}${unused}${tensor.rms === null ? "" : `, RMS ${Number(tensor.rms.toPrecision(3))}`}; ${count(tensor.incoming)} enter a unit first, ${count(tensor.outgoing)} leave one last, ${count(tensor.skeleton)} on the skeleton.`));
       if (tensor.aliases.length) details.append(make("p", `Also called ${tensor.aliases.join(", ")}.`));
       if (tensor.mask) {
         details.append(mask(tensor.mask), key());

@@ -1,0 +1,123 @@
+"""Targets that name models of libraries."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import nn
+from typer.testing import CliRunner
+
+import pathspace as ps
+from pathspace import libraries
+from pathspace.cli import app
+from pathspace.diagnostics import report
+from pathspace.target import load_target
+
+SMALL = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "vocab_size": 30, "intermediate_size": 24}
+T5 = {"d_model": 16, "d_ff": 20, "d_kv": 4, "num_layers": 1, "num_heads": 2, "vocab_size": 30}
+CONFIGURATIONS = {
+    "bert": (SMALL | {"max_position_embeddings": 12}, "BertModel"),
+    "t5": (T5 | {"architectures": ["T5ForConditionalGeneration"]}, "T5ForConditionalGeneration"),
+    "vit": (SMALL | {"image_size": 8, "patch_size": 4, "num_channels": 1}, "ViTModel"),
+}
+
+
+def written(folder: Path, kind: str, **more: object) -> Path:
+    path = folder / "config.json"
+    path.write_text(json.dumps(CONFIGURATIONS[kind][0] | {"model_type": kind} | more))
+    return path
+
+
+@pytest.mark.parametrize("kind", CONFIGURATIONS)
+def test_configurations_name_architecture_and_inputs(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = written(tmp_path, kind)
+    target = load_target(f"transformers:{path}")
+    assert type(target.model).__name__ == CONFIGURATIONS[kind][1] and not target.model.training
+    target.model(*target.args, **target.kwargs)
+    monkeypatch.setattr(libraries, "LARGE", 0)
+    bare = load_target(f"transformers:{path.parent}")
+    assert all(parameter.is_meta for parameter in bare.model.parameters())
+    if kind == "bert":
+        graphs = [ps.trace(each.model, kwargs=each.kwargs, sizes="given") for each in (target, bare)]
+        assert len({(graph.num_units, graph.num_weights) for graph in graphs}) == 1
+
+
+def test_commands_take_a_model_without_numbers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(libraries, "LARGE", 0)
+    held = SimpleNamespace(list_models=lambda: ["net"], create_model=lambda name, pretrained: Net())
+    monkeypatch.setitem(sys.modules, "timm", held)
+    target = "timm:net"
+    model = load_target(target)
+    graph = ps.trace(model.model, *model.args)
+    for command, name in (("draw", "graph.svg"), ("masks", "masks.safetensors")):
+        result = CliRunner().invoke(app, [command, target, "-o", str(tmp_path / name)])
+        assert result.exit_code == 0, result.output
+    page = report(model.model, *model.args)
+    assert "without values" in page.facts["signal"]["absent"] and page.facts["certificate"]["theorem3"]["holds"]
+    assert "nothing was measured" in page.sentences["certificate"]
+    masks = load_file(tmp_path / "masks.safetensors")
+    expected = graph.skeleton()
+    assert masks.keys() == {f"{part}/{block.name}" for part in ("incoming", "outgoing") for block in graph.blocks}
+    assert all(torch.equal(masks[f"incoming/{name}"], mask) for name, mask in expected.incoming.items())
+    assert all(torch.equal(masks[f"outgoing/{name}"], mask) for name, mask in expected.outgoing.items())
+    result = CliRunner().invoke(app, ["verify", target, "--json", "-"])
+    found = json.loads(result.output)
+    assert result.exit_code == 0 and found["units"] == graph.num_units
+    assert found["theorem3"]["holds"] and found["invariance"]["holds"] is None
+    assert CliRunner().invoke(app, ["explain", target]).exit_code == 0
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        (None, "There is no configuration"),
+        ("{", "no configuration of a transformers model"),
+        ("{}", "has no model_type"),
+        ('{"model_type": "llamma"}', "no configuration of a transformers model"),
+        (json.dumps(SMALL | {"model_type": "llama", "num_attention_heads": 3}), "not a multiple"),
+    ],
+)
+def test_bad_configurations_are_one_sentence(text: str | None, words: str, tmp_path: Path) -> None:
+    path = tmp_path / "config.json"
+    if text is not None:
+        path.write_text(text)
+    with pytest.raises(ps.InputError, match=words) as caught:
+        load_target(f"transformers:{path}")
+    assert "\n" not in str(caught.value)
+
+
+def test_packages_that_are_missing_or_know_no_such_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    for library in ("timm", "torchvision"):
+        name = "torchvision.models" if library == "torchvision" else library
+        monkeypatch.setitem(sys.modules, name, None)
+        with pytest.raises(ps.InputError, match=f"needs the package {library}.*pip install {library}"):
+            load_target(f"{library}:resnet50")
+        held = SimpleNamespace(
+            list_models=lambda: ["resnet50"],
+            create_model=lambda name, pretrained: Net(),
+            get_model=lambda name, weights: Net(),
+        )
+        monkeypatch.setitem(sys.modules, name, held)
+        if library == "torchvision":
+            monkeypatch.setitem(sys.modules, "torchvision", SimpleNamespace(models=held, __path__=[]))
+        target = load_target(f"{library}:resnet50")
+        assert ps.trace(target.model, *target.args).num_units == 4
+        with pytest.raises(ps.InputError, match="no model 'resnet5'; did you mean 'resnet50'"):
+            load_target(f"{library}:resnet5")
+
+
+class Net(nn.Sequential):
+    """In place of a model of a library."""
+
+    def __init__(self) -> None:
+        layers = [nn.Conv2d(3, 4, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 2)]
+        super().__init__(*layers)
+        self.default_cfg = {"input_size": (3, 8, 8)}
