@@ -103,7 +103,7 @@ class Sampler:
                 )
                 known = {name: g for name, g in zip(leaves, grads, strict=True) if g is not None}
                 products = [entry.products(leaves, known) for entry in self.scales.entries]
-                size = max((float(p.abs().max()) for p in products if p.numel()), default=0.0)
+                size = float(torch.stack([p.abs().max() for p in products if p.numel()]).max())
                 if not 0 < size < float("inf"):
                     continue
                 products = [p.div_(size) for p in products]

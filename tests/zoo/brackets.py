@@ -31,6 +31,7 @@ from zoo.trained import load as load_trained
 
 # beyond that many scalars the samples alone would take too long
 LARGE = 20_000_000
+SURVEY = DATA.with_name("survey.json")
 KEPT = ("at_most", "exact_found", "exact_at_most", "seconds", "evidence", "left_over")
 
 
@@ -102,13 +103,15 @@ def main() -> None:
     options = parser.parse_args()
     known = json.loads(Path(DATA).read_text()) if DATA.exists() else []
     rows = {f"{row['name']} {row['mode']}": row for row in known}
+    # the smallest first
+    sizes = {(row["name"], row["mode"]): row["scalars"] for row in json.loads(SURVEY.read_text())}
     wanted: list[tuple[int, Task]] = []
     for task in tasks():
         if options.wanted and not {task.name, task.family} & set(options.wanted):
             continue
         done = rows.get(task.key)
         if done is None or (options.again and done["at_most"] != done["found"]):
-            wanted.append((done["scalars"] if done else (task.entry and task.entry.weights) or 0, task))
+            wanted.append((done["scalars"] if done else sizes.get((task.name, task.mode), LARGE), task))
     for size, task in sorted(wanted, key=lambda pair: pair[0]):
         if size > options.scalars:
             continue

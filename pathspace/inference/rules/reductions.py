@@ -63,6 +63,16 @@ def extreme(semantics: Semantics, x: Value, *args: Any, **kwargs: Any) -> Any:
     )
 
 
+@rule("aten.quantile", "aten.nanquantile", kind="order", degree=(1,))
+def quantile(
+    semantics: Semantics, x: Value, q: Any, dim: int | None = None, keepdim: bool = False, **kwargs: Any
+) -> Tensor:
+    """Order statistics, and weighted means of two of them."""
+    if isinstance(q, Tensor | Weight):
+        semantics.pin([q], "it says which quantile is taken")
+    return semantics.reduce(x, _dims(dim, x), keepdim).expand(shape_of(semantics.place.result))
+
+
 @rule("aten.argmax", "aten.argmin", "aten.argsort", "aten.all", "aten.any", "aten.count_nonzero", kind="comparison",
       degree=(0,))  # fmt: skip
 def position(semantics: Semantics, x: Value, dim: Any = None, *args: Any, **kwargs: Any) -> Tensor:
