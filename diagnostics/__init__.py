@@ -9,6 +9,7 @@ Parameters: :func:`degeneracy`, growing a model (:func:`predict_growth`, :func:`
 :func:`deepen`), :func:`cost` and :func:`compare_costs`, :func:`suggest_decay`.
 Page: :func:`report` looks at a model from all sides and returns a :class:`Report`, one self-contained HTML page.
 Together: :func:`diagnose`, on your own checkpoint, data and loss.
+Training: :func:`watching` measures a training loop (:class:`Watching`) and raises each :class:`Alarm` with its cause.
 Results: :class:`Table` and :class:`Estimate`; :func:`compare` for two runs or checkpoints.
 """
 
@@ -24,17 +25,22 @@ from pathspace.diagnostics.gradients import gradients
 from pathspace.diagnostics.growth import deepen, predict_growth, rank_growths, widen
 from pathspace.diagnostics.noise import suggest_decay
 from pathspace.diagnostics.report import Report, report
+from pathspace.diagnostics.run.alarms import Alarm
+from pathspace.diagnostics.run.callbacks import fabric_callback, lightning_callback, transformers_callback
+from pathspace.diagnostics.run.watching import Watching, watching
 from pathspace.diagnostics.signal import signal
 from pathspace.diagnostics.spectra import jacobian, spectrum, top_singular, trace_k
 from pathspace.diagnostics.tables import Estimate, Table, compare
 
 __all__ = [
+    "Alarm",
     "ChainRecord",
     "Diagnosis",
     "Estimate",
     "MarkovChain",
     "Report",
     "Table",
+    "Watching",
     "compare",
     "compare_costs",
     "conserved",
@@ -44,9 +50,11 @@ __all__ = [
     "degeneracy",
     "depth_or_width",
     "diagnose",
+    "fabric_callback",
     "gradients",
     "growth_exponent",
     "jacobian",
+    "lightning_callback",
     "predict_growth",
     "rank_growths",
     "report",
@@ -57,5 +65,7 @@ __all__ = [
     "sweep",
     "top_singular",
     "trace_k",
+    "transformers_callback",
+    "watching",
     "widen",
 ]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import torch
 from torch import Tensor
 
@@ -36,14 +38,37 @@ def conserved(graph: ReductionGraph) -> Tensor:
         Du, Hu, Lee: Algorithmic regularization in learning deep homogeneous models (2018), Theorem 2.1, for layered
         networks.
     """
-    total = torch.zeros(graph.expand.shape[0], dtype=torch.float64)
-    for block in graph.blocks:
-        square = block.values(graph.parameters[block.name].double()).cpu().square()
-        if block.unused is not None:
-            square = square.masked_fill(block.unused.expand(block.shape), 0)
-        for ids, sign in ((block.head, 1), (block.tail, -1)):
-            dims = [dim for dim in range(square.dim()) if ids.shape[dim] == 1 and square.shape[dim] > 1]
-            part = square.sum(dims, keepdim=True) if dims else square
+    incoming, outgoing = unit_sums(graph, squares(graph))
+    return incoming - outgoing
+
+
+@torch.no_grad()
+def unit_sums(graph: ReductionGraph, tensors: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
+    """Sums of the entries of tensors over the weights that enter and that leave every unit.
+
+    Args:
+        graph: a reduction graph.
+        tensors: one tensor per block, by the block's name, in its shape.
+
+    Returns:
+        Two float64 tensors of shape ``(num_units,)``.
+    """
+    found = []
+    for side in ("head", "tail"):
+        total = torch.zeros(graph.expand.shape[0], dtype=torch.float64)
+        for block in graph.blocks:
+            value, ids = tensors[block.name].cpu(), getattr(block, side)
+            if block.unused is not None:
+                value = value.masked_fill(block.unused.expand(block.shape), 0)
+            dims = [dim for dim in range(value.dim()) if ids.shape[dim] == 1 and value.shape[dim] > 1]
+            part = value.sum(dims, keepdim=True, dtype=torch.float64) if dims else value.double()
             flat = ids.reshape(-1)
-            total.index_add_(0, flat.abs(), part.reshape(-1) * flat.sign() * sign)
-    return torch.from_numpy(graph.expand.T @ total.numpy())[1:]
+            total.index_add_(0, flat.abs(), part.reshape(-1) * flat.sign())
+        found.append(torch.from_numpy(graph.expand.T @ total.numpy())[1:])
+    return found[0], found[1]
+
+
+@torch.no_grad()
+def squares(graph: ReductionGraph) -> dict[str, Tensor]:
+    """Squares of the current weights of every block."""
+    return {b.name: b.values(graph.parameters[b.name].detach()).double().square() for b in graph.blocks}

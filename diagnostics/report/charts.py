@@ -1,95 +1,96 @@
-"""Charts as inline SVG: text that people can select, colours from the page's style sheet, hover titles."""
+"""Charts: Vega-Lite specifications, drawn as SVG that needs no script and takes its colours from the page."""
 
 from __future__ import annotations
 
+import json
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
+from xml.etree import ElementTree
 
-from markupsafe import Markup, escape
+import vl_convert
+from markupsafe import Markup
 
 from pathspace.diagnostics.report.sentences import number
 
-WIDTH, HEIGHT = 640, 230
-LEFT, RIGHT, TOP, BOTTOM = 64, 12, 12, 40
+Spec = dict[str, Any]
+WIDTH, HEIGHT = 400, 170
+INK, SOFT, RULE, BLUE, ORANGE = (f"var(--{name})" for name in ("ink", "soft", "rule", "blue", "orange"))
+SHARES = {"rank": BLUE, "gauge": "var(--green)", "dead": "var(--grey)", "undetermined": ORANGE}
+HUES = tuple(f"var(--h{i})" for i in range(6))
+_AXIS = {"gridColor": RULE, "domainColor": SOFT, "tickColor": RULE, "labelColor": SOFT, "titleColor": SOFT}
+_CONFIG: Spec = {
+    "font": "sans-serif",
+    "view": {"stroke": None},
+    "axis": {**_AXIS, "labelFontSize": 12, "titleFontSize": 12, "titleFontWeight": "normal", "labelLimit": 130},
+    "legend": {
+        "labelColor": SOFT,
+        "labelFontSize": 12,
+        "title": None,
+        "orient": "bottom",
+        "columns": 3,
+        "columnPadding": 26,
+    },
+}
+_SVG = "http://www.w3.org/2000/svg"
+# where names are too many, these many of them stand below the axis
+MOST_NAMES = 9
 
 
-def tag(name: str, content: Any = "", **attributes: Any) -> Markup:
-    """One element, everything escaped; ``class_`` and underscores are spelled as HTML spells them.
+def draw(spec: Spec, label: str, height: int = HEIGHT) -> Markup:
+    """A Vega-Lite specification as SVG with a name, and a title for each mark that has a ``tip``.
 
-    Example:
-        >>> tag("text", "<b>", class_="tick", x=1.25)
-        Markup('<text class="tick" x="1.2">&lt;b&gt;</text>')
+    Args:
+        spec: marks, encodings and data.
+        label: what the chart is called.
+        height: of the plot, in pixels.
     """
-    shown = [
-        f' {key.rstrip("_").replace("_", "-")}="{escape(f"{value:.1f}" if isinstance(value, float) else value)}"'
-        for key, value in attributes.items()
-        if value is not None
-    ]
-    return Markup(f"<{name}{''.join(shown)}>{escape(content)}</{name}>")
+    whole = {
+        "width": WIDTH,
+        "height": height,
+        "background": None,
+        "padding": {"left": 18, "right": 8, "top": 5, "bottom": 5},
+        "config": _CONFIG,
+        **spec,
+    }
+    root = ElementTree.fromstring(vl_convert.vegalite_to_svg(whole))
+    for parent in root.iter():
+        # its classes may be those of the page's style sheet
+        dropped = ("aria-roledescription", "class")
+        parent.attrib = {name: value for name, value in parent.attrib.items() if name not in dropped}
+        tip = parent.attrib.pop("aria-label", None)
+        if parent.attrib.pop("role", None) == "graphics-symbol" and tip and parent is not root:
+            ElementTree.SubElement(parent, f"{{{_SVG}}}title").text = tip
+    for name in ("width", "height"):
+        root.attrib.pop(name, None)
+    root.attrib |= {"class": "chart", "role": "img", "aria-label": label}
+    ElementTree.register_namespace("", _SVG)
+    return Markup(ElementTree.tostring(root, encoding="unicode"))
 
 
-def frame(label: str, parts: Sequence[Markup], height: int = HEIGHT) -> Markup:
-    """An SVG that scales with the page and has a name for those who cannot see it."""
-    return tag(
-        "svg",
-        Markup("").join(parts),
-        class_="chart",
-        viewBox=f"0 0 {WIDTH} {height}",
-        role="img",
-        aria_label=label,
-        preserveAspectRatio="xMinYMin meet",
-    )
+def _tips(field: str = "tip") -> Spec:
+    return {"description": {"field": field, "type": "nominal"}}
 
 
-def ticks(low: float, high: float, most: int = 6) -> list[float]:
-    """Round numbers between two ends.
-
-    Example:
-        >>> ticks(0.0, 1.0), ticks(-3.0, 14.0)
-        ([0.0, 0.2, 0.4, 0.6, 0.8, 1.0], [0.0, 5.0, 10.0])
-    """
-    span = max(high - low, 1e-12)
-    step = 10 ** math.floor(math.log10(span / most))
-    step *= next(factor for factor in (1, 2, 5, 10, 20) if span / (step * factor) <= most)
-    first = math.ceil(low / step - 1e-9)
-    return [float(round(i * step, 12)) for i in range(first, math.floor(high / step + 1e-9) + 1)]
+def _names(names: Sequence[str], title: str) -> Spec:
+    """An axis of positions 0, 1, ... that bears names, as many as there is room for."""
+    step = -(-len(names) // MOST_NAMES) if names else 1
+    shown = list(range(0, len(names), step))
+    short = json.dumps([name if len(name) <= 22 else "\N{HORIZONTAL ELLIPSIS}" + name[-21:] for name in names])
+    axis: Spec = {"values": shown, "labelExpr": f"{short}[datum.value]", "labelAngle": -30, "grid": False}
+    scale = {"domain": [-0.5, max(len(names) - 0.5, 0.5)], "nice": False, "zero": False}
+    return {"field": "i", "type": "quantitative", "title": title, "axis": axis, "scale": scale}
 
 
-class Axis:
-    """A linear axis from numbers to places."""
-
-    def __init__(self, low: float, high: float, start: float, end: float) -> None:
-        if high - low < 1e-9:
-            low, high = low - 0.5, high + 0.5
-        self.low, self.high, self.start, self.end = low, high, start, end
-
-    def __call__(self, value: float) -> float:
-        """Where a number lies."""
-        return self.start + (value - self.low) / (self.high - self.low) * (self.end - self.start)
+def _powers(title: str) -> Spec:
+    """A logarithmic axis whose values are exponents."""
+    return {"type": "quantitative", "title": title, "scale": {"zero": False}, "axis": _TENS}
 
 
-def _vertical(axis: Axis, label: str, exponent: bool) -> list[Markup]:
-    parts = []
-    marks = ticks(axis.low, axis.high, 5)
-    if exponent:
-        marks = sorted({float(round(mark)) for mark in marks if axis.low <= round(mark) <= axis.high}) or marks
-    for mark in marks:
-        y = axis(mark)
-        parts.append(tag("line", class_="grid", x1=LEFT, x2=WIDTH - RIGHT, y1=y, y2=y))
-        text = _ten(mark) if exponent else escape(f"{mark:g}")
-        parts.append(tag("text", text, class_="tick", x=LEFT - 6, y=y + 4, text_anchor="end"))
-    middle = (axis.start + axis.end) / 2
-    turned = f"rotate(-90 14 {middle:.1f})"
-    return [*parts, tag("text", label, class_="label", x=14, y=middle, text_anchor="middle", transform=turned)]
+_TENS = {"labelExpr": "'1e' + format(datum.value, '~g')", "tickCount": 5, "tickMinStep": 1}
 
 
-def _ten(exponent: float) -> Markup:
-    shown = f"{exponent:g}".replace("-", "\N{MINUS SIGN}")
-    return Markup("10") + tag("tspan", shown, dy=-5, font_size=9)
-
-
-def histogram(facts: dict[str, Any], label: str, across: str) -> Markup:
+def histogram(facts: Mapping[str, Any], label: str, across: str) -> Markup:
     """Counts of numbers given as powers of ten.
 
     Args:
@@ -97,34 +98,16 @@ def histogram(facts: dict[str, Any], label: str, across: str) -> Markup:
         label: what the chart is called.
         across: what is counted.
     """
-    edges, counts = facts["edges"], facts["counts"]
-    x = Axis(edges[0], edges[-1], LEFT, WIDTH - RIGHT)
-    y = Axis(0, max(counts), HEIGHT - BOTTOM, TOP)
-    parts = []
-    for mark in ticks(0, max(counts), 4):
-        parts.append(tag("line", class_="grid", x1=LEFT, x2=WIDTH - RIGHT, y1=y(mark), y2=y(mark)))
-        parts.append(tag("text", _short(mark), class_="tick", x=LEFT - 6, y=y(mark) + 4, text_anchor="end"))
-    for i, count in enumerate(counts):
-        if count:
-            title = tag("title", f"10^{edges[i]:.2f} to 10^{edges[i + 1]:.2f}: {count:,}")
-            left, wide = x(edges[i]), max(x(edges[i + 1]) - x(edges[i]) - 1, 1.0)
-            high = max(y.start - y(count), 1.0)
-            parts.append(tag("rect", title, class_="bar", x=left, y=y.start - high, width=wide, height=high))
-    marks = ticks(edges[0], edges[-1], 8)
-    whole = [mark for mark in marks if mark == round(mark)]
-    for mark in whole if len(whole) > 1 else marks:
-        parts.append(tag("text", _ten(mark), class_="tick", x=x(mark), y=HEIGHT - BOTTOM + 16, text_anchor="middle"))
-    parts.append(tag("line", class_="axis", x1=LEFT, x2=WIDTH - RIGHT, y1=y.start, y2=y.start))
-    middle = (LEFT + WIDTH - RIGHT) / 2
-    parts.append(tag("text", across, class_="label", x=middle, y=HEIGHT - 6, text_anchor="middle"))
-    return frame(label, parts)
-
-
-def _short(value: float) -> str:
-    for unit, size in (("G", 1e9), ("M", 1e6), ("k", 1e3)):
-        if value >= size:
-            return f"{value / size:g}{unit}"
-    return f"{value:g}"
+    edges = facts["edges"]
+    rows = [
+        {"low": a, "high": b, "count": count, "tip": f"10^{a:.2f} to 10^{b:.2f}: {count:,}"}
+        for a, b, count in zip(edges, edges[1:], facts["counts"], strict=False)
+        if count
+    ]
+    x = {**_powers(across), "field": "low", "bin": {"binned": True}}
+    y = {"field": "count", "type": "quantitative", "title": None, "axis": {"format": "~s", "tickCount": 4}}
+    encoding = {"x": x, "x2": {"field": "high"}, "y": y, **_tips()}
+    return draw({"data": {"values": rows}, "mark": {"type": "bar", "color": BLUE}, "encoding": encoding}, label)
 
 
 def depth(
@@ -145,99 +128,113 @@ def depth(
         expected: numbers to set beside them.
         across: what runs along the axis.
     """
-    shown = [(i, math.log10(v)) for i, v in enumerate(values) if v is not None and v > 0 and math.isfinite(v)]
-    theory = [(i, math.log10(v)) for i, v in enumerate(expected or ()) if v is not None and v > 0 and math.isfinite(v)]
-    every = [log for _, log in (*shown, *theory)]
-    if not every:
-        return frame(label, [tag("text", "nothing larger than 0", class_="tick", x=LEFT, y=40)], 60)
-    x = Axis(-0.5, len(names) - 0.5, LEFT, WIDTH - RIGHT)
-    y = Axis(math.floor(min(every)), max(math.ceil(max(every)), math.floor(min(every)) + 1), HEIGHT - BOTTOM, TOP)
-    parts = _vertical(y, up, True)
-    wide = max(min((WIDTH - LEFT - RIGHT) / max(len(names), 1) * 0.4, 9.0), 1.5)
-    for i, log in theory:
-        parts.append(tag("line", class_="theory", x1=x(i) - wide, x2=x(i) + wide, y1=y(log), y2=y(log)))
-    line = " ".join(f"{'M' if n == 0 else 'L'}{x(i):.1f} {y(log):.1f}" for n, (i, log) in enumerate(shown))
-    if line:
-        parts.append(tag("path", class_="line", d=line))
-    for i, log in shown:
-        title = tag("title", f"{names[i]}: {number(10**log)}")
-        parts.append(tag("circle", title, class_="dot", cx=x(i), cy=y(log), r=min(3.5, wide + 1)))
-    return frame(label, [*parts, *_ends(names, x, across)])
 
+    def rows(numbers: Sequence[float | None], what: str) -> list[Spec]:
+        kept = [(i, v) for i, v in enumerate(numbers) if v is not None and v > 0 and math.isfinite(v)]
+        return [{"i": i, "log": math.log10(v), "tip": f"{names[i]}: {what}{number(v)}"} for i, v in kept]
 
-def _ends(names: Sequence[str], x: Axis, across: str) -> list[Markup]:
-    """The first and the last name below an axis, and what runs along it."""
-    y = HEIGHT - BOTTOM + 16
-    parts = [tag("line", class_="axis", x1=LEFT, x2=WIDTH - RIGHT, y1=HEIGHT - BOTTOM, y2=HEIGHT - BOTTOM)]
-    for i, anchor in ((0, "start"), (len(names) - 1, "end")):
-        if i or anchor == "start":
-            parts.append(tag("text", _clip(names[i], 40), class_="tick", x=x(i), y=y, text_anchor=anchor))
-    middle = (LEFT + WIDTH - RIGHT) / 2
-    return [*parts, tag("text", across, class_="label", x=middle, y=HEIGHT - 6, text_anchor="middle")]
-
-
-def _clip(text: str, most: int) -> str:
-    return text if len(text) <= most else "\N{HORIZONTAL ELLIPSIS}" + text[-most + 1 :]
-
-
-def cosines(nodes: Sequence[dict[str, Any]], label: str) -> Markup:
-    """Cosines of each node of a chain: mean as a bar from zero, 5 to 95 % of samples as a stroke."""
-    known = [
-        value
-        for node in nodes
-        for value in (node["cosine_q05"], node["cosine_q95"], node["cosine_mean"])
-        if value is not None
+    x, y = _names(names, across), {**_powers(up), "field": "log"}
+    mark: Spec = {"type": "line", "color": BLUE, "strokeWidth": 1.5}
+    layers: list[Spec] = [
+        {
+            "data": {"values": rows(expected or (), "theory ")},
+            "mark": {"type": "tick", "color": ORANGE, "thickness": 2.5, "size": 12},
+        },
+        {"data": {"values": rows(values, "")}, "mark": mark},
+        {"data": {"values": rows(values, "")}, "mark": {"type": "circle", "color": BLUE, "opacity": 1}},
     ]
-    reach = max([0.02, *map(abs, known)]) * 1.08
-    x = Axis(-0.5, len(nodes) - 0.5, LEFT, WIDTH - RIGHT)
-    y = Axis(-reach, reach, HEIGHT - BOTTOM, TOP)
-    wide = min((WIDTH - LEFT - RIGHT) / len(nodes) * 0.6, 26.0)
-    parts = _vertical(y, "cosine with descent", False)
-    for i, node in enumerate(nodes):
-        mean = node["cosine_mean"]
-        if mean is None:
-            continue
-        title = tag(
-            "title",
-            f"{node['name']}: {mean:+.4f} (5 % {number(node['cosine_q05'])}, 95 % {number(node['cosine_q95'])}), "
-            f"|z|/|x| {number(node['direction_over_stream'])}",
-        )
-        high = max(abs(y(mean) - y(0)), 0.5)
-        parts.append(
-            tag(
-                "rect",
-                title,
-                class_="bar" if mean > 0 else "bar up",
-                x=x(i) - wide / 2,
-                y=min(y(mean), y(0)),
-                width=wide,
-                height=high,
-            )
-        )
-        if node["cosine_q05"] is not None and node["cosine_q95"] is not None:
-            ends = {"y1": y(node["cosine_q05"]), "y2": y(node["cosine_q95"])}
-            parts.append(tag("line", class_="whisker", x1=x(i), x2=x(i), **ends))
-    parts.append(tag("line", class_="axis", x1=LEFT, x2=WIDTH - RIGHT, y1=y(0), y2=y(0)))
-    return frame(label, [*parts, *_ends([node["name"] for node in nodes], x, "nodes of the chain in order")])
+    layers[0]["mark"]["orient"] = "horizontal"
+    for layer in layers:
+        layer["encoding"] = {"x": x, "y": y, **_tips()}
+    return draw({"layer": layers}, label)
+
+
+def cosines(nodes: Sequence[Mapping[str, Any]], label: str) -> Markup:
+    """Cosines of each node of a chain: mean as a bar from zero, 5 to 95 % of samples as a stroke."""
+    rows = [
+        {
+            "i": i,
+            "mean": node["cosine_mean"],
+            "low": node["cosine_q05"],
+            "high": node["cosine_q95"],
+            "zero": 0,
+            "tip": f"{node['name']}: {node['cosine_mean']:+.4f} (5 % {number(node['cosine_q05'])}, 95 % "
+            f"{number(node['cosine_q95'])}), |z|/|x| {number(node['direction_over_stream'])}",
+        }
+        for i, node in enumerate(nodes)
+        if node["cosine_mean"] is not None
+    ]
+    x = _names([node["name"] for node in nodes], "nodes of the chain in order")
+    up = {"type": "quantitative", "title": "cosine with descent", "axis": {"tickCount": 5}}
+    size = max(2.0, min(26.0, 0.6 * WIDTH / len(nodes)))
+    colour = {"condition": {"test": "datum.mean > 0", "value": BLUE}, "value": ORANGE}
+    bars = {"x": x, "y": {**up, "field": "zero"}, "y2": {"field": "mean"}, "color": colour, **_tips()}
+    strokes = {"x": x, "y": {**up, "field": "low"}, "y2": {"field": "high"}, **_tips()}
+    layer = [
+        {"mark": {"type": "bar", "width": size}, "encoding": bars},
+        {"mark": {"type": "rule", "color": INK, "opacity": 0.6}, "encoding": strokes},
+    ]
+    return draw({"data": {"values": rows}, "layer": layer}, label)
 
 
 def shares(parts_of: Sequence[tuple[str, int, str]], label: str) -> Markup:
     """Shares of a whole as one bar with a legend; ``(name, count, class)`` each."""
-    total = sum(count for _, count, _ in parts_of)
-    at, parts = 0.0, []
-    wide = WIDTH - 2.0
-    for name, count, kind in parts_of:
-        if count and total:
-            title = tag("title", f"{name}: {count:,} ({count / total:.1%})")
-            size = count / total * wide
-            parts.append(tag("rect", title, class_=f"share {kind}", x=1 + at, y=6, width=max(size, 1.0), height=30))
-            at += size
-    x, y = 4.0, 58
-    for name, count, kind in parts_of:
-        text = f"{name} {count:,}"
-        if x + 30 + 7 * len(text) > WIDTH:
-            x, y = 4.0, y + 20
-        parts.append(tag("rect", class_=f"share {kind}", x=x, y=y - 10, width=12, height=12))
-        parts.append(tag("text", text, class_="tick left", x=x + 17, y=y))
-        x += 34 + 6.4 * len(text)
-    return frame(label, parts, y + 12)
+    total = sum(count for _, count, _ in parts_of) or 1
+    names = [f"{name} {count:,}" for name, count, _ in parts_of]
+    rows = [
+        {"name": shown, "order": i, "count": count, "tip": f"{name}: {count:,} ({count / total:.1%})"}
+        for i, (shown, (name, count, _)) in enumerate(zip(names, parts_of, strict=True))
+    ]
+    colours = [SHARES.get(kind, HUES[(i + 1) % len(HUES)]) for i, (_, _, kind) in enumerate(parts_of)]
+    encoding = {
+        "x": {"field": "count", "type": "quantitative", "stack": "normalize", "axis": None},
+        "color": {"field": "name", "type": "nominal", "scale": {"domain": names, "range": colours}},
+        "order": {"field": "order"},
+        **_tips(),
+    }
+    return draw({"data": {"values": rows}, "mark": "bar", "encoding": encoding}, label, 28)
+
+
+def lines(
+    rows: Sequence[Mapping[str, float]], columns: Mapping[str, str], label: str, up: str, log: bool = False
+) -> Markup:
+    """Numbers over the steps of a run, one line for each column.
+
+    Args:
+        rows: one mapping per measured step; what a row lacks leaves a gap.
+        columns: column of the rows -> name of the line.
+        label: what the chart is called.
+        up: what is shown.
+        log: draw powers of ten; what is not positive is left out.
+    """
+    values = []
+    for column, name in columns.items():
+        kept = [(row["step"], row[column]) for row in rows if column in row and (row[column] > 0 or not log)]
+        values += [
+            {
+                "step": step,
+                "value": math.log10(v) if log else v,
+                "name": name,
+                "tip": f"{name}, step {step:.0f}: {v:.4g}",
+            }
+            for step, v in kept
+        ]
+    names = list(columns.values())
+    colours = [HUES[i % len(HUES)] for i in range(len(names))]
+    scale = {"domain": names, "range": colours}
+    many = len(names) > 9
+    colour: Spec = {
+        "field": "name",
+        "type": "nominal",
+        "scale": scale,
+        "legend": None if len(names) < 2 or many else {},
+    }
+    up_axis: Spec = _powers(up) if log else {"type": "quantitative", "title": up, "scale": {"zero": False}}
+    x = {"field": "step", "type": "quantitative", "title": "step", "axis": {"grid": False, "tickCount": 6}}
+    encoding = {"x": x, "y": {**up_axis, "field": "value"}, "color": colour, **_tips()}
+    layer: list[Spec] = [{"mark": {"type": "line", "strokeWidth": 1.5}, "encoding": encoding}]
+    layer.append({"mark": {"type": "circle", "size": 14, "opacity": 1}, "encoding": encoding})
+    return draw({"data": {"values": values}, "layer": layer}, label)
+
+
+__all__ = ["cosines", "depth", "draw", "histogram", "lines", "shares"]

@@ -5,9 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from markupsafe import Markup
+from markupsafe import Markup, escape
 
-from pathspace.diagnostics.report.charts import tag
 from pathspace.draw import OUT, SCALAR, Edge, bent_edges, place_nodes, scalar_graph
 from pathspace.errors import PathspaceError
 from pathspace.skeleton import Skeleton
@@ -16,6 +15,21 @@ ROW, LANE, BOX, MARGIN = 36, 34, 360, 44
 HUES = 6
 MOST_ROWS = 3_000
 _NAME = 44
+
+
+def tag(name: str, content: Any = "", **attributes: Any) -> Markup:
+    """One element, everything escaped; ``class_`` and underscores are spelled as HTML spells them.
+
+    Example:
+        >>> tag("text", "<b>", class_="tick", x=1.25)
+        Markup('<text class="tick" x="1.2">&lt;b&gt;</text>')
+    """
+    shown = [
+        f' {key.rstrip("_").replace("_", "-")}="{escape(f"{value:.1f}" if isinstance(value, float) else value)}"'
+        for key, value in attributes.items()
+        if value is not None
+    ]
+    return Markup(f"<{name}{''.join(shown)}>{escape(content)}</{name}>")
 
 
 def lanes(facts: dict[str, Any]) -> Markup:

@@ -1,0 +1,1 @@
+"""A training run, watched: measured at a cadence, written down, and judged."""

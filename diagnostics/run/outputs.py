@@ -1,0 +1,107 @@
+"""Where the rows of a watched run go: a table of comma-separated values, TensorBoard, and one page."""
+
+from __future__ import annotations
+
+import csv
+import os
+import time
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from pathspace.diagnostics.run.log import RunLog
+from pathspace.diagnostics.run.page import render
+from pathspace.errors import InputError
+from pathspace.files import ensure_writable, replacing
+
+# the page is drawn anew when all drawing so far has taken less than this share of the run
+PAGE_SHARE = 0.005
+
+
+class Csv:
+    """Append rows to a file; its columns are those of the first rows, later ones are left out.
+
+    Args:
+        path: the file; one that is there is replaced at the first row.
+    """
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        ensure_writable(path)
+        self.path, self.written, self.columns = Path(path), 0, [""]
+
+    def __call__(self, watch: RunLog) -> None:
+        """Write what is new."""
+        fresh = watch.rows[self.written :]
+        if not fresh:
+            return
+        # the chain and the units are known from the second row on: until then columns may come
+        if self.written < 3:
+            self.columns = list(dict.fromkeys(name for row in watch.rows for name in row))
+            with replacing(self.path) as temporary:
+                self._append(temporary, watch.rows, header=True)
+        else:
+            self._append(self.path, fresh, header=False)
+        self.written = len(watch.rows)
+
+    def _append(self, path: Path, rows: list[dict[str, float]], header: bool) -> None:
+        with open(path, "w" if header else "a", newline="", encoding="utf-8") as file:
+            writer = csv.DictWriter(file, self.columns, extrasaction="ignore")
+            if header:
+                writer.writeheader()
+            writer.writerows(rows)
+
+
+class TensorBoard:
+    """Write every number of a row as a scalar below ``pathspace/``.
+
+    Args:
+        target: a folder, or a ``SummaryWriter``.
+
+    Raises:
+        InputError: TensorBoard is not installed.
+    """
+
+    def __init__(self, target: Any) -> None:
+        if not hasattr(target, "add_scalar"):
+            if not find_spec("tensorboard"):
+                raise InputError(
+                    "TensorBoard is not installed; run pip install tensorboard, or leave out tensorboard=."
+                )
+            from torch.utils.tensorboard import SummaryWriter
+
+            target = SummaryWriter(os.fspath(target))  # type: ignore[no-untyped-call]
+        self.writer, self.written = target, 0
+
+    def __call__(self, watch: RunLog) -> None:
+        """Write what is new."""
+        for row in watch.rows[self.written :]:
+            for name, value in row.items():
+                if name != "step":
+                    self.writer.add_scalar(f"pathspace/{name}", value, int(row["step"]))
+        self.written = len(watch.rows)
+        self.writer.flush()
+
+
+class Page:
+    """Draw the run so far as one page that reloads itself, as often as that is cheap, and at the end.
+
+    Args:
+        path: the HTML file.
+    """
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        ensure_writable(path)
+        self.path, self.spent, self.started = Path(path), 0.0, time.perf_counter()
+
+    def __call__(self, watch: RunLog) -> None:
+        """Write the page, unless that has cost too much already; a run that is over is always drawn."""
+        started = time.perf_counter()
+        running = watch.running
+        if running and self.spent > PAGE_SHARE * (started - self.started):
+            return
+        with replacing(self.path) as temporary:
+            temporary.write_text(render(watch, running), encoding="utf-8")
+        self.spent += time.perf_counter() - started
+
+
+__all__ = ["Csv", "Page", "TensorBoard"]

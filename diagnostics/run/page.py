@@ -1,0 +1,92 @@
+"""One page about a run: what is wrong with it and why, and its numbers over the steps."""
+
+from __future__ import annotations
+
+from importlib.resources import files
+
+from jinja2 import Environment, PackageLoader, StrictUndefined, select_autoescape
+from markupsafe import Markup
+
+from pathspace.diagnostics.report import charts
+from pathspace.diagnostics.report.sentences import number, plural
+from pathspace.diagnostics.run.log import RunLog
+
+# title, columns or the prefix of columns, what is shown, logarithmic
+CHARTS = (
+    ("Loss", ("loss",), "loss", False),
+    ("Efficiency of the residual chain", ("efficiency",), "mean cosine with descent", False),
+    ("Cosine of each branch with descent", "cosine/", "cosine", False),
+    ("Relative step of each tensor", "step/", "|step| / |weights|", True),
+    ("Relative step of units", ("unit_step", "unit_step_largest"), "|step| / |weights|", True),
+    ("Signal of each layer", "signal/", "RMS of the outputs", True),
+    ("Gradient at each layer", "gradient/", "norm", True),
+    ("Drift of gauge and conserved quantities", ("gauge_drift", "conserved_drift"), "drift", True),
+    ("Size of path values", ("path_value_median", "path_value_largest"), "power of ten", False),
+    ("Largest share of dead units in a layer", ("dead_share_largest",), "share", False),
+)
+# lines that a chart can hold: of more layers, these are taken evenly
+MOST_LINES = 12
+
+
+def render(watch: RunLog, running: bool) -> str:
+    """The page as HTML that needs nothing but a browser.
+
+    Args:
+        watch: the run.
+        running: whether the page is to reload itself.
+
+    Returns:
+        The page.
+    """
+    environment = Environment(
+        loader=PackageLoader("pathspace.diagnostics.report"),
+        autoescape=select_autoescape(default=True, default_for_string=True),
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters["n"] = number
+    style = (files("pathspace.diagnostics.report") / "templates" / "report.css").read_text(encoding="utf-8")
+    return environment.get_template("run.html.j2").render(
+        name=type(watch.model).__name__,
+        verdict=verdict(watch),
+        figures=_figures(watch.rows),
+        alarms=watch.alarms,
+        notes=watch.notes,
+        last=watch.rows[-1],
+        watch=watch,
+        running=running,
+        style=Markup(style),
+    )
+
+
+def verdict(watch: RunLog) -> str:
+    """What the alarms come to, in one sentence."""
+    found = watch.causes
+    if not found:
+        return f"Nothing is wrong at {plural(len(watch.rows), 'measured step')} of {watch.steps:,}."
+    others = len(watch.alarms) - len(found)
+    follow = (
+        f", and {plural(others, 'more alarm')} that {'follows' if others == 1 else 'follow'} from it" if others else ""
+    )
+    return f"{plural(len(found), 'cause')} of trouble: {', '.join(alarm.kind for alarm in found)}{follow}."
+
+
+def _figures(rows: list[dict[str, float]]) -> list[tuple[str, Markup]]:
+    known = list(dict.fromkeys(name for row in rows for name in row))
+    found = []
+    for title, wanted, up, log in CHARTS:
+        if isinstance(wanted, str):
+            names = [name for name in known if name.startswith(wanted)]
+            if len(names) > MOST_LINES:
+                names = [names[round(i * (len(names) - 1) / (MOST_LINES - 1))] for i in range(MOST_LINES)]
+                title += f" ({MOST_LINES} of them)"
+            columns = {name: name.removeprefix(wanted) for name in names}
+        else:
+            columns = {name: name.replace("_", " ") for name in wanted if name in known}
+        if any(row.get(name, 0) > 0 or (not log and name in row) for row in rows for name in columns):
+            found.append((title, charts.lines(rows, columns, title, up, log)))
+    return found
+
+
+__all__ = ["render", "verdict"]

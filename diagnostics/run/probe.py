@@ -1,0 +1,236 @@
+"""What one forward and backward pass of a training step shows, layer by layer: sizes, dead units, epsilons of norms."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
+
+from pathspace.diagnostics.layers import select
+
+SQUASHING = (nn.Tanh, nn.Sigmoid, nn.Softsign, nn.Hardtanh, nn.Hardsigmoid, nn.LogSigmoid)
+
+
+@dataclass
+class LayerFacts:
+    """One call of a layer; root mean squares (rms) are over all components.
+
+    Attributes:
+        name: name of the module.
+        kind: type of the module.
+        weighted: whether it has a weight of two or more dimensions that multiplies activations.
+        rms_in: of the first floating-point input.
+        rms_out: of the first floating-point output.
+        largest: largest absolute value of the output, and of what a norm takes in.
+        gradient: norm of the loss's gradient by the output; ``None`` where none arrived.
+        live: for every unit, whether any gradient passed; ``None`` where none arrived.
+        idle: share of input units that were 0 in the whole batch.
+        eps_share: for a norm, the median of ``eps / (variance + eps)``.
+        direct: whether its input is the very output of the layer called before.
+        flat: for a squashing activation, the share of outputs whose derivative is below 0.001.
+    """
+
+    name: str
+    kind: str
+    weighted: bool
+    rms_in: float = math.nan
+    rms_out: float = math.nan
+    largest: float = math.nan
+    gradient: float | None = None
+    live: Tensor | None = None
+    idle: float = 0.0
+    eps_share: float | None = None
+    direct: bool = False
+    flat: float | None = None
+
+
+@dataclass
+class Pass:
+    """One pass: its layers in order of execution, the sizes of the inputs, and the loss where the model returns it."""
+
+    layers: list[LayerFacts] = field(default_factory=list)
+    rms_inputs: float | None = None
+    loss: float | None = None
+    training: bool = True
+    stale: bool = False
+
+
+class Probe:
+    """Hooks that note the first pass with gradients while they are attached, and never change it.
+
+    Args:
+        model: any module.
+
+    Attributes:
+        example: the inputs of the pass.
+        held: ids of the parameters whose gradients somebody is expected to set to zero.
+
+    Example:
+        >>> model = nn.Sequential(nn.Linear(2, 3), nn.ReLU(), nn.Linear(3, 1))
+        >>> probe = Probe(model)
+        >>> probe.attach()
+        >>> model(torch.ones(4, 2)).sum().backward()
+        >>> [layer.name for layer in probe.detach().layers]
+        ['0', '1', '2']
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self.model = model
+        self.layers = select(model)
+        self.handles: list[Any] = []
+        self.current, self.active, self.done = Pass(), False, False
+        self.example: tuple[tuple[Any, ...], dict[str, Any]] | None = None
+        self.held: set[int] = set()
+        self._later: list[tuple[LayerFacts, str, Tensor]] = []
+        self._last: Tensor | None = None
+
+    def attach(self) -> None:
+        """Wait for a pass."""
+        self.current, self.active, self.done = Pass(), False, False
+        for name, module in self.layers.items():
+            self.handles.append(module.register_forward_hook(partial(self._layer, name), with_kwargs=True))
+        self.handles.append(self.model.register_forward_pre_hook(self._start, with_kwargs=True, prepend=True))
+        self.handles.append(self.model.register_forward_hook(self._end))
+
+    def detach(self) -> Pass:
+        """Remove the hooks, and return what was seen; a pass without layers where there was none."""
+        for handle in self.handles:
+            handle.remove()
+        self.handles.clear()
+        self.active, self._last = False, None
+        # one transfer of all numbers instead of one for each
+        if self._later:
+            values = torch.stack([value.detach().float().cpu() for _, _, value in self._later]).tolist()
+            for (facts, name, _), value in zip(self._later, values, strict=True):
+                setattr(facts, name, value)
+        self._later.clear()
+        return self.current
+
+    def _start(self, module: nn.Module, args: Any, kwargs: Any) -> None:
+        self.active = torch.is_grad_enabled() and not self.done
+        if not self.active:
+            return
+        self.example = (args, dict(kwargs))
+        held = [v for v in tree_leaves((args, kwargs)) if isinstance(v, Tensor) and v.is_floating_point() and v.numel()]
+        with torch.no_grad():
+            self.current.rms_inputs = float(max(map(_rms, held))) if held else None
+        self.current.training = any(m.training for m in module.modules())
+
+    def _end(self, module: nn.Module, args: Any, output: Any) -> None:
+        if not self.active:
+            return
+        self.active, self.done = False, True
+        first = next((v for v in tree_leaves(output) if isinstance(v, Tensor) and v.is_floating_point()), None)
+        if first is not None and first.ndim == 0:
+            self.current.loss = float(first.detach())
+        if first is not None and first.requires_grad:
+            first.register_hook(self._began)
+
+    def _began(self, gradient: Tensor) -> None:
+        """Gradients that are there when the backward pass begins are those of a step before."""
+        found = [p.grad for p in self.model.parameters() if p.grad is not None and id(p) in self.held]
+        self.current.stale = any(bool((gradient != 0).any()) for gradient in found[:3])
+
+    @torch.no_grad()
+    def _layer(self, name: str, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
+        if not self.example and not self.done:
+            # called from outside of the model's own forward, as by a training_step
+            self.active = torch.is_grad_enabled()
+        if not self.active:
+            return
+        source, result = _first((args, kwargs)), _first(output)
+        if result is None or not result.numel():
+            return
+        weight = getattr(module, "weight", None)
+        weighted = isinstance(weight, Tensor) and weight.ndim > 1 and not isinstance(module, nn.Embedding)
+        facts = LayerFacts(name, type(module).__name__, weighted or isinstance(module, nn.RNNBase))
+        self.current.layers.append(facts)
+        later = self._later
+        facts.direct, self._last = source is not None and source is self._last, result
+        largest = result.abs().amax()
+        if source is not None and "Norm" in facts.kind and source.numel():
+            largest = torch.maximum(largest, source.abs().amax())
+        later += [(facts, "rms_out", _rms(result)), (facts, "largest", largest)]
+        axis = unit_axis(module)
+        if source is not None and source.numel():
+            later.append((facts, "rms_in", _rms(source)))
+            if weighted and source.ndim > 1:
+                later.append((facts, "idle", (~_any_by_unit(source, axis)).float().mean()))
+            share = _eps_share(module, source)
+            if share is not None:
+                later.append((facts, "eps_share", share))
+            if isinstance(module, SQUASHING):
+                later.append((facts, "flat", _flat(module, source)))
+        if result.requires_grad:
+            result.register_hook(partial(self._back, facts, axis))
+
+    @torch.no_grad()
+    def _back(self, facts: LayerFacts, axis: int, gradient: Tensor) -> None:
+        if facts.live is None:
+            facts.live = _any_by_unit(gradient, axis)
+            self._later.append((facts, "gradient", torch.linalg.vector_norm(gradient, dtype=_wide(gradient))))
+
+
+def unit_axis(module: nn.Module) -> int:
+    """The axis along which units lie in what a module takes and returns."""
+    convolution = isinstance(module, nn.modules.conv._ConvNd)
+    return 1 if convolution or isinstance(module, nn.modules.batchnorm._NormBase | nn.GroupNorm) else -1
+
+
+def _first(value: Any) -> Tensor | None:
+    return next((v for v in tree_leaves(value) if isinstance(v, Tensor) and v.is_floating_point()), None)
+
+
+def _wide(value: Tensor) -> torch.dtype:
+    return torch.float64 if value.dtype == torch.float64 else torch.float32
+
+
+def _rms(value: Tensor) -> Tensor:
+    return torch.linalg.vector_norm(value, dtype=_wide(value)) / math.sqrt(value.numel())
+
+
+def _any_by_unit(value: Tensor, axis: int) -> Tensor:
+    if value.ndim < 2:
+        return value != 0
+    dims = [dim for dim in range(value.ndim) if dim != axis % value.ndim]
+    # NaN is something; the largest absolute value is cheaper than a mask of booleans
+    return value.abs().amax(dims) != 0
+
+
+def _flat(module: nn.Module, source: Tensor) -> Tensor:
+    with torch.enable_grad():
+        sample = source.detach().flatten()[:100_000].clone().requires_grad_()
+        (slope,) = torch.autograd.grad(module.forward(sample.clone()).sum(), sample)
+    return (slope.abs() < 1e-3).float().mean()
+
+
+def _eps_share(module: nn.Module, source: Tensor) -> Tensor | None:
+    """Median over what is normalised of ``eps / (variance + eps)``."""
+    eps = getattr(module, "eps", getattr(module, "variance_epsilon", None))
+    if "Norm" not in type(module).__name__ or not isinstance(eps, float) or source.ndim < 2:
+        return None
+    value = source.detach().to(_wide(source))
+    moments: Callable[..., Tensor] = partial(torch.var, dim=-1, correction=0)
+    if isinstance(module, nn.modules.batchnorm._NormBase):
+        if not module.training and module.running_var is not None:
+            return (eps / (module.running_var + eps)).median()
+        value = value.transpose(0, 1).flatten(1) if "Instance" not in type(module).__name__ else value.flatten(2)
+    elif isinstance(module, nn.GroupNorm):
+        value = value.reshape(value.shape[0], module.num_groups, -1)
+    elif "RMS" in type(module).__name__:
+        value = value.square()
+        moments = partial(torch.mean, dim=-1)
+    elif len(getattr(module, "normalized_shape", ())) > 1:
+        value = value.flatten(value.ndim - len(module.normalized_shape))  # type: ignore[arg-type]
+    if value.shape[-1] < 2:
+        return None
+    return (eps / (moments(value) + eps)).median()
+
+
+__all__ = ["LayerFacts", "Pass", "Probe", "unit_axis"]

@@ -1,0 +1,302 @@
+"""Watching a training loop from outside: steps counted by the optimizer, measured at a cadence, and judged."""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from collections.abc import Callable, Mapping
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.optim.optimizer import (
+    Optimizer,
+    register_optimizer_step_post_hook,
+    register_optimizer_step_pre_hook,
+)
+
+from pathspace import ReductionGraph, Skeleton, path_statistics, trace
+from pathspace.diagnostics.chain import MarkovChain
+from pathspace.diagnostics.efficiency import ChainRecord, Observer
+from pathspace.diagnostics.run.alarms import Alarm, judge
+from pathspace.diagnostics.run.log import RunLog
+from pathspace.diagnostics.run.outputs import Csv, Page, TensorBoard
+from pathspace.diagnostics.run.probe import Pass, Probe
+from pathspace.diagnostics.run.snapshot import Snapshot, UnitFacts
+from pathspace.diagnostics.run.weights import TensorFacts, Units, fan_in, moves, tensor_facts
+from pathspace.errors import InputError, PathspaceError
+
+EVERY = 100
+# path values and chains of larger models cost more than a hundredth of a hundred steps
+MOST_WEIGHTS = 100_000_000
+_log = logging.getLogger("pathspace")
+
+
+class Watching(RunLog):
+    """What :func:`watching` returns: a context that measures the training loop inside it; see :class:`RunLog`.
+
+    Attributes:
+        rows: one flat mapping of numbers for each measured step.
+        alarms: what is wrong, in the order in which it was found; ``causes`` are those that no other one explains.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        *,
+        every: int,
+        outputs: list[Callable[[RunLog], None]],
+        on_alarm: Callable[[Alarm], None] | None,
+        structure: bool,
+    ) -> None:
+        super().__init__(getattr(model, "_orig_mod", getattr(model, "module", model)))
+        self.compiled = hasattr(model, "_orig_mod")
+        self.every, self.outputs, self.on_alarm, self.structure = every, outputs, on_alarm, structure
+        self._fans = fan_in(self.model)
+        self._probe = Probe(self.model)
+        self._ids = {id(p) for p in self.model.parameters()}
+        self._held = self._probe.held
+        self._first: Optimizer | None = None
+        self._handles: list[Any] = []
+        self._measuring = self._prepared = False
+        self._tensors: list[TensorFacts] = []
+        self._before: dict[str, Tensor] = {}
+        self._pass = Pass()
+        self._chain: MarkovChain | None = None
+        self._observer: Observer | None = None
+        self._record: ChainRecord | None = None
+        self._units: Units | None = None
+        self._graph: ReductionGraph | None = None
+        self._skeleton: Skeleton | None = None
+        self._start: tuple[np.ndarray, np.ndarray] | None = None
+
+    def __enter__(self) -> Watching:
+        self.running = True
+        self._handles = [
+            register_optimizer_step_pre_hook(self._before_step),
+            register_optimizer_step_post_hook(self._after_step),
+        ]
+        self._arm()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for handle in self._handles:
+            handle.remove()
+        self._handles.clear()
+        self._disarm()
+        self._measuring = self.running = False
+        if self.rows:
+            self._write()
+
+    def due(self, step: int) -> bool:
+        """Whether a step is measured: each ``every``-th, and before that those at powers of two, from the first on."""
+        return step % self.every == 0 or (step < self.every and step & (step - 1) == 0)
+
+    def _arm(self) -> None:
+        """Attach the hooks for the next step, if it is to be measured: all others run without any."""
+        self._measuring = self.due(self.steps + 1)
+        if not self._measuring or self.compiled:
+            return
+        self._probe.attach()
+        if self._observer is not None:
+            self._record = None
+            self._observer.sites.attach(self.model)
+
+    def _disarm(self) -> None:
+        self._pass = self._probe.detach() if self._probe.handles else Pass()
+        if self._observer is not None and self._observer.sites.handles:
+            self._observer.sites.detach()
+            self._observer.finish()
+
+    def _ours(self, optimizer: Optimizer) -> bool:
+        mine = {id(p) for group in optimizer.param_groups for p in group["params"]} & self._ids
+        self._held |= mine
+        if mine and self._first is None:
+            self._first = optimizer
+        return optimizer is self._first
+
+    @torch.no_grad()
+    def _before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        if not self._ours(optimizer) or not self._measuring:
+            return
+        started = time.perf_counter()
+        self._disarm()
+        self._tensors = tensor_facts(self.model, self._fans)
+        held = {t.name for t in self._tensors if t.matrix}
+        self._before = {n: p.detach().clone() for n, p in self.model.named_parameters() if n in held}
+        self.seconds += time.perf_counter() - started
+
+    def _after_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        if optimizer is not self._first:
+            return
+        self.steps += 1
+        if self._measuring and self._tensors:
+            self._finish(optimizer)
+        self._arm()
+
+    def _finish(self, optimizer: Optimizer) -> None:
+        if not self._prepared:
+            self._prepare()
+        started = time.perf_counter()
+        moves(self._before, self.model, self._tensors, self._fans)
+        units = self._unit_facts()
+        named = dict(self.model.named_parameters())
+        for tensor in self._tensors:
+            tensor.trained = id(named[tensor.name]) in self._held
+        self._before = {}
+        groups = optimizer.param_groups
+        decays = [float(g["lr"]) * float(g.get("weight_decay") or 0) for g in groups if "lr" in g]
+        rates = [float(group["lr"]) for group in groups if "lr" in group]
+        snapshot = Snapshot(self.steps, self._pass, self._tensors, units, self._record, max(rates, default=None))
+        snapshot.decay = max(decays, default=None)
+        snapshot.seconds = time.perf_counter() - started
+        self._keep(snapshot)
+        self._tensors = []
+        self._write()
+        self.seconds += time.perf_counter() - started
+
+    def _keep(self, snapshot: Snapshot) -> None:
+        self.snapshots.append(snapshot)
+        for alarm in judge(self.snapshots, self.alarms):
+            self.alarms.append(alarm)
+            _log.warning("%s", alarm)
+            if self.on_alarm is not None:
+                self.on_alarm(alarm)
+        self.rows.append(snapshot.row())
+        for old in self.snapshots[:-3]:
+            old.chain = None
+            for layer in old.layers.layers:
+                layer.live = None
+
+    def _write(self) -> None:
+        for output in self.outputs:
+            output(self)
+
+    def _prepare(self) -> None:
+        """Trace the model on the inputs of the first measured pass."""
+        self._prepared = True
+        example = self._probe.example
+        self._probe.example = None
+        weights = sum(p.numel() for p in self.model.parameters())
+        if example is None or not self.structure or weights > MOST_WEIGHTS:
+            why = "the model is compiled" if self.compiled else f"it has {weights:,} weights"
+            self.notes.append(
+                f"Units and chain are not measured: {why if example is not None else 'no pass was seen'}."
+            )
+            return
+        started = time.perf_counter()
+        args, kwargs = example
+        for what, build in (("Units are", self._trace_units), ("The chain is", self._trace_chain)):
+            try:
+                build(args, kwargs)
+            except PathspaceError as error:
+                self.notes.append(f"{what} not measured: {error}")
+        self.preparation = time.perf_counter() - started
+
+    def _trace_units(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+        graph = trace(self.model, *args, kwargs=kwargs)
+        self._graph, self._units = graph, Units(self.model, graph, self._fans)
+        self._skeleton = graph.skeleton(rule="magnitude")
+
+    def _trace_chain(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+        chain = MarkovChain.trace(self.model, *args, kwargs=kwargs)
+        if len(chain):
+            self._chain = chain
+            self._observer = Observer(chain, self._observed)
+
+    def _observed(self, done: Any) -> None:
+        if self._record is None and self._observer is not None:
+            self._record = self._observer.record(done)
+
+    def _unit_facts(self) -> UnitFacts:
+        units, graph = self._units, self._graph
+        if units is None or graph is None or not graph.num_units:
+            return UnitFacts()
+        incoming, outgoing = units.sums()
+        facts = UnitFacts(units.facts(incoming, outgoing))
+        if self._start is None:
+            self._start = incoming, outgoing
+        before_in, before_out = self._start
+        with np.errstate(divide="ignore", invalid="ignore"):
+            total = before_in + before_out
+            drift = np.abs(incoming - outgoing - before_in + before_out)[total > 0] / total[total > 0]
+            gauge = 0.5 * np.abs(np.log10(incoming / outgoing) - np.log10(before_in / before_out))
+            step = np.sqrt(units.entering(self._before) / incoming)
+        facts.conserved = float(drift.max(initial=0.0))
+        for name, values, q in (("gauge", gauge, 0.5), ("step_median", step, 0.5), ("step_largest", step, 0.99)):
+            kept = values[np.isfinite(values)]
+            setattr(facts, name, float(np.quantile(kept, q)) if len(kept) else None)
+        try:
+            statistics = path_statistics(self._skeleton) if self._skeleton is not None else None
+        except InputError:  # a weight of a tree has become 0
+            self._skeleton, statistics = graph.skeleton(rule="magnitude"), None
+        if statistics is not None and statistics.count > statistics.zeros:
+            facts.path_median, facts.path_largest = (v / np.log(10) for v in (statistics.median, statistics.largest))
+        return facts
+
+
+def watching(
+    model: nn.Module,
+    *,
+    every: int = EVERY,
+    csv: str | os.PathLike[str] | None = None,
+    tensorboard: str | os.PathLike[str] | Any | None = None,
+    page: str | os.PathLike[str] | None = None,
+    on_alarm: Callable[[Alarm], None] | None = None,
+    structure: bool = True,
+) -> Watching:
+    """Watch a training loop: measure it at a cadence, and say what goes wrong, where, and what to do.
+
+    Nothing of the loop changes: steps are counted by the optimizer that holds the model's parameters, hooks are there
+    only during the steps that are measured (the steps 1, 2, 4, 8, ... and each ``every``-th), and no random number
+    is drawn. The model is traced once, on the inputs of the first step.
+
+    Measured are, in each row: efficiency and cosines of the residual branches; how far the gauge and the quantities
+    that gradient flow conserves have drifted; sizes of path values; root mean square of the outputs and norm of the
+    gradients of every layer; the relative step (effective learning rate) of every tensor and unit.
+
+    Args:
+        model: the model that is trained; wrapped (data parallel) or not. Of compiled models only weights, gradients
+            and steps are measured.
+        every: steps from one measurement to the next.
+        csv: a file to write the rows to.
+        tensorboard: a folder for event files, or a ``SummaryWriter``.
+        page: an HTML file, written anew with every row; it reloads itself.
+        on_alarm: called with each new alarm; each is logged as a warning of the logger ``pathspace`` as well.
+        structure: trace the model; without it units, path values and the chain are left out.
+
+    Returns:
+        A context manager with ``rows``, ``alarms`` and ``causes``.
+
+    Raises:
+        InputError: ``every`` is not positive, a file cannot be written, or TensorBoard is not installed.
+
+    Example:
+        >>> model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 1))
+        >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+        >>> with watching(model, every=10) as watch:
+        ...     for _ in range(20):
+        ...         optimizer.zero_grad()
+        ...         model(torch.randn(16, 4)).square().mean().backward()
+        ...         optimizer.step()
+        >>> [int(row["step"]) for row in watch.rows], watch.causes
+        ([1, 2, 4, 8, 10, 20], [])
+    """
+    if every < 1:
+        raise InputError(f"every = {every}, expected at least 1; every=1 measures each step.")
+    outputs: list[Callable[[RunLog], None]] = []
+    if csv is not None:
+        outputs.append(Csv(csv))
+    if tensorboard is not None:
+        outputs.append(TensorBoard(tensorboard))
+    if page is not None:
+        outputs.append(Page(page))
+    return Watching(model, every=every, outputs=outputs, on_alarm=on_alarm, structure=structure)
+
+
+__all__ = ["EVERY", "Watching", "watching"]

@@ -1,0 +1,202 @@
+"""Sizes of weights, gradients and steps, tensor by tensor and unit by unit."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from pathspace import ReductionGraph
+from pathspace.diagnostics.conservation import squares, unit_sums
+
+# E log|w| of a normal w lies this far below the logarithm of its standard deviation
+_LOG_NORMAL = 0.635
+_SAMPLED = 100_000
+
+
+@dataclass
+class TensorFacts:
+    """One trainable parameter tensor.
+
+    Attributes:
+        name: its name.
+        matrix: whether it multiplies activations: two or more dimensions, and no table of embeddings.
+        norm: Euclidean norm.
+        gradient: norm of its gradient; ``None`` without one.
+        excess: ``log10`` of its typical absolute value over ``1 / sqrt(3 fan_in)``, the size that layers of torch
+            start from; ``None`` for what is no matrix, or zero.
+        copies: whether all units of it have the same weights, bit by bit.
+        moved: norm of the last step over that of the weights (or over the size that layers start from, if larger).
+        trained: whether an optimizer holds it.
+    """
+
+    name: str
+    matrix: bool
+    norm: float
+    gradient: float | None
+    excess: float | None
+    copies: bool = False
+    moved: float | None = None
+    trained: bool = True
+
+
+@dataclass
+class GroupFacts:
+    """The units between two layers: how their incoming and outgoing weights compare with what layers start from.
+
+    Attributes:
+        name: the tensor that enters the units.
+        after: a tensor that leaves them.
+        ratio: median of ``log10`` of the size of incoming over outgoing weights.
+        product: median of ``log10`` of their product, which no rescaling of units changes.
+        spread: 90 % range of the ratio over the units.
+    """
+
+    name: str
+    after: str
+    ratio: float
+    product: float
+    spread: float
+
+
+def fan_in(model: nn.Module) -> dict[str, int]:
+    """How many inputs meet in a unit, for every tensor of weights that multiplies activations."""
+    found: dict[str, int] = {}
+    for prefix, module in model.named_modules():
+        for name, value in module.named_parameters(prefix, recurse=False):
+            if value.ndim < 2 or isinstance(module, nn.Embedding | nn.EmbeddingBag):
+                continue
+            # transposed convolutions, and the Conv1D of the transformers library, keep inputs first
+            first = type(module).__name__ == "Conv1D" or getattr(module, "transposed", False)
+            found[name] = value.shape[0] if first else value[0].numel()
+    return found
+
+
+@torch.no_grad()
+def tensor_facts(model: nn.Module, fans: Mapping[str, int]) -> list[TensorFacts]:
+    """Sizes of all trainable tensors now, gradients included.
+
+    Args:
+        model: any module.
+        fans: from :func:`fan_in`.
+    """
+    named = [(name, p) for name, p in model.named_parameters() if p.requires_grad and p.numel()]
+    norms = _norms([p for _, p in named])
+    with_gradient = [(name, p.grad) for name, p in named if p.grad is not None]
+    gradients = dict(zip((n for n, _ in with_gradient), _norms([g for _, g in with_gradient]), strict=True))
+    found = []
+    for (name, p), norm in zip(named, norms, strict=True):
+        excess, copies = None, False
+        if name in fans:
+            excess = _excess(p, fans[name])
+            copies = p.shape[0] > 1 and norm > 0 and bool((p[1] == p[0]).all()) and bool((p == p[:1]).all())
+        found.append(TensorFacts(name, name in fans, norm, gradients.get(name), excess, copies))
+    return found
+
+
+def _norms(tensors: Sequence[Tensor]) -> list[float]:
+    dense = [t.to_dense() if t.is_sparse else t for t in tensors]
+    return torch.stack([n.float().cpu() for n in torch._foreach_norm(dense)]).tolist() if dense else []
+
+
+def _excess(weight: Tensor, fan: int) -> float | None:
+    flat = weight.detach().reshape(-1)
+    flat = flat[:: -(-flat.numel() // _SAMPLED)].abs().float()
+    flat = flat[flat > 0]
+    if not len(flat):
+        return None
+    return (float(flat.log().mean()) + _LOG_NORMAL) / math.log(10) + 0.5 * math.log10(3 * fan)
+
+
+@torch.no_grad()
+def moves(
+    before: Mapping[str, Tensor], model: nn.Module, facts: Sequence[TensorFacts], fans: Mapping[str, int]
+) -> None:
+    """Note how far every tensor has come since a copy of it was made.
+
+    Args:
+        before: copies by name.
+        model: the model now.
+        facts: get their ``moved``.
+        fans: from :func:`fan_in`.
+    """
+    now = {name: p for name, p in model.named_parameters() if name in before}
+    steps = dict(zip(now, _norms([p.detach() - before[name] for name, p in now.items()]), strict=True))
+    for each in facts:
+        if each.name in steps:
+            usual = math.sqrt(now[each.name].numel() / (3 * fans[each.name])) if each.name in fans else 0.0
+            size = max(each.norm, usual)
+            each.moved = steps[each.name] / size if size > 0 else None
+
+
+class Units:
+    """Compares sums of squares at units with those of layers as torch starts them.
+
+    A weight of a matrix starts with a mean square of ``1 / (3 fan_in)``, that of a norm with 1; biases do not count.
+
+    Args:
+        model: the model.
+        graph: its reduction graph.
+        fans: from :func:`fan_in`.
+    """
+
+    def __init__(self, model: nn.Module, graph: ReductionGraph, fans: Mapping[str, int]) -> None:
+        self.graph = graph
+        start = {name: 1 / (3 * fan) for name, fan in fans.items()}
+        for name, module in model.named_modules():
+            if "Norm" in type(module).__name__ and isinstance(getattr(module, "weight", None), Tensor):
+                start[f"{name}.weight" if name else "weight"] = 1.0
+        usual = {b.name: torch.full(b.shape, start.get(b.name, 0.0)) for b in graph.blocks}
+        self.usual = [value.numpy() for value in unit_sums(graph, usual)]
+        self.counted = {b.name for b in graph.blocks if b.name in start}
+        self.groups: list[tuple[str, str, np.ndarray]] = []
+        sides = {side: {b.name: self._units(getattr(b, side)) for b in graph.blocks} for side in ("head", "tail")}
+        for name, units in sides["head"].items():
+            after = next((n for n, u in sides["tail"].items() if n in fans and np.intersect1d(units, u).size), None)
+            if name in start and after is not None:
+                self.groups.append((name, after, units))
+
+    def _units(self, ids: Tensor) -> np.ndarray:
+        found = np.unique(ids.abs().numpy())
+        return found[(found > 0) & (found <= self.graph.num_units)] - 1
+
+    def sums(self) -> tuple[np.ndarray, np.ndarray]:
+        """Sums of squares that enter and that leave every unit, without biases."""
+        values = {name: v if name in self.counted else torch.zeros(v.shape) for name, v in squares(self.graph).items()}
+        incoming, outgoing = unit_sums(self.graph, values)
+        return incoming.numpy(), outgoing.numpy()
+
+    def entering(self, before: Mapping[str, Tensor]) -> np.ndarray:
+        """Sums of squares of what has changed, since copies of tensors were made, over what enters every unit.
+
+        Args:
+            before: the copies by name.
+        """
+        graph, changed = self.graph, {}
+        for block in graph.blocks:
+            old = before.get(block.name) if block.name in self.counted else None
+            now = graph.parameters[block.name].detach()
+            changed[block.name] = torch.zeros(block.shape) if old is None else (now - old).double().square()
+        return unit_sums(graph, changed)[0].numpy()
+
+    def facts(self, incoming: np.ndarray, outgoing: np.ndarray) -> list[GroupFacts]:
+        """One entry per group of units between two matrices."""
+        found = []
+        for name, after, units in self.groups:
+            pairs = zip((incoming, outgoing), self.usual, strict=True)
+            sizes = [(value[units], usual[units]) for value, usual in pairs]
+            kept = np.all([(value > 0) & (usual > 0) for value, usual in sizes], axis=0)
+            if not kept.any():
+                continue
+            entering, leaving = (0.5 * np.log10(value[kept] / usual[kept]) for value, usual in sizes)
+            ratio = entering - leaving
+            spread = float(np.subtract(*np.quantile(ratio, (0.95, 0.05))))
+            found.append(GroupFacts(name, after, float(np.median(ratio)), float(np.median(entering + leaving)), spread))
+        return found
+
+
+__all__ = ["GroupFacts", "TensorFacts", "Units", "fan_in", "moves", "tensor_facts"]

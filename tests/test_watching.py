@@ -1,0 +1,181 @@
+"""Watched training loops: nothing of them changes, rows say what happened, alarms name the cause."""
+
+from __future__ import annotations
+
+import csv
+import json
+import logging
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import runs
+import torch
+from torch import nn
+
+import pathspace as ps
+from pathspace.diagnostics import MarkovChain, conserved, watching
+from pathspace.diagnostics.run.alarms import RULES
+from pathspace.diagnostics.run.weights import Units, fan_in
+from pathspace.errors import InputError
+
+logging.getLogger("pathspace").setLevel(logging.ERROR)
+# units and chain cost a trace of the model, which the other alarms do without
+TRACED = {"unbalanced", "unbalanced-block", "pulled"}
+
+
+@pytest.mark.parametrize("name", runs.BROKEN)
+def test_broken_runs_are_put_down_to_what_was_broken(name: str) -> None:
+    kind, place, run = runs.BROKEN[name]
+    watch = run.watched(seed=11, structure=name in TRACED)
+    (cause,) = watch.causes
+    assert cause.kind == kind and cause.place.startswith(place) and cause.advice.endswith(".")
+    assert math.isnan(cause.value) or cause.value == pytest.approx(cause.value)
+    known = {rule.kind for rule in RULES}
+    assert all(alarm.kind in known and (not alarm.because or alarm.because in known) for alarm in watch.alarms)
+
+
+@pytest.mark.parametrize("name", runs.HEALTHY)
+def test_healthy_runs_raise_none(name: str) -> None:
+    watch = runs.HEALTHY[name].watched(seed=12, structure=name in ("residual", "mlp-sgd"))
+    assert watch.alarms == [] and [int(row["step"]) for row in watch.rows] == [1, 2, 4, 8, 10, 20, 30, 40]
+
+
+def test_every_kind_of_alarm_is_documented() -> None:
+    page = (Path(__file__).parent.parent / "docs" / "watching.md").read_text()
+    assert all(f"| {rule.kind} |" in page for rule in RULES)
+
+
+def train(model: nn.Module, steps: int, every: int | None) -> tuple[dict[str, torch.Tensor], Any]:
+    torch.manual_seed(5)
+    x, y = runs.vectors(64)
+    optimizer = torch.optim.AdamW(model.parameters(), 1e-3)
+    watch = watching(model, every=every) if every else None
+    if watch is not None:
+        watch.__enter__()
+    for _ in range(steps):
+        optimizer.zero_grad()
+        runs.loss_of(model(x + torch.randn_like(x)), y).backward()
+        optimizer.step()
+    if watch is not None:
+        watch.__exit__(None, None, None)
+    return {name: value.clone() for name, value in model.state_dict().items()}, watch
+
+
+def test_a_watched_run_is_bitwise_the_run() -> None:
+    def model() -> nn.Module:
+        torch.manual_seed(4)
+        return nn.Sequential(*runs.residual(), nn.Dropout(0.1))
+
+    first, second = model(), model()
+    plain, _ = train(first, 6, None)
+    watched, watch = train(second, 6, 1)
+    assert all(torch.equal(plain[name], watched[name]) for name in plain)
+    assert len(watch.rows) == 6 and watch.notes == []
+    for module in second.modules():
+        assert not module._forward_hooks and not module._forward_pre_hooks
+
+
+def test_rows_are_what_a_slow_look_finds() -> None:
+    torch.manual_seed(0)
+    model, (x, y) = runs.residual(16), runs.vectors(32)
+    graph, chain = ps.trace(model, x), MarkovChain.trace(model, x)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    start = None
+    with watching(model, every=1) as watch:
+        for step in range(3):
+            optimizer.zero_grad()
+            record = chain.observe(runs.loss_of, x, y)
+            hidden = float(model[0](x).detach().square().mean().sqrt())
+            runs.loss_of(model(x), y).backward()
+            before = {n: p.detach().clone() for n, p in model.named_parameters()}
+            optimizer.step()
+            row = watch.rows[-1]
+            assert row["signal/0"] == pytest.approx(hidden, rel=1e-5)
+            if step:
+                assert row["efficiency"] == pytest.approx(record.mean_efficiency, abs=1e-6)
+                assert row["cosine/2.leave"] == pytest.approx(float(record.cosines[1].mean()), abs=1e-6)
+            for name, p in model.named_parameters():
+                if p.ndim > 1:
+                    usual = math.sqrt(p.numel() / (3 * p.shape[1]))
+                    size = max(float(before[name].norm()), usual)
+                    assert row[f"step/{name}"] == pytest.approx(
+                        float((p.detach() - before[name]).norm()) / size, rel=1e-4
+                    )
+            units = Units(model, graph, fan_in(model))
+            incoming, outgoing = units.sums()
+            if start is None:
+                start = incoming - outgoing, incoming + outgoing
+            drift = abs(incoming - outgoing - start[0])[start[1] > 0] / start[1][start[1] > 0]
+            assert row["conserved_drift"] == pytest.approx(drift.max(), rel=1e-6)
+            values = ps.path_statistics(graph.skeleton(rule="magnitude"))
+            assert row["path_value_median"] == pytest.approx(values.median / math.log(10), abs=0.05)
+    # biases are conserved, too; the rows compare matrices and norms
+    assert conserved(graph).shape == (graph.num_units,)
+
+
+def test_files_hold_the_rows(tmp_path: Path) -> None:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    table, page, events = tmp_path / "run.csv", tmp_path / "run.html", tmp_path / "events"
+    run = runs.BROKEN["unbalanced"][2]
+    watch = run.watched(3, csv=table, page=page, tensorboard=events)
+    with open(table, newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert [int(float(row["step"])) for row in rows] == [int(row["step"]) for row in watch.rows]
+    assert float(rows[-1]["step/2.weight"]) == watch.rows[-1]["step/2.weight"]
+    found = EventAccumulator(str(events)).Reload().Scalars("pathspace/relative_step")
+    assert [event.step for event in found] == [int(row["step"]) for row in watch.rows]
+    text = page.read_text()
+    assert "unbalanced" in text and watch.causes[0].advice in text and 'http-equiv="refresh"' not in text
+    assert text.count("<svg") >= 5 and "<script" not in text and "src=" not in text
+    with pytest.raises(InputError, match="Cannot write"):
+        watching(nn.Linear(1, 1), page=tmp_path / "none" / "run.html")
+    with pytest.raises(InputError, match="at least 1"):
+        watching(nn.Linear(1, 1), every=0)
+
+
+def test_loops_of_all_kinds() -> None:
+    """Accumulated gradients, two optimizers, an exception, parameters of others."""
+    torch.manual_seed(0)
+    model, other, (x, y) = runs.mlp(), nn.Linear(2, 2), runs.vectors(32)
+    first = torch.optim.SGD(model[:2].parameters(), lr=0.01)
+    second, third = torch.optim.Adam(model[2:].parameters()), torch.optim.SGD(other.parameters(), lr=1.0)
+    seen: list[str] = []
+    with (
+        pytest.raises(ValueError, match="stop"),
+        watching(model, every=2, on_alarm=lambda a: seen.append(a.kind)) as watch,
+    ):
+        for _ in range(8):
+            for optimizer in (first, second, third):
+                optimizer.zero_grad()
+            for part in range(2):
+                runs.loss_of(model(x[part::2]), y[part::2]).backward()
+            other(torch.ones(1, 2)).sum().backward()
+            for optimizer in (first, second, third):
+                optimizer.step()
+        raise ValueError("stop")
+    assert watch.steps == 8 and [row["step"] for row in watch.rows] == [1, 2, 4, 6, 8] and seen == [] == watch.alarms
+    assert not any(module._forward_hooks for module in model.modules()) and not watch.running
+    runs.loss_of(model(x), y).backward()
+    first.step()
+    assert watch.steps == 8
+
+
+def test_a_trainer_of_transformers_is_watched(tmp_path: Path) -> None:
+    pytest.importorskip("accelerate")
+    from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainingArguments
+
+    from pathspace.diagnostics import transformers_callback
+
+    torch.manual_seed(0)
+    model = GPT2LMHeadModel(GPT2Config(vocab_size=17, n_positions=16, n_embd=16, n_layer=1, n_head=2))
+    data = [{"input_ids": ids, "labels": ids} for ids in torch.randint(0, 17, (32, 8))]
+    callback = transformers_callback(every=4, page=tmp_path / "run.html")
+    arguments = TrainingArguments(str(tmp_path), max_steps=4, per_device_train_batch_size=8, report_to=[], use_cpu=True)
+    Trainer(model, arguments, train_dataset=data, callbacks=[callback]).train()
+    assert [row["step"] for row in callback.watch.rows] == [1, 2, 4] and callback.watch.causes == []
+    assert callback.watch.rows[0]["loss"] == pytest.approx(7 / 8 * math.log(17), abs=0.1)
+    assert "efficiency" in callback.watch.rows[-1] and (tmp_path / "run.html").exists()
+    assert json.dumps(callback.watch.rows)
