@@ -2,6 +2,7 @@
 
 Optimizers on path values: :class:`GSGD` and :class:`GAdam`, with :func:`init_skeleton` to start from;
 :class:`PathSGD`. Any optimizer in the canonical gauge: :class:`GaugeFixed`.
+Which one to begin with: :func:`suggest`, :class:`Advice`.
 From the evolution notes: :class:`EMASGD`, :class:`RescaleSGD`, :class:`SignProp`.
 Markov chain: :func:`penalize`, the penal connection. Epochs, checkpoints and resuming: :class:`Trainer`.
 """
@@ -20,6 +21,7 @@ from pathspace.training.optim import (
     init_skeleton,
 )
 from pathspace.training.penal import penalize
+from pathspace.training.suggest import Advice, suggest
 
 if TYPE_CHECKING:
     from pathspace.training.trainer import Trainer
@@ -27,6 +29,7 @@ if TYPE_CHECKING:
 __all__ = [
     "EMASGD",
     "GSGD",
+    "Advice",
     "GAdam",
     "GaugeFixed",
     "PathNorm",
@@ -36,6 +39,7 @@ __all__ = [
     "Trainer",
     "init_skeleton",
     "penalize",
+    "suggest",
 ]
 
 

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from pathspace import InputError, Skeleton
 from pathspace.training.optim.kernels import groups
+from pathspace.training.optim.multipliers import warn_of_multipliers
 from pathspace.training.optim.pathwise import PathOptimizer
 from pathspace.training.optim.settings import modes, number, pair
 from pathspace.training.optim.state import EXTRA
@@ -121,6 +122,7 @@ class GAdam(PathOptimizer):
             "differentiable": differentiable,
         }
         super().__init__(params, defaults, skeleton, min_ratio)
+        warn_of_multipliers("GAdam", skeleton, None)
 
     def _allocate(self) -> None:
         super()._allocate()

@@ -23,6 +23,7 @@ from torch import Tensor
 from pathspace import InputError, Skeleton
 from pathspace.training.optim.kernels import descend
 from pathspace.training.optim.layout import PLAIN, Part
+from pathspace.training.optim.multipliers import warn_of_multipliers
 from pathspace.training.optim.pathwise import PathOptimizer
 from pathspace.training.optim.settings import SMALLEST, modes, number
 from pathspace.training.optim.sharding import local
@@ -132,6 +133,7 @@ class GSGD(PathOptimizer):
         }
         self._chained: dict[tuple[Part, str], tuple[Tensor, Tensor | None]] = {}
         super().__init__(params, defaults, skeleton, min_ratio)
+        warn_of_multipliers("GSGD", skeleton, max_multiplier)
 
     def _allocate(self) -> None:
         super()._allocate()

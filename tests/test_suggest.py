@@ -1,0 +1,165 @@
+"""Advice before the first step: multipliers edge by edge, and ten steps as advised."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from zoo import trained
+
+import pathspace as ps
+from pathspace.training import GSGD, init_skeleton, suggest
+from pathspace.training.experiments.models import CharacterGPT, CifarResNet, VisionTransformer
+from pathspace.training.optim.multipliers import multipliers
+
+
+def deep(layers: int = 3, width: int = 16) -> nn.Sequential:
+    parts = [nn.Linear(5, width), nn.ReLU()]
+    for _ in range(layers - 1):
+        parts += [nn.Linear(width, width), nn.ReLU()]
+    return nn.Sequential(*parts, nn.Linear(width, 3))
+
+
+def conv() -> nn.Sequential:
+    layers = nn.Conv2d(1, 4, 3), nn.ReLU(), nn.Conv2d(4, 6, 3), nn.ReLU(), nn.Flatten()
+    return nn.Sequential(*layers, nn.Linear(24, 3))
+
+
+class Adapted(nn.Module):
+    """A frozen layer with a low-rank adapter."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.base, self.out = nn.Linear(5, 8).requires_grad_(False), nn.Linear(8, 3).requires_grad_(False)
+        self.a, self.b = nn.Parameter(torch.randn(2, 5) / 5), nn.Parameter(torch.zeros(8, 2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.out(torch.relu(self.base(x) + x @ self.a.T @ self.b.T))
+
+
+SMALL: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
+    "mlp": (deep, (5,)),
+    "cnn": (conv, (1, 6, 6)),
+    "resnet": (lambda: CifarResNet(8, channels=1, width=4, outputs=3), (1, 6, 6)),
+    "vit": (lambda: VisionTransformer(size=6, patch=3, width=8, outputs=3), (1, 6, 6)),
+    "gpt": (lambda: CharacterGPT(9, 6, width=8), (6,)),
+    "adapter": (Adapted, (5,)),
+}
+
+
+def falls(model: nn.Module, optimizer: torch.optim.Optimizer, loss: Callable[[nn.Module], Tensor]) -> bool:
+    losses = []
+    for _ in range(11):
+        optimizer.zero_grad()
+        value = loss(model)
+        value.backward()
+        losses.append(value.item())
+        optimizer.step()
+    return all(map(math.isfinite, losses)) and losses[-1] < losses[0]
+
+
+@pytest.mark.parametrize("name", SMALL)
+@pytest.mark.parametrize("tried", [False, True])
+def test_ten_steps_as_advised(name: str, tried: bool, capsys: pytest.CaptureFixture[str]) -> None:
+    torch.manual_seed(0)
+    build, shape = SMALL[name]
+    model = build()
+    x = torch.randint(0, 9, (32, *shape)) if name == "gpt" else torch.randn(32, *shape)
+    y = (x + 1) % 9 if name == "gpt" else torch.arange(32) % 3
+
+    def loss(one: nn.Module) -> Tensor:
+        return F.cross_entropy(one(x).flatten(0, -2), y.flatten())
+
+    before = copy.deepcopy(model.state_dict())
+    advice = suggest(model, ps.trace(model, x[:2]), loss if tried else None)
+    assert all(torch.equal(before[key], value) for key, value in model.state_dict().items())
+    assert f"lr {advice.lr:.1e}" in capsys.readouterr().out
+    assert falls(model, advice.make(), loss)
+
+
+@pytest.mark.parametrize("name", trained.params("mtcnn-pnet", "mtcnn-rnet", "mtcnn-onet", "voice-encoder"))
+def test_ten_steps_on_trained_networks(name: str) -> None:
+    model, args, kwargs = trained.load(name)
+    advice = suggest(model, ps.trace(model, *args, kwargs=kwargs), show=False)
+    first = model(*args, **kwargs)
+    first = (first if isinstance(first, Tensor) else first[0]).detach()
+    targets = first + first.std() * torch.randn(first.shape, generator=torch.Generator().manual_seed(0))
+
+    def loss(one: nn.Module) -> Tensor:
+        found = one(*args, **kwargs)
+        return ((found if isinstance(found, Tensor) else found[0]) - targets).square().mean()
+
+    assert falls(model, advice.make(), loss)
+
+
+def test_advice_is_the_same_for_rescaled_copies() -> None:
+    torch.manual_seed(0)
+    model = deep().double()
+    x = torch.randn(4, 5).double()
+    graph = ps.trace(model, x)
+    twin = ps.rescale(copy.deepcopy(model), graph, 2 * torch.randn(graph.num_units).double())
+    one, other = suggest(model, graph, show=False), suggest(twin, ps.trace(twin, x), show=False)
+    assert (one.lr, one.reasons) == (other.lr, other.reasons)
+    for rule, found in one.multipliers.items():
+        assert found.decades == other.multipliers[rule].decades
+
+
+@pytest.mark.parametrize("rule", ["modulo", "magnitude"])
+def test_multipliers_edge_by_edge(rule: str) -> None:
+    """Products along the trees, by walking them: 1 / |p_u p_v| for every edge, 1 / p_v^2 for every unit."""
+    torch.manual_seed(0)
+    model = deep(2, 4).double()
+    graph = ps.trace(model, torch.randn(1, 5).double())
+    skeleton = graph.skeleton(rule)
+    weights, (tails, heads) = graph.weights().abs().numpy(), graph.ends()
+
+    def product(unit: int, tree: np.ndarray, here: np.ndarray, there: np.ndarray) -> float:
+        if not unit:
+            return 1.0
+        edge = next(e for e in np.flatnonzero(here == unit) if tree[e])
+        return weights[edge] * product(there[edge], tree, here, there)
+
+    masks = [
+        np.concatenate([side[block.name].reshape(-1).numpy() for block in graph.blocks])
+        for side in (skeleton.incoming, skeleton.outgoing)
+    ]
+    value = [
+        product(unit, masks[0], heads, tails) * product(unit, masks[1], tails, heads)
+        for unit in range(graph.num_units + 1)
+    ]
+    wanted = [1 / (value[u] * value[v]) for u, v in zip(tails, heads, strict=True)] + [1 / v**2 for v in value[1:]]
+    found = multipliers(skeleton)
+    assert sum(found.decades.values()) == len(wanted)
+    assert found.largest == pytest.approx(max(wanted), rel=1e-9)
+    assert abs(math.log10(found.median / np.median(wanted))) < 0.15
+
+
+def test_a_warning_before_training_overflows() -> None:
+    torch.manual_seed(0)
+    model = deep(4, 32)
+    graph = ps.trace(model, torch.randn(1, 5))
+    skeleton = graph.skeleton()
+    with pytest.warns(UserWarning, match=r"multiplies the learning rate by .* pass max_multiplier=1\.0"):
+        GSGD(model.named_parameters(), lr=0.1, skeleton=skeleton)
+    GSGD(model.named_parameters(), lr=0.1, skeleton=skeleton, max_multiplier=1.0)
+    init_skeleton(model, skeleton)
+    GSGD(model.named_parameters(), lr=0.1, skeleton=skeleton)
+
+
+def test_what_cannot_be_advised_is_refused() -> None:
+    model, x = deep(), torch.randn(2, 5)
+    graph = ps.trace(model, x)
+    with pytest.raises(ps.PathspaceError, match="falls over 10 steps"):
+        suggest(model, graph, lambda one: 0 * one(x).sum())
+    with pytest.raises(ps.PathspaceError, match="found a graph of type"):
+        suggest(model, model)
+    with pytest.raises(ps.PathspaceError, match="no parameter that asks for a gradient"):
+        suggest(copy.deepcopy(model).requires_grad_(False), graph)
+    plain = nn.Sequential(nn.Linear(3, 3), nn.Tanh(), nn.Linear(3, 2))
+    assert suggest(plain, ps.trace(plain, torch.randn(1, 3)), show=False).optimizer == "AdamW"

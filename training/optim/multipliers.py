@@ -1,0 +1,124 @@
+r"""By what a step on path values multiplies the learning rate: known before the first step.
+
+A step of G-SGD moves a weight ``u -> v`` by ``lr / |p_u p_v|`` times its gradient in the balanced gauge (where
+``|pre_v| = |s_v|``), and the logarithm of a chain's path value by ``lr / p_k^2`` times its derivative. Both are
+invariant under rescaling. Products of many small weights make them as large as ``1e13``.
+"""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from pathspace import Skeleton
+from pathspace.log_prefix import log_prefixes, log_suffixes
+
+# above this, rates that suit most weights make the largest step overflow
+LARGE = 1e4
+BAR = 40
+
+
+@dataclass(frozen=True)
+class Multipliers:
+    """How the multipliers of a skeleton are distributed.
+
+    Attributes:
+        decades: power of ten -> how many scalars and chains have a multiplier between it and the next.
+        median: their median.
+        largest: the largest.
+    """
+
+    decades: dict[int, int]
+    median: float
+    largest: float
+
+    def __str__(self) -> str:
+        most = max(self.decades.values(), default=1)
+        lines = [
+            f"  1e{decade:+03d}  {'#' * max(1, round(BAR * count / most)):{BAR}}  {count:,}"
+            for decade, count in sorted(self.decades.items())
+        ]
+        return "\n".join(lines)
+
+
+def multipliers(skeleton: Skeleton) -> Multipliers:
+    """Multipliers of all edges outside of the trees and of all chains.
+
+    Args:
+        skeleton: the skeleton, with the weights as they are now.
+
+    Returns:
+        Their distribution: to a tenth of a decade for the median.
+
+    Raises:
+        InputError: a skeleton weight is 0.
+
+    Example:
+        >>> import torch, pathspace as ps
+        >>> from pathspace.training import init_skeleton
+        >>> model = torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.ReLU(), torch.nn.Linear(3, 1))
+        >>> skeleton = ps.trace(model, torch.randn(1, 2)).skeleton()
+        >>> init_skeleton(model, skeleton)
+        >>> multipliers(skeleton).largest
+        1.0
+    """
+    skeleton = skeleton.live
+    graph = skeleton.graph
+    logs = torch.from_numpy((log_prefixes(skeleton) + log_suffixes(skeleton)) / np.log(10.0))
+    fine: dict[int, int] = {}
+    largest = -np.inf
+
+    def count(powers: np.ndarray, times: int) -> None:
+        nonlocal largest
+        if powers.size:
+            # rounding of sums of logarithms must not move a 1 to the decade below
+            tenths, numbers = np.unique(np.floor(10 * powers + 1e-6).astype(np.int64), return_counts=True)
+            for tenth, number in zip(tenths.tolist(), numbers.tolist(), strict=True):
+                fine[tenth] = fine.get(tenth, 0) + times * number
+            largest = max(largest, float(powers.max()))
+
+    for block in graph.blocks:
+        ends = [logs[ids.abs()] * ids.sign() for ids in (block.tail, block.head)]
+        power = -(ends[0] + ends[1])
+        count(power.reshape(-1).numpy(), max(1, block.numel // power.numel()))
+    count(-2 * logs[1 : graph.num_units + 1].numpy(), 1)
+    order = sorted(fine)
+    total = np.cumsum([fine[tenth] for tenth in order])
+    decades: dict[int, int] = {}
+    for tenth in order:
+        decades[tenth // 10] = decades.get(tenth // 10, 0) + fine[tenth]
+    if not order:
+        return Multipliers({}, 1.0, 1.0)
+    median = order[int(np.searchsorted(total, total[-1] / 2))] / 10
+    return Multipliers(decades, _power(median), _power(largest))
+
+
+def _power(exponent: float) -> float:
+    return float(10.0 ** min(max(exponent, -300.0), 300.0))
+
+
+def warn_of_multipliers(owner: str, skeleton: Skeleton, bound: float | None) -> None:
+    """Warn where an ordinary learning rate would overflow.
+
+    Args:
+        owner: the optimizer that is made.
+        skeleton: its skeleton.
+        bound: its bound on the multipliers, if there is one.
+    """
+    if bound is not None:
+        return
+    found = multipliers(skeleton)
+    if found.largest > LARGE:
+        warnings.warn(
+            f"{owner} multiplies the learning rate by {found.median:.0e} at the median and {found.largest:.0e} at most "
+            f"(rule {skeleton.rule!r}), so that rates which train most weights make others overflow: pass "
+            "max_multiplier=1.0, start from init_skeleton(model, skeleton), take rule='magnitude', or see "
+            "pathspace.training.suggest(model, graph).",
+            stacklevel=3,
+        )
+
+
+__all__ = ["Multipliers", "multipliers", "warn_of_multipliers"]

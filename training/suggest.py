@@ -1,0 +1,209 @@
+"""Which optimizer to begin with, and at which rate: from what is known before the first step."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from pathspace import InputError, InputTypeError, PathspaceError
+from pathspace.moves import moved
+from pathspace.structure import Structure
+from pathspace.training.optim.canonical_gauge import canonical
+from pathspace.training.optim.gauge_fixed import GaugeFixed
+from pathspace.training.optim.movable import movable
+from pathspace.training.optim.multipliers import LARGE, Multipliers, multipliers
+
+# how much a step may change all matrices together, of their size, where nothing was tried: near a minimum more is
+# too much
+RELATIVE = 2e-3
+TRIED = (3e-2, 1e-2, 3e-3, 1e-3, 3e-4, 1e-4, 3e-5)
+STEPS = 10
+DECAY = 0.01
+
+
+@dataclass(frozen=True, eq=False)
+class Advice:
+    """What to train a model with.
+
+    Attributes:
+        optimizer: ``"GaugeFixed(AdamW)"``, or ``"AdamW"`` where there is nothing to fix.
+        lr: the rate to begin with.
+        rule: which skeleton to take if an optimizer on path values is wanted.
+        max_multiplier: and with which bound on the multipliers; ``None`` where none is needed.
+        multipliers: rule -> the distribution of multipliers.
+        reasons: why, in sentences with numbers.
+        graph: the reduction graph.
+        model: the model.
+    """
+
+    optimizer: str
+    lr: float
+    rule: str
+    max_multiplier: float | None
+    multipliers: dict[str, Multipliers] = field(repr=False)
+    reasons: tuple[str, ...]
+    graph: Structure = field(repr=False)
+    model: nn.Module = field(repr=False)
+
+    def make(self, model: nn.Module | None = None) -> torch.optim.Optimizer:
+        """The advised optimizer for the model, or for a copy of it."""
+        return _make(self.graph, self.model if model is None else model, self.lr)
+
+    def __str__(self) -> str:
+        lines = [f"{self.optimizer}, lr {self.lr:.1e}"]
+        lines += [f"  {reason}" for reason in self.reasons]
+        for rule, found in self.multipliers.items():
+            lines += [f"Multipliers of steps on path values, rule {rule!r}:", str(found)]
+        return "\n".join(lines)
+
+
+def suggest(
+    model: nn.Module, graph: Structure, loss: Callable[[nn.Module], Tensor] | None = None, *, show: bool = True
+) -> Advice:
+    """Advise an optimizer, a rule, a bound and a rate to begin with, and say why.
+
+    The optimizer is AdamW in the canonical gauge. Its rate is a small part of the size of typical weights there, the
+    same for all rescaled copies of the network; where a loss is given, a third of the largest rate tried at which it
+    falls over ten steps of a copy. Multipliers of steps on path values are told for those who want these.
+
+    Args:
+        model: the model, with the weights that training begins from.
+        graph: its reduction graph.
+        loss: the loss of a model on a batch; it is called with copies.
+        show: print the advice.
+
+    Returns:
+        The advice; ``advice.make()`` makes the optimizer.
+
+    Raises:
+        InputTypeError: ``graph`` is none.
+        InputError: nothing can be trained, weights that are not finite, or a loss that falls at no rate.
+
+    Example:
+        >>> import torch, pathspace as ps
+        >>> from pathspace.training import suggest
+        >>> _ = torch.manual_seed(0)
+        >>> layers = [layer for _ in range(8) for layer in (torch.nn.Linear(16, 16), torch.nn.ReLU())]
+        >>> model = torch.nn.Sequential(*layers, torch.nn.Linear(16, 2))
+        >>> advice = suggest(model, ps.trace(model, torch.randn(1, 16)), show=False)
+        >>> advice.optimizer, advice.rule, advice.max_multiplier
+        ('GaugeFixed(AdamW)', 'magnitude', 1.0)
+    """
+    if not isinstance(graph, Structure):
+        raise InputTypeError(
+            f"suggest found a graph of type {type(graph).__name__}, expected the result of ps.trace(model, ...)."
+        )
+    size, matrices, free = _typical_size(model, graph)
+    reasons = []
+    if free:
+        reasons.append(
+            f"{free:,} scales of the weights are free and AdamW's steps depend on them: the canonical gauge fixes them."
+        )
+    else:
+        reasons.append("No scale of what is trained is free: there is no gauge to fix, and AdamW is all there is.")
+    if loss is None:
+        lr = RELATIVE * size / matrices
+        reasons.append(
+            f"Typical weights have the size {size:.1e} there and a step changes the {matrices:,} matrices by "
+            f"{RELATIVE:.1%} together, which "
+            "trained weights bear; fresh ones bear ten to a hundred times as much: pass the loss to have rates tried."
+        )
+    else:
+        lr, tried = _try(model, graph, loss, size)
+        reasons.append(f"Rates tried, with the loss after {STEPS} steps over that before: {tried}.")
+    found, bound = _of_rules(graph, reasons)
+    advice = Advice(
+        "GaugeFixed(AdamW)" if free else "AdamW",
+        float(f"{lr:.2g}"),
+        "magnitude",
+        bound,
+        found,
+        tuple(reasons),
+        graph,
+        model,
+    )
+    if show:
+        print(advice)
+    return advice
+
+
+def _make(graph: Structure, model: nn.Module, lr: float) -> torch.optim.Optimizer:
+    trained = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
+    inner = torch.optim.AdamW(trained, lr=lr, weight_decay=DECAY)
+    return GaugeFixed(inner, graph, model=model)
+
+
+def _typical_size(model: nn.Module, graph: Structure) -> tuple[float, int, int]:
+    """Median over matrices of the root mean square in the canonical gauge, how many there are; how many free scales."""
+    tensors = dict(model.named_parameters(remove_duplicate=False))
+    trained = {name for name, p in tensors.items() if p.requires_grad}
+    if not trained:
+        raise InputError("suggest found no parameter that asks for a gradient; call requires_grad_() on some.")
+    own, _ = movable(graph, {block.name for block in graph.blocks if block.name in trained})
+    factors = own.gauge_factors(torch.from_numpy(canonical(own, tensors).phi))
+    sizes = []
+    for name, parameter in model.named_parameters():
+        if parameter.requires_grad and parameter.dim() > 1:
+            value = parameter.detach()
+            if name in factors:
+                head, tail = (side.to(value.device) for side in factors[name])
+                value = moved(value, head, tail, graph.shifts.get(name, 0.0))
+            sizes.append(float(value.double().square().mean().sqrt()))
+    sizes = [size for size in sizes if size > 0] or [1.0]
+    if not all(map(math.isfinite, sizes)):
+        raise InputError("suggest found weights that are not finite; load weights from before they diverged.")
+    return float(np.median(sizes)), len(sizes), own.num_units
+
+
+def _try(model: nn.Module, graph: Structure, loss: Callable[[nn.Module], Tensor], size: float) -> tuple[float, str]:
+    """The largest rate at which the loss falls, and what was seen."""
+    seen = []
+    for relative in TRIED:
+        twin = copy.deepcopy(model)
+        optimizer = _make(graph, twin, relative * size)
+        losses = []
+        for _ in range(STEPS):
+            optimizer.zero_grad()
+            value = loss(twin)
+            value.backward()
+            optimizer.step()
+            losses.append(value.item())
+        with torch.no_grad():
+            losses.append(loss(twin).item())
+        seen.append(f"{relative * size:.1e}: {losses[-1] / losses[0] if losses[0] else math.nan:.3f}")
+        if all(map(math.isfinite, losses)) and losses[-1] < losses[0]:
+            # one below the largest that works: the eleventh step should fall, too
+            return relative * size / 3, ", ".join(seen)
+    raise InputError(
+        f"suggest found no rate at which the loss falls over {STEPS} steps ({', '.join(seen)}); look at the loss "
+        "and at what is trained."
+    )
+
+
+def _of_rules(graph: Structure, reasons: list[str]) -> tuple[dict[str, Multipliers], float | None]:
+    """Multipliers by rule, and the bound that steps on path values need."""
+    found = {}
+    for rule in ("modulo", "magnitude"):
+        try:
+            # (Structure is what the core calls it; users hold a ReductionGraph)
+            found[rule] = multipliers(graph.skeleton(rule))  # type: ignore[attr-defined]
+        except PathspaceError as error:
+            reasons.append(f"No steps on path values by rule {rule!r}: {error}")
+    least = found.get("magnitude")
+    if least is None or not graph.num_units:
+        return found, None
+    bound = 1.0 if least.largest > LARGE else None
+    reasons.append(
+        f"Steps on path values (rule 'magnitude') multiply the rate by {least.median:.0e} at the median, "
+        f"{least.largest:.0e} at most: GSGD {'needs max_multiplier=1.0' if bound else 'needs no bound'}."
+    )
+    return found, bound
+
+
+__all__ = ["Advice", "suggest"]
