@@ -129,7 +129,7 @@ def verify(
         if file is not None:
             ensure_writable(file)
     with show_progress("Loading", target) as status:
-        loaded = load_target(target, inputs or (), seed=seed, train=train)
+        loaded = load_target(target, inputs or (), seed=seed, train=train, warn=False)
         status("Tracing and verifying")
         from pathspace import proof as write_proof
         from pathspace import trace
@@ -193,21 +193,25 @@ def check(
 
     Exit codes: 0 accepted, 1 rejected, 2 bad input.
     """
-    from pathlib import Path
+    from json import loads
 
     from pathspace.checker import check as judge
     from pathspace.errors import InputError
+    from pathspace.files import existing_file
     from pathspace.target import load_target
 
-    if not Path(file).is_file():
-        raise InputError(f"There is no file {file!r}; write one with 'pathspace verify TARGET --proof {file}'.")
+    document = existing_file(file, "check", "write one with 'pathspace verify TARGET --proof FILE'")
+    try:
+        loads(document.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise InputError(f"check found no JSON in {file!r}; give a file of 'pathspace verify --proof'.") from error
     with show_progress("Judging", file):
         loaded = None if target is None else load_target(target, inputs or (), seed=seed, train=train)
         if loaded is None:
-            judgement = judge(Path(file))
+            judgement = judge(document)
         else:
             tensors = dict(loaded.model.named_parameters(remove_duplicate=False))
-            judgement = judge(Path(file), tensors, loaded.model, loaded.args, loaded.kwargs)
+            judgement = judge(document, tensors, loaded.model, loaded.args, loaded.kwargs)
     console = Console()
     if judgement.accepted:
         console.print(
@@ -273,7 +277,13 @@ def draw(
     target: TargetArgument,
     output: Annotated[
         str,
-        typer.Option("--output", "-o", metavar="FILE", help="The .svg, .png or .pdf to write.", show_default=False),
+        typer.Option(
+            "--output",
+            "-o",
+            metavar="FILE",
+            help="The .svg, .png or .pdf to write; - prints an SVG.",
+            show_default=False,
+        ),
     ],
     inputs: InputOption = None,
     level: Annotated[
@@ -294,10 +304,11 @@ def draw(
 
     Exit codes: 0 written, 2 bad input; an existing file stays whole unless the new one is complete.
     """
-    from pathspace.files import ensure_writable
+    from pathspace.files import STDOUT, delivering, ensure_writable
     from pathspace.target import load_target
 
     ensure_writable(output)
+    stdout = sys.stdout
     with show_progress("Loading", target) as status:
         loaded = load_target(target, inputs or (), seed=seed, train=train)
         status("Tracing and drawing")
@@ -305,8 +316,10 @@ def draw(
         from pathspace import trace
 
         graph = trace(loaded.model, *loaded.args, kwargs=loaded.kwargs, norm_eps=norm_eps.value)
-        draw_graph(graph.skeleton(rule=rule.value, seed=seed), output, level.value, path)
-    Console().print(f"Wrote {output}", soft_wrap=True, markup=False, highlight=False)
+        skeleton = graph.skeleton(rule=rule.value, seed=seed)
+        with delivering(output, ".svg", stdout) as file:
+            draw_graph(skeleton, file, level.value, path)
+    Console(stderr=output == STDOUT).print(f"Wrote {output}", soft_wrap=True, markup=False, highlight=False)
 
 
 @app.command()
@@ -314,7 +327,13 @@ def masks(
     target: TargetArgument,
     output: Annotated[
         str,
-        typer.Option("--output", "-o", metavar="FILE", help="The safetensors file to write.", show_default=False),
+        typer.Option(
+            "--output",
+            "-o",
+            metavar="FILE",
+            help="The safetensors file to write; - for standard output.",
+            show_default=False,
+        ),
     ],
     inputs: InputOption = None,
     seed: SeedOption = 0,
@@ -328,10 +347,11 @@ def masks(
 
     Exit codes: 0 written, 2 bad input; an existing file stays whole unless the new one is complete.
     """
-    from pathspace.files import ensure_writable
+    from pathspace.files import STDOUT, delivering, ensure_writable
     from pathspace.target import load_target
 
     ensure_writable(output)
+    stdout = sys.stdout
     with show_progress("Loading", target) as status:
         loaded = load_target(target, inputs or (), seed=seed, train=train)
         status("Tracing and choosing the skeleton of")
@@ -339,7 +359,8 @@ def masks(
 
         graph = trace(loaded.model, *loaded.args, kwargs=loaded.kwargs, norm_eps=norm_eps.value)
         skeleton = graph.skeleton(rule=rule.value, seed=seed)
-        save_masks(skeleton, output)
+        with delivering(output, ".safetensors", stdout) as file:
+            save_masks(skeleton, file)
     table = Table(box=box.SIMPLE, title=f"Skeleton ({rule.value}) of {escape(target)}", title_justify="left")
     table.add_column("parameter")
     for heading in ("shape", "incoming", "outgoing", "skeleton"):
@@ -348,7 +369,7 @@ def masks(
         enters, leaves = map(set, skeleton.positions(block.name))
         counts = map(str, map(len, (enters, leaves, enters | leaves)))
         table.add_row(escape(block.name), "x".join(map(str, block.shape)) or "scalar", *counts)
-    console = Console()
+    console = Console(stderr=output == STDOUT)
     console.print(table)
     console.print(f"Wrote {output}", soft_wrap=True, markup=False, highlight=False)
 

@@ -12,7 +12,7 @@ import numpy as np
 
 from pathspace.basis import Path
 from pathspace.errors import InputError, UnsupportedError
-from pathspace.files import replacing
+from pathspace.files import expect_suffix, replacing
 from pathspace.skeleton import Skeleton
 
 if TYPE_CHECKING:
@@ -64,8 +64,8 @@ def draw(
 
     if level not in ("auto", "block", "scalar"):
         raise InputError(f"draw found level={level!r}, expected 'auto', 'block' or 'scalar'.")
-    if file is not None and FilePath(file).suffix.lower() not in FORMATS:
-        raise InputError(f"draw found the file {os.fspath(file)!r}, expected a name ending in {', '.join(FORMATS)}.")
+    if file is not None:
+        expect_suffix(file, "draw", FORMATS)
     weights = skeleton.graph.num_weights
     scalar = level == "scalar" or (level == "auto" and weights <= SCALAR)
     if scalar and weights > MOST_SCALAR:

@@ -5,15 +5,18 @@ from __future__ import annotations
 import errno
 import os
 import secrets
-import shutil
 import stat
-from collections.abc import Iterator
+import tempfile
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import TextIO
 
 from safetensors import SafetensorError
 
 from pathspace.errors import InputError
+
+STDOUT = "-"
 
 
 def ensure_writable(path: str | os.PathLike[str]) -> None:
@@ -22,7 +25,7 @@ def ensure_writable(path: str | os.PathLike[str]) -> None:
     An empty sibling file is created and removed again; an existing file is not touched.
 
     Args:
-        path: where a file is going to be written.
+        path: where a file is going to be written; ``-`` is standard output.
 
     Raises:
         InputError: the folder is missing, a folder or device is named, or writing is not permitted.
@@ -33,9 +36,62 @@ def ensure_writable(path: str | os.PathLike[str]) -> None:
         ...
         pathspace.errors.InputError: Cannot write 'no-such-folder/masks.safetensors': the folder ...
     """
+    if path == STDOUT:
+        return
     temporary = _create_sibling(path, _destination(path))
     with suppress(OSError):
         temporary.unlink()
+
+
+def existing_file(path: str | os.PathLike[str], owner: str, way_out: str) -> Path:
+    """Return a path that names a file which can be read.
+
+    Args:
+        path: the file.
+        owner: who wants to read it, for the sentence.
+        way_out: what to do where there is none.
+
+    Raises:
+        InputError: it is a folder, or there is nothing.
+    """
+    if Path(path).is_dir():
+        raise InputError(f"{owner} found the folder {os.fspath(path)!r}, expected a file; {way_out}.")
+    if not Path(path).is_file():
+        raise InputError(f"{owner} found no file {os.fspath(path)!r}; {way_out}.")
+    return Path(path)
+
+
+def expect_suffix(path: str | os.PathLike[str], owner: str, suffixes: Sequence[str]) -> None:
+    """Refuse a file name that promises another format; ``-`` promises none.
+
+    Raises:
+        InputError: the name ends otherwise.
+    """
+    if os.fspath(path) != STDOUT and Path(path).suffix.lower() not in suffixes:
+        raise InputError(
+            f"{owner} found the file {os.fspath(path)!r}, expected a name ending in {', '.join(suffixes)}; rename it."
+        )
+
+
+@contextmanager
+def delivering(path: str, suffix: str, stdout: TextIO) -> Iterator[Path]:
+    """Yield a file that becomes ``path`` (see :func:`replacing`); for ``-`` its bytes go to standard output.
+
+    Args:
+        path: what the user gave.
+        suffix: of the file that is yielded for ``-``.
+        stdout: standard output as it was before progress was shown.
+    """
+    if path != STDOUT:
+        with replacing(path) as temporary:
+            yield temporary
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        temporary = Path(folder) / f"output{suffix}"
+        yield temporary
+        stdout.flush()
+        stdout.buffer.write(temporary.read_bytes())
+        stdout.buffer.flush()
 
 
 def make_folder(folder: str | os.PathLike[str]) -> Path:
@@ -94,10 +150,11 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
     """
     destination = _destination(path)
     temporary = _create_sibling(path, destination)
+    mode = stat.S_IMODE(temporary.stat().st_mode)
     try:
         yield temporary
-        if destination.exists():
-            shutil.copymode(destination, temporary)
+        # what writes may have put a file of its own, with other permissions, in the place of ours
+        temporary.chmod(stat.S_IMODE(destination.stat().st_mode) if destination.exists() else mode)
         # Some file systems report a full disk only when asked to make the data durable.
         with open(temporary, "rb+") as file:
             os.fsync(file.fileno())

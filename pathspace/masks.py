@@ -5,14 +5,13 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from os import PathLike
-from pathlib import Path
 
 import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from pathspace.errors import InputError
-from pathspace.files import replacing
+from pathspace.files import existing_file, replacing
 from pathspace.skeleton import Skeleton
 from pathspace.tensor_files import Entry, as_bytes, write
 
@@ -101,8 +100,7 @@ def load_masks(path: str | PathLike[str]) -> Masks:
     Raises:
         InputError: no such file, or not a file of masks.
     """
-    if not Path(path).is_file():
-        raise InputError(f"load_masks found no file {str(path)!r}; write one with save_masks or 'pathspace masks'.")
+    path = existing_file(path, "load_masks", "write one with save_masks or 'pathspace masks'")
     parts: dict[str, dict[str, Tensor]] = {"incoming": {}, "outgoing": {}}
     try:
         with safe_open(str(path), framework="pt") as file:

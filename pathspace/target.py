@@ -31,6 +31,7 @@ import torch
 from torch import nn
 
 from pathspace import libraries
+from pathspace.cli_errors import say
 from pathspace.errors import InputError
 
 _DTYPES = {
@@ -95,7 +96,13 @@ def parse_input(text: str) -> InputSpec:
 
 
 def load_target(
-    spec: str, inputs: Sequence[str] = (), *, seed: int = 0, train: bool | None = None, need_inputs: bool = True
+    spec: str,
+    inputs: Sequence[str] = (),
+    *,
+    seed: int = 0,
+    train: bool | None = None,
+    need_inputs: bool = True,
+    warn: bool = True,
 ) -> Target:
     """Load the model that ``spec`` names, with example inputs that its ``forward`` accepts.
 
@@ -109,6 +116,7 @@ def load_target(
         seed: seeds both the weights of a model that the target builds and the inputs.
         train: put the model in training mode, or in evaluation mode; ``None`` leaves it in the mode it came in.
         need_inputs: refuse a target that comes without example inputs; ``False`` where data bring their own.
+        warn: say on standard error that weights are NaN or infinite; whoever refuses them does not need it.
 
     Returns:
         The model and its inputs.
@@ -141,7 +149,21 @@ def load_target(
         _check_call(target)
     if train is not None:
         target.model.train(train)
+    if warn:
+        _mark_bad_numbers(target.model)
     return target
+
+
+def _mark_bad_numbers(model: nn.Module) -> None:
+    """Say once, whatever the command, that a model holds NaN or infinity: structure is found all the same."""
+    from pathspace.verify import check_finite  # slow to import
+
+    if any(tensor.is_meta for tensor in model.state_dict().values() if isinstance(tensor, torch.Tensor)):
+        return
+    try:
+        check_finite(model, ())
+    except InputError as error:
+        say("Warning", "yellow", str(error))
 
 
 def find_object(spec: str) -> Any:

@@ -583,3 +583,57 @@ def test_the_guide_shows_what_the_commands_print(folder: Path) -> None:
     assert len(BLOCK.findall(guide)) == 7
     assert comparable(GUIDE.read_text()) == comparable(fresh)
     assert json.loads((folder / "sequence.json").read_text())["dimension"] == 42
+
+
+def test_files_get_the_permissions_that_the_user_wants(folder: Path) -> None:
+    before = os.umask(0o022)
+    try:
+        assert run("masks", "nets.py:with_example", "-o", "masks.safetensors").exit_code == 0
+        (folder / "private.safetensors").touch(0o600)
+        assert run("masks", "nets.py:with_example", "-o", "private.safetensors").exit_code == 0
+    finally:
+        os.umask(before)
+    modes = [(folder / name).stat().st_mode & 0o777 for name in ("masks.safetensors", "private.safetensors")]
+    assert modes == [0o644, 0o600]
+
+
+@pytest.mark.parametrize(
+    ("words", "start"),
+    [(("masks",), b'{"__metadata__"'), (("draw",), b"<?xml"), (("report", "--seed", "1"), b"<!DOCTYPE html>")],
+)
+def test_a_dash_is_standard_output(folder: Path, words: tuple[str, ...], start: bytes) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", "from pathspace.cli import main; main()", *words, "nets.py:with_example", "-o", "-"],
+        capture_output=True,
+        check=True,
+    )
+    assert done.stdout[8 if words == ("masks",) else 0 :].startswith(start)
+    assert sorted(path.name for path in folder.iterdir()) == ["nets.py"]
+
+
+def test_a_name_that_promises_another_format_is_refused(folder: Path) -> None:
+    from pathspace.diagnostics import cli as more
+
+    app = typer.Typer()
+    more.register(app)
+    result = CliRunner().invoke(app, ["report", "nets.py:with_example", "-o", "page.pdf"])
+    assert "expected a name ending in .html" in str(result.exception)
+    assert "expected a name ending in .svg" in refused(run("draw", "nets.py:with_example", "-o", "graph.html"))
+
+
+@pytest.mark.parametrize("command", ["masks", "draw", "explain"])
+def test_weights_that_are_no_numbers_are_marked(folder: Path, command: str) -> None:
+    result = run(
+        command,
+        "nets.py:with_nan",
+        *(() if command == "explain" else ("-o", f"out.{'svg' * (command == 'draw') or 'bin'}")),
+    )
+    assert result.exit_code == 0
+    assert result.stderr.startswith("Warning: Net has 1 values in parameter 'first.weight' that are NaN or infinite")
+
+
+def test_what_is_no_proof_is_bad_input(folder: Path) -> None:
+    (folder / "noise").write_bytes(bytes(range(255, 128, -1)))
+    assert "found no JSON in 'noise'" in refused(run("check", "noise"))
+    assert "found the folder '.', expected a file" in refused(run("check", "."))
+    assert "found no file 'absent'" in refused(run("check", "absent"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Annotated
 
 import typer
@@ -23,7 +24,7 @@ from pathspace.options import (
 def report(
     target: TargetArgument,
     output: Annotated[
-        str, typer.Option("--output", "-o", metavar="FILE", help="The .html to write.", show_default=False)
+        str, typer.Option("--output", "-o", metavar="FILE", help="The .html to write; - prints it.", show_default=False)
     ],
     inputs: InputOption = None,
     checkpoint: CheckpointOption = None,
@@ -50,11 +51,15 @@ def report(
 
     from rich.console import Console
 
-    from pathspace.files import ensure_writable, replacing
+    from pathspace.errors import InputError
+    from pathspace.files import STDOUT, delivering, ensure_writable, expect_suffix, replacing
     from pathspace.progress import show_progress
     from pathspace.target import load_target
 
-    for file in (output, None if json == "-" else json):
+    if output == json == STDOUT:
+        raise InputError("report was asked for page and JSON on standard output; give one of them a file.")
+    expect_suffix(output, "report", (".html", ".htm"))
+    for file in (output, json):
         if file is not None:
             ensure_writable(file)
     with show_progress("Loading", target) as status:
@@ -75,7 +80,8 @@ def report(
             seed=seed,
             progress=lambda doing, share: status(f"{doing}:", share),
         )
-    found.save(output)
+    with delivering(output, ".html", sys.stdout) as page:
+        found.save(page)
     if json is not None:
         text = dumps(found.to_dict(), indent=2, allow_nan=False) + "\n"
         if json == "-":
@@ -84,7 +90,7 @@ def report(
             with replacing(json) as temporary:
                 temporary.write_text(text, encoding="utf-8")
     if json != "-":
-        console = Console()
+        console = Console(stderr=output == STDOUT)
         for part in ("model", "certificate"):
             console.print(found.sentences[part], soft_wrap=True, markup=False, highlight=False)
         console.print(f"Wrote {output}", soft_wrap=True, markup=False, highlight=False)

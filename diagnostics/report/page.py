@@ -21,7 +21,7 @@ from pathspace.diagnostics.report import charts, measure, pictures, sentences
 from pathspace.diagnostics.report.layers import describe
 from pathspace.diagnostics.report.measure import Facts, attempt
 from pathspace.errors import InputError
-from pathspace.files import replacing
+from pathspace.files import expect_suffix, replacing
 from pathspace.log_prefix import log_prefixes, log_suffixes
 from pathspace.skeleton import choose
 from pathspace.without_values import lacking
@@ -50,8 +50,9 @@ class Report:
             path: the file.
 
         Raises:
-            InputError: it cannot be written.
+            InputError: it cannot be written, or its name does not end in ``.html``.
         """
+        expect_suffix(path, "report", (".html", ".htm"))
         with replacing(path) as temporary:
             temporary.write_text(self.html, encoding="utf-8")
 
