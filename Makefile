@@ -32,7 +32,7 @@ browser: $(READY)
 # The optimizers on a GPU, which has to be there, with a build of torch that knows it.
 gpu: $(READY)
 	$(BIN)/python -c 'import sys, torch; sys.exit(None if torch.cuda.is_available() else "found no GPU, or a torch without CUDA")'
-	$(BIN)/pytest tests/gpu_optimizers.py
+	$(BIN)/pytest tests/gpu_optimizers.py tests/fused_kernels.py
 
 docs: $(READY)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[docs]'

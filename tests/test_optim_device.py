@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
+from benchmarks.measure import held, tensors
 from benchmarks.models import recurrent_cnn
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -16,7 +17,6 @@ from training_pairs import Problem, largest_difference
 import pathspace as ps
 from pathspace.training import GSGD, GAdam, init_skeleton
 from pathspace.training.experiments.models import RecurrentCNN
-from pathspace.training.optim.layout import Layout, Part
 
 MEMBERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
     "gsgd": lambda m, s: GSGD(m.named_parameters(), lr=0.01, skeleton=s, capturable=True),
@@ -85,26 +85,6 @@ def test_a_second_compiled_step_may_have_other_sizes(member: str) -> None:
             one(x).square().mean().backward()
             move()
         assert largest_difference(model, twin) < 1e-5
-
-
-def tensors(value: Any) -> Iterator[Tensor]:
-    """All tensors that an optimizer holds, in containers too."""
-    if isinstance(value, Tensor):
-        yield value
-    elif isinstance(value, dict | list | tuple):
-        for item in value.values() if isinstance(value, dict) else value:
-            yield from tensors(item)
-    elif isinstance(value, Layout | Part):
-        yield from tensors(vars(value))
-
-
-def held(optimizer: torch.optim.Optimizer, skeleton: ps.Skeleton) -> int:
-    """Bytes of all memory an optimizer holds beside weights, gradients and the ids of the skeleton's graph."""
-    ids = [ids for block in skeleton.graph.blocks for ids in (block.tail, block.head)]
-    given = {t.untyped_storage().data_ptr() for t in [p for g in optimizer.param_groups for p in g["params"]] + ids}
-    kept = {key: value for key, value in vars(optimizer).items() if key not in ("param_groups", "state", "skeleton")}
-    storages = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in tensors(kept)}
-    return sum(size for pointer, size in storages.items() if pointer not in given)
 
 
 class Largest(TorchDispatchMode):

@@ -6,7 +6,7 @@ import copy
 import resource
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -15,7 +15,6 @@ import pathspace as ps
 from benchmarks import models
 from pathspace.capture import capture
 from pathspace.training import GSGD, GAdam, init_skeleton
-from pathspace.training.optim.layout import Layout, Part
 
 Maker = Callable[[torch.nn.Module], torch.optim.Optimizer]
 
@@ -74,23 +73,24 @@ def analysis(name: str, threads: int) -> dict[str, Any]:
     }
 
 
+def tensors(value: Any) -> Iterator[torch.Tensor]:
+    """All tensors in containers, and in what optimizers are made of."""
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, dict | list | tuple):
+        for item in value.values() if isinstance(value, dict) else value:
+            yield from tensors(item)
+    elif type(value).__module__.startswith("pathspace.training.optim."):
+        yield from tensors({key: item for key, item in vars(value).items() if key != "skeleton"})
+
+
 def held(optimizer: torch.optim.Optimizer, skeleton: ps.Skeleton) -> int:
     """Bytes an optimizer holds beside weights, gradients, the state torch knows of and the skeleton it was given."""
     ids = [ids for block in skeleton.graph.blocks for ids in (block.tail, block.head)]
     given = {t.untyped_storage().data_ptr() for t in [p for g in optimizer.param_groups for p in g["params"]] + ids}
-    found: dict[int, int] = {}
-
-    def look(value: Any) -> None:
-        if isinstance(value, torch.Tensor):
-            found[value.untyped_storage().data_ptr()] = value.untyped_storage().nbytes()
-        elif isinstance(value, dict | list | tuple):
-            for item in value.values() if isinstance(value, dict) else value:
-                look(item)
-        elif isinstance(value, Layout | Part):
-            look(vars(value))
-
-    look({key: value for key, value in vars(optimizer).items() if key not in ("param_groups", "state", "skeleton")})
-    return sum(size for pointer, size in found.items() if pointer not in given)
+    kept = {key: value for key, value in vars(optimizer).items() if key not in ("param_groups", "state", "skeleton")}
+    storages = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in tensors(kept)}
+    return sum(size for pointer, size in storages.items() if pointer not in given)
 
 
 def prepared(

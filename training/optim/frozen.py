@@ -10,10 +10,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from pathspace import Skeleton
+from pathspace.training.optim.layout import ids_at
 
 
 def held_chains(skeleton: Skeleton, frozen: Iterable[int], count: int) -> np.ndarray:
@@ -34,20 +33,11 @@ def held_chains(skeleton: Skeleton, frozen: Iterable[int], count: int) -> np.nda
         inner = np.setdiff1d(skeleton.tree_in.index[skeleton.tree_in.block == number], outer)
         tails = chain[block.tail.abs().reshape(-1).numpy()]
         np.add.at(edges, tails, int(np.prod(block.shape, dtype=int)) // max(block.tail.numel(), 1))
-        np.subtract.at(edges, chain[_at(block.tail, outer, block.shape)], 1)
-        held[chain[_at(block.head, inner, block.shape)]] = True
+        np.subtract.at(edges, chain[np.abs(ids_at(block.tail, outer, block.shape))], 1)
+        held[chain[np.abs(ids_at(block.head, inner, block.shape))]] = True
     held |= edges > 0
     held[0] = False
     return held
-
-
-def _at(ids: Tensor, flat: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
-    """Units at flat positions of a tensor, of ids that are broadcastable to its shape."""
-    if not shape:
-        return np.broadcast_to(ids.abs().reshape(1).numpy(), flat.shape)
-    index = np.unravel_index(flat, shape)
-    chosen = tuple(torch.from_numpy(np.where(n > 1, i, 0)) for i, n in zip(index, ids.shape, strict=True))
-    return ids.abs()[chosen].numpy()
 
 
 __all__ = ["held_chains"]

@@ -11,8 +11,9 @@ path values are ``G_e = g_e / D_e`` and ``G_k = c_k / D_k`` (``c_k`` as in G-SGD
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from typing import Any
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -20,9 +21,135 @@ from torch import Tensor
 from pathspace import InputError, Skeleton
 from pathspace.training.optim.kernels import groups
 from pathspace.training.optim.multipliers import warn_of_multipliers
-from pathspace.training.optim.pathwise import PathOptimizer
+from pathspace.training.optim.pathwise import PathOptimizer, Rule, Step
 from pathspace.training.optim.settings import modes, number, pair
-from pathspace.training.optim.state import EXTRA
+from pathspace.training.optim.space import Manner
+
+
+@dataclass(frozen=True)
+class Moments(Rule):
+    """Adam on path values."""
+
+    manner: Manner
+    chains: ClassVar[tuple[str, ...]] = ("mean", "square", "ages")
+    buffers: ClassVar[tuple[str, ...]] = ("exp_avg", "exp_avg_sq")
+
+    def vectors(self, chains: Tensor, tensors: int) -> dict[str, Tensor]:
+        """Both moments of chains, how many steps chains have taken, and how many tensors have."""
+        zero = torch.zeros_like
+        ages = torch.zeros(tensors, dtype=chains.dtype, device=chains.device)
+        return {"mean": zero(chains), "square": zero(chains), "ages": zero(chains), "steps": ages}
+
+    def ratios(self, step: Step, gradient: Tensor) -> None:
+        """``R_k = 1 - lr decay - lr U_k / p_k`` with Adam's direction ``U_k``."""
+        space, kept = step.space, step.kept
+        kept["ages"].add_(1 if space.held is None else (~space.held).double())
+        lr, decay, eps = (step.setting(name) for name in ("lr", "weight_decay", "eps"))
+        one, two = (step.setting("betas", place) for place in (0, 1))
+        by_value = gradient / space.vectors.value
+        mean = kept["mean"].lerp(by_value, 1 - one)
+        square = kept["square"] * two + by_value * by_value * (1 - two)
+        if space.held is not None:
+            mean = torch.where(space.held, kept["mean"], mean)
+            square = torch.where(space.held, kept["square"], square)
+        kept["mean"].copy_(mean)
+        kept["square"].copy_(square)
+        mean = mean / (1 - one ** kept["ages"])
+        bottom = square.sqrt_().div_((1 - two ** kept["ages"]).sqrt_()).add_(eps)
+        # with eps = 0 some are 0 / 0: what never had a gradient, and the root's
+        bottom.masked_fill_(bottom == 0, torch.inf)
+        step.parts.ratio.copy_(1 - lr * decay - lr * mean / bottom / space.vectors.value)
+        step.parts.ratio[0] = 1
+
+    def move(self, step: Step) -> None:
+        """``w <- (w - lr U_e / D_e) / R_tail`` with Adam's direction ``U_e``."""
+        directions, slots = step.downhill(), step.space.slots
+        moving = [0.0 if slot.idle else 1.0 for slot in slots]
+        steps = step.kept["steps"]
+        # a list of numbers would be copied to the device at every step
+        steps.add_(1 if all(moving) else torch.stack([steps.new_full((), one) for one in moving]))
+        rates = self._rates(step)
+        for i, slot in enumerate(slots):
+            if not slot.idle:
+                rate, small = (values[i] for values in rates[slot.group, slot.held.dtype])
+                self._move(step, i, directions[i], rate, small)
+
+    @staticmethod
+    def _rates(step: Step) -> dict[tuple[int, torch.dtype], tuple[Tensor, Tensor]]:
+        """For every group and type, ``lr sqrt(1 - b2^t) / (1 - b1^t)`` and ``eps sqrt(1 - b2^t)`` of all tensors."""
+        result: dict[tuple[int, torch.dtype], tuple[Tensor, Tensor]] = {}
+        for slot in step.space.slots:
+            key = (slot.group, slot.held.dtype)
+            if key not in result:
+                group = step.groups[slot.group]
+                # a tensor that has taken no step yet is not moved: its 0 / 0 is not looked at
+                one, two = (1 - beta ** step.kept["steps"] for beta in group["betas"])
+                root = two.sqrt_()
+                # small numbers, kept on the device: nothing waits for them
+                rate, small = group["lr"] * root / one, group["eps"] * root
+                result[key] = rate.to(slot.held.dtype), small.to(slot.held.dtype)
+        return result
+
+    @staticmethod
+    def _move(step: Step, number: int, direction: Tensor, rate: Tensor, small: Tensor) -> None:
+        """Adam on one tensor: gradients by path values, moments, and the step back on weights."""
+        slot, weight, columns = step.space.slots[number], step.weights[number], step.parts.columns[number]
+        part, group, state = slot.part, step.groups[slot.group], step.state[slot.parameter]
+        if not state:
+            state["exp_avg"] = torch.zeros_like(slot.parameter)
+            state["exp_avg_sq"] = torch.zeros_like(slot.parameter)
+        moments = [step.space.moments(slot, state, name) for name in ("exp_avg", "exp_avg_sq")]
+        keep, factor = (None, slot.tail) if columns is None else columns
+        first = slot.tail
+        if part.span is not None:
+            # 1 / pre before this step
+            first = step.space.vectors.factor[part.span].view(part.tail.shape).to(weight.dtype)
+        if group["weight_decay"]:
+            shrink = 1 - group["lr"] * group["weight_decay"]
+            weight.mul_(shrink.reshape(()) if isinstance(shrink, Tensor) else shrink)
+        factors = (part.spread(first), part.spread(keep), part.spread(factor), step.heads[number])
+        # without eps, what never had a gradient stays where it is
+        exact = not isinstance(group["eps"], Tensor) and group["eps"] == 0
+        for w, d, m, v, f, k, s, h in groups(step.space.rows(slot), weight, direction, *moments, *factors):
+            assert w is not None and d is not None and m is not None and v is not None
+            moved = adam(d, m, v, (f, h), group["betas"], small, exact)
+            if h is not None:
+                moved.mul_(h)
+            if k is not None:
+                w.mul_(k)
+            w.addcmul_(moved, rate if s is None else s * rate, value=-1)
+
+
+def adam(
+    grad: Tensor,
+    mean: Tensor,
+    square: Tensor,
+    factors: tuple[Tensor | None, ...],
+    betas: tuple[Any, Any],
+    small: Tensor,
+    exact: bool,
+) -> Tensor:
+    """Adam's direction for a gradient times some factors, without its correction of the rate.
+
+    Args:
+        grad: the gradient by weights.
+        mean: first moments, brought up to date in place.
+        square: second moments, alike.
+        factors: broadcastable; ``None`` for 1.
+        betas: decay rates of the moments.
+        small: added to the root of the second moment.
+        exact: whether a second moment of 0 means no step.
+    """
+    work = torch.empty_like(grad, memory_format=torch.contiguous_format)
+    for factor in factors:
+        if factor is not None:
+            grad = torch.mul(grad, factor, out=work)
+    mean.lerp_(grad, 1 - betas[0])
+    square.mul_(betas[1]).addcmul_(grad, grad, value=1 - betas[1])
+    bottom = torch.sqrt(square, out=work).add_(small)
+    if exact:
+        bottom.masked_fill_(bottom == 0, torch.inf)
+    return torch.div(mean, bottom, out=work)
 
 
 class GAdam(PathOptimizer):
@@ -44,7 +171,7 @@ class GAdam(PathOptimizer):
         amsgrad: refused when true.
         foreach: accepted as by torch, without effect.
         capturable: accepted as by torch; a step never waits for the device either way.
-        fused: refused when true.
+        fused: take each step in four kernels, whatever the number of tensors (needs Triton and a CUDA device).
         differentiable: refused when true.
         min_ratio: how much smaller a path value may get than it was; see :class:`pathspace.training.GSGD`.
 
@@ -77,13 +204,6 @@ class GAdam(PathOptimizer):
         Path space for recurrent neural networks with ReLU activations, appendix E (which gives results, no formulas).
     """
 
-    _linear = True
-    _extra = (*EXTRA, "mean", "square", "ages", "steps")
-    _mean: Tensor
-    _square: Tensor
-    _ages: Tensor
-    _steps: Tensor
-
     def __init__(
         self,
         params: Iterable[Any],
@@ -108,7 +228,7 @@ class GAdam(PathOptimizer):
             raise InputError(
                 "GAdam found amsgrad=True, expected False: the maximum of moments is not kept; leave it out."
             )
-        modes("GAdam", fused, differentiable)
+        modes("GAdam", None, differentiable)
         defaults = {
             "lr": lr,
             "betas": betas,
@@ -121,136 +241,8 @@ class GAdam(PathOptimizer):
             "fused": fused,
             "differentiable": differentiable,
         }
-        super().__init__(params, defaults, skeleton, min_ratio)
+        super().__init__(params, defaults, skeleton, min_ratio, Moments(Manner(linear=True)))
         warn_of_multipliers("GAdam", skeleton, None)
 
-    def _allocate(self) -> None:
-        super()._allocate()
-        if not hasattr(self, "_mean") or self._mean.shape != self._value.shape:
-            self._mean, self._square = torch.zeros_like(self._value), torch.zeros_like(self._value)
-            self._ages = torch.zeros_like(self._value)
-        # steps that each tensor has taken; those that joined later have taken none
-        old = getattr(self, "_steps", self._value[:0])
-        self._steps = torch.zeros(len(self._owned), dtype=torch.float64, device=self._value.device)
-        self._steps[: len(old)] = old[: len(self._steps)]
-        self._moving: list[bool] = []
 
-    def _count_steps(self) -> None:
-        """One step more for all tensors and chains that take part in this one."""
-        moving = [
-            not (still or (block is None and parameter.grad is None))
-            for still, block, (parameter, _) in zip(self._still, self._blocks, self._owned, strict=True)
-        ]
-        if all(moving):
-            self._steps.add_(1)
-        else:
-            if moving != self._moving:
-                self._moving = moving
-                self._counted = torch.tensor(moving, dtype=torch.float64, device=self._steps.device)
-            self._steps.add_(self._counted)
-        self._ages.add_(1 if self._held is None else (~self._held).double())
-
-    @torch.no_grad()
-    def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]
-        """One step; with a closure, the loss it returns."""
-        loss = self._closure(closure)
-        grads = self._gradients()
-        if grads is None:
-            return loss
-        self._check_versions()
-        weights = self._current()
-        self._count_steps()
-        before = self._factor.clone()
-        kept = self._vectors
-        self._find_ratios(kept.ratio, self._log_gradient(kept, weights, self._views(grads)))
-        directions = self._views(self._downhill(grads))
-        self._pass(kept)
-        rates = self._rates()
-        described = zip(self._layout.parts, self._owned, self._groups(), kept.columns, strict=True)
-        for i, (part, (parameter, g), rows, columns) in enumerate(described):
-            if self._still[i] or (self._blocks[i] is None and parameter.grad is None):
-                continue
-            group, weight, span = self.param_groups[g], weights[i], self._layout.spans[i]
-            state = self.state[parameter]
-            if not state:
-                state["exp_avg"] = torch.zeros_like(parameter)
-                state["exp_avg_sq"] = torch.zeros_like(parameter)
-            mean, square = self._moments(i, "exp_avg"), self._moments(i, "exp_avg_sq")
-            keep, step = (None, self._tail[i]) if columns is None else columns
-            first = step if span is None else before[span[0] : span[1]].view(part.tail.shape).to(weight.dtype)
-            if group["weight_decay"]:
-                shrink = 1 - group["lr"] * group["weight_decay"]
-                weight.mul_(shrink.reshape(()) if isinstance(shrink, Tensor) else shrink)
-            rate, small = (values[i] for values in rates[g, weight.dtype])
-            # without eps, what never had a gradient stays where it is
-            exact = not isinstance(group["eps"], Tensor) and group["eps"] == 0
-            for w, d, m, v, f, k, s, h in groups(
-                rows,
-                *(weight, directions[i], mean, square),
-                *(part.spread(first), part.spread(keep), part.spread(step), self._head[i]),
-            ):
-                self._move(w, d, m, v, (f, k, s, h), (*group["betas"], rate, small, exact))
-        self._write_trees(kept, weights)
-        return loss
-
-    def _rates(self) -> dict[tuple[int, torch.dtype], tuple[Tensor, Tensor]]:
-        """For every group and type, ``lr sqrt(1 - b2^t) / (1 - b1^t)`` and ``eps sqrt(1 - b2^t)`` of all tensors."""
-        result: dict[tuple[int, torch.dtype], tuple[Tensor, Tensor]] = {}
-        for parameter, g in self._owned:
-            if (g, parameter.dtype) not in result:
-                group = self.param_groups[g]
-                # a tensor that has taken no step yet is not moved: its 0 / 0 is not looked at
-                one, two = (1 - beta**self._steps for beta in group["betas"])
-                root = two.sqrt_()
-                # small numbers, kept on the device: nothing waits for them
-                rate, small = group["lr"] * root / one, group["eps"] * root
-                result[g, parameter.dtype] = rate.to(parameter.dtype), small.to(parameter.dtype)
-        return result
-
-    def _move(
-        self,
-        weight: Tensor | None,
-        direction: Tensor | None,
-        mean: Tensor | None,
-        square: Tensor | None,
-        factors: tuple[Tensor | None, ...],
-        settings: tuple[Any, ...],
-    ) -> None:
-        """Adam on some rows: gradients by path values, moments, and the step back on weights."""
-        assert weight is not None and direction is not None and mean is not None and square is not None
-        first, keep, step, head = factors
-        one, two, rate, small, exact = settings
-        work, gradient = torch.empty_like(weight), direction
-        for factor in (first, head):
-            if factor is not None:
-                gradient = torch.mul(gradient, factor, out=work)
-        mean.lerp_(gradient, 1 - one)
-        square.mul_(two).addcmul_(gradient, gradient, value=1 - two)
-        bottom = torch.sqrt(square, out=work).add_(small)
-        if exact:
-            bottom.masked_fill_(bottom == 0, torch.inf)
-        moved = torch.div(mean, bottom, out=work)
-        if head is not None:
-            moved.mul_(head)
-        if keep is not None:
-            weight.mul_(keep)
-        weight.addcmul_(moved, rate if step is None else step * rate, value=-1)
-
-    def _find_ratios(self, ratio: Tensor, gradient: Tensor) -> None:
-        lr, decay, eps = (self._setting(name) for name in ("lr", "weight_decay", "eps"))
-        one, two = (self._setting("betas", place) for place in (0, 1))
-        by_value = gradient / self._value
-        mean = self._mean.lerp(by_value, 1 - one)
-        square = self._square * two + by_value * by_value * (1 - two)
-        if self._held is not None:
-            mean, square = (
-                torch.where(self._held, old, new) for old, new in ((self._mean, mean), (self._square, square))
-            )
-        self._mean.copy_(mean)
-        self._square.copy_(square)
-        mean = mean / (1 - one**self._ages)
-        bottom = square.sqrt_().div_((1 - two**self._ages).sqrt_()).add_(eps)
-        # with eps = 0 some are 0 / 0: what never had a gradient, and the root's
-        bottom.masked_fill_(bottom == 0, torch.inf)
-        ratio.copy_(1 - lr * decay - lr * mean / bottom / self._value)
-        ratio[0] = 1
+__all__ = ["GAdam", "Moments"]

@@ -14,21 +14,153 @@ rescaling of the network.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from typing import Any
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
 from pathspace import InputError, Skeleton
 from pathspace.training.optim.kernels import descend
-from pathspace.training.optim.layout import PLAIN, Part
+from pathspace.training.optim.layout import PLAIN
 from pathspace.training.optim.multipliers import warn_of_multipliers
-from pathspace.training.optim.pathwise import PathOptimizer
+from pathspace.training.optim.pathwise import PathOptimizer, Rule, Step
 from pathspace.training.optim.settings import SMALLEST, modes, number
-from pathspace.training.optim.sharding import local
-from pathspace.training.optim.state import EXTRA
-from pathspace.training.optim.vectors import Parts
+from pathspace.training.optim.space import Manner, Slot
+
+# arguments of one kind of update, of several tensors
+Lists = tuple[list[Tensor], ...]
+
+
+@dataclass
+class Together:
+    """Tensors whose updates differ in nothing but the numbers, so that they are carried out at once.
+
+    Attributes:
+        plain: by rate, weights and gradients of ``w <- w - rate g``.
+        scaled: by rate, weights, gradients, factors ``k`` and ``s`` of ``w <- w k - rate g s``.
+    """
+
+    plain: dict[float, Lists] = field(default_factory=dict)
+    scaled: dict[float, Lists] = field(default_factory=dict)
+
+    @staticmethod
+    def add(found: dict[float, Lists], rate: float, *tensors: Tensor) -> None:
+        """Note one tensor's update."""
+        for column, tensor in zip(found.setdefault(rate, tuple([] for _ in tensors)), tensors, strict=True):
+            column.append(tensor)
+
+    def run(self) -> None:
+        """Carry out all updates."""
+        for rate, (weights, grads) in self.plain.items():
+            torch._foreach_add_(weights, grads, alpha=-rate)
+        for rate, (weights, grads, keeps, steps) in self.scaled.items():
+            torch._foreach_mul_(weights, keeps)
+            torch._foreach_addcmul_(weights, grads, steps, value=-rate)
+
+
+@dataclass(frozen=True)
+class Descent(Rule):
+    """Gradient descent on path values, with momentum and decay as the groups ask for.
+
+    Args:
+        manner: squares of ``1 / scale``, bounded or not.
+    """
+
+    manner: Manner
+    chains: ClassVar[tuple[str, ...]] = ("momentum_value",)
+    buffers: ClassVar[tuple[str, ...]] = ("momentum_buffer",)
+
+    def vectors(self, chains: Tensor, tensors: int) -> dict[str, Tensor]:
+        """The momentum of chains, in terms of ``dL/dp_k``."""
+        return {"momentum_value": torch.zeros_like(chains)}
+
+    def ratios(self, step: Step, gradient: Tensor) -> None:
+        """``R_k = 1 - lr decay - lr c_k / p_k^2``."""
+        if any(group["momentum"] for group in step.groups):
+            gradient = self._chain_momentum(step, gradient)
+        lr, decay = step.setting("lr"), step.setting("weight_decay")
+        square, ones, rate = step.space.divisors(), step.space.vectors.one, lr
+        if isinstance(lr, Tensor):
+            gradient, rate = gradient * lr, 1.0
+        if isinstance(decay, Tensor) or decay:
+            ones = torch.ones_like(square) - lr * decay
+            ones[0] = 1
+        torch.addcdiv(ones, gradient, square, value=-rate, out=step.parts.ratio)
+
+    def move(self, step: Step) -> None:
+        """``w <- (w - lr M_e g) / R_tail``, and the buffers of momentum along with the gauge."""
+        grads, together = step.downhill(), Together()
+        if any(group["momentum"] for group in step.groups):
+            grads = [self._averaged(step, slot, grad) for slot, grad in zip(step.space.slots, grads, strict=True)]
+        for i, slot in enumerate(step.space.slots):
+            if not slot.idle:
+                self._move(step, i, grads[i], together)
+        together.run()
+        # whatever the momentum is now
+        for slot, columns in zip(step.space.slots, step.parts.columns, strict=True):
+            if columns is not None and "momentum_buffer" in step.state.get(slot.parameter, {}):
+                # it holds M_e pre_tail s_head, and pre has changed
+                buffer = step.space.moments(slot, step.state[slot.parameter], "momentum_buffer")
+                buffer.div_(slot.part.spread(columns[0]))
+
+    def _move(self, step: Step, number: int, grad: Tensor, together: Together) -> None:
+        slot, weight, columns = step.space.slots[number], step.weights[number], step.parts.columns[number]
+        part, group, rows = slot.part, step.groups[slot.group], step.space.rows(slot)
+        lr = rate = group["lr"]
+        if isinstance(lr, Tensor):
+            lr = lr.reshape(())
+            grad, rate = grad * lr.to(grad), 1.0
+        rate = rate * step.space.share(number)
+        if group["weight_decay"]:
+            weight.mul_(1 - lr * group["weight_decay"])
+        if part.kind == PLAIN and not isinstance(lr, Tensor) and group["foreach"] is not False:
+            together.add(together.plain, rate, weight, grad)
+            return
+        keep, factor = (None, slot.tail) if columns is None else columns
+        head = step.heads[number]
+        if step.space.few and head is None and not rows and keep is not None and factor is not None:
+            together.add(together.scaled, rate, weight, grad, part.spread(keep), part.spread(factor))
+            return
+        descend(weight, grad, part.spread(keep), part.spread(factor), head, rate, rows)
+
+    @staticmethod
+    def _averaged(step: Step, slot: Slot, grad: Tensor) -> Tensor:
+        """A gradient, or its moving average where momentum is asked for."""
+        group = step.groups[slot.group]
+        if group["momentum"] == 0 or slot.still or (slot.part.kind == PLAIN and slot.parameter.grad is None):
+            return grad
+        state = step.state[slot.parameter]
+        first = "momentum_buffer" not in state
+        if first:
+            state["momentum_buffer"] = torch.zeros_like(slot.parameter)
+        buffer = step.space.moments(slot, state, "momentum_buffer")
+        # as torch does, the first gradient enters whole
+        buffer.mul_(group["momentum"]).add_(grad, alpha=1 if first else 1 - group["dampening"])
+        return grad.add(buffer, alpha=group["momentum"]) if group["nesterov"] else buffer
+
+    @staticmethod
+    def _chain_momentum(step: Step, gradient: Tensor) -> Tensor:
+        """The same for chains, whose buffer holds ``dL/dp_k``; called before that of the tensors."""
+        value, average = step.space.vectors.value, step.kept["momentum_value"]
+        seen = any(
+            "momentum_buffer" in step.state.get(slot.parameter, {})
+            for slot in step.space.slots
+            if slot.block is not None
+        )
+        momentum, dampening, nesterov = (step.setting(name) for name in ("momentum", "dampening", "nesterov"))
+        by_value = gradient / value
+        # as torch does, the first gradient enters whole, and dampening without momentum means nothing
+        share = 1 - dampening * (momentum != 0) if seen else 1.0
+        moved = average * momentum + by_value * share
+        ahead = torch.lerp(moved, by_value + momentum * moved, by_value * 0 + nesterov)
+        waits = step.space.held
+        if isinstance(momentum, Tensor):
+            # where there is no momentum now, the average waits
+            waits = momentum == 0 if waits is None else waits | (momentum == 0)
+        average.copy_(moved if waits is None else torch.where(waits, average, moved))
+        return torch.where(value.isinf(), 0.0, ahead * value)
 
 
 class GSGD(PathOptimizer):
@@ -47,7 +179,7 @@ class GSGD(PathOptimizer):
         maximize: ascend instead.
         foreach: accepted as by torch; tensors outside path space are treated together unless this is ``False``.
         capturable: accepted as by torch; a step never waits for the device either way.
-        fused: refused when true.
+        fused: take each step in four kernels, whatever the number of tensors (needs Triton and a CUDA device).
         differentiable: refused when true.
         min_ratio: how much smaller a path value may get than it was at the start (or when the weights were last changed
             by others); one that would come closer to zero is stopped there with its sign, because the weights behind
@@ -89,9 +221,6 @@ class GSGD(PathOptimizer):
         general form of the documentation.
     """
 
-    _extra = (*EXTRA, "momentum_value")
-    _momentum_value: Tensor
-
     def __init__(
         self,
         params: Iterable[Any],
@@ -117,8 +246,7 @@ class GSGD(PathOptimizer):
             number("GSGD", "max_multiplier", max_multiplier, low=SMALLEST)
         if nesterov and (momentum <= 0 or dampening != 0):
             raise InputError("GSGD found nesterov=True, which needs momentum above 0 and dampening 0.")
-        modes("GSGD", fused, differentiable)
-        self.max_multiplier = max_multiplier
+        modes("GSGD", None, differentiable)
         defaults = {
             "lr": lr,
             "momentum": momentum,
@@ -131,215 +259,14 @@ class GSGD(PathOptimizer):
             "fused": fused,
             "differentiable": differentiable,
         }
-        self._chained: dict[tuple[Part, str], tuple[Tensor, Tensor | None]] = {}
-        super().__init__(params, defaults, skeleton, min_ratio)
+        way_out = "" if max_multiplier is not None else ", pass max_multiplier=1.0"
+        super().__init__(params, defaults, skeleton, min_ratio, Descent(Manner(False, max_multiplier, way_out)))
         warn_of_multipliers("GSGD", skeleton, max_multiplier)
 
-    def _allocate(self) -> None:
-        super()._allocate()
-        self._chained.clear()
-        for part in self._layout.parts if self.max_multiplier is not None else ():
-            for side in ("tail", "head"):
-                self._chains(part, side)
-        if not hasattr(self, "_momentum_value") or self._momentum_value.shape != self._value.shape:
-            self._momentum_value = torch.zeros_like(self._value)
-
-    def _settings(self) -> dict[str, Any]:
-        return {"max_multiplier": self.max_multiplier, "_chained": {}}
-
-    @torch.no_grad()
-    def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]
-        """One step; with a closure, the loss it returns."""
-        loss = self._closure(closure)
-        grads = self._gradients()
-        if grads is None:
-            return loss
-        self._check_versions()
-        weights, heads = self._current(), self._heads()
-        kept = self._vectors
-        directions = self._views(grads)
-        gradient, moves = self._log_gradient(kept, weights, directions), self._downhill(grads)
-        if any(group["momentum"] for group in self.param_groups):
-            gradient = self._chain_momentum(gradient)
-            moves = self._momentum(moves)
-        if moves is not grads:
-            directions = self._views(moves)
-        self._find_ratios(kept.ratio, gradient)
-        self._pass(kept)
-        alike: dict[float, tuple[list[Tensor], list[Tensor]]] = {}
-        few: dict[float, tuple[list[Tensor], list[Tensor], list[Tensor], list[Tensor]]] = {}
-        described = zip(self._layout.parts, self._owned, self._groups(), kept.columns, strict=True)
-        for i, (part, (parameter, g), rows, columns) in enumerate(described):
-            if self._still[i] or (self._blocks[i] is None and parameter.grad is None):
-                continue
-            group, weight, grad = self.param_groups[g], weights[i], directions[i]
-            lr, decay = group["lr"], group["weight_decay"]
-            rate = lr
-            if isinstance(lr, Tensor):
-                grad, rate = grad * lr.to(grad).reshape(()), 1.0
-            if columns is None and self.max_multiplier is not None:
-                # the root's share of the multiplier is 1
-                rate = rate * min(1.0, self.max_multiplier ** (1.0 if part.kind == PLAIN else 0.5))
-            if decay:
-                weight.mul_((1 - lr * decay).reshape(()) if isinstance(lr, Tensor) else 1 - lr * decay)
-            if part.kind == PLAIN and not isinstance(lr, Tensor) and group["foreach"] is not False:
-                plain = alike.setdefault(rate, ([], []))
-                plain[0].append(weight)
-                plain[1].append(grad)
-                continue
-            keep, step = (None, self._tail[i]) if columns is None else columns
-            simple = heads[i] is None and not rows and not isinstance(lr, Tensor)
-            if self._few and simple and keep is not None and step is not None:
-                together = few.setdefault(rate, ([], [], [], []))
-                for column, value in zip(together, (weight, grad, part.spread(keep), part.spread(step)), strict=True):
-                    column.append(value)
-                continue
-            descend(weight, grad, part.spread(keep), part.spread(step), heads[i], rate, rows)
-        for rate, (some, by) in alike.items():
-            torch._foreach_add_(some, by, alpha=-rate)
-        for rate, (some, by, keeps, steps) in few.items():
-            # the same as descend, all tensors at once
-            torch._foreach_mul_(some, keeps)
-            torch._foreach_addcmul_(some, by, steps, value=-rate)
-        # whatever the momentum is now
-        if self.state and any("momentum_buffer" in state for state in self.state.values()):
-            self._transport(kept)
-        self._write_trees(kept, weights)
-        return loss
-
-    def _bound_steps(self, step: Tensor, keep: Tensor) -> None:
-        if self.max_multiplier is not None:
-            for part, span in zip(self._layout.parts, self._layout.spans, strict=True):
-                if span is not None:
-                    # the values before this step: the ratio is taken back
-                    some = slice(*span)
-                    step[some].mul_(self._bounded(*self._chains(part, "tail"), keep[some]))
-
-    def _chains(self, part: Part, side: str) -> tuple[Tensor, Tensor | None]:
-        """Chains of all tails or heads of a tensor, and where they move against them; found once."""
-        if (part, side) not in self._chained:
-            chain, sign = (torch.from_numpy(a) for a in (self.skeleton.chain, self.skeleton.chain_sign))
-            ids = getattr(part, side).reshape(-1)
-            flip = torch.where(ids < 0, -1, 1) * sign[ids.abs()] < 0
-            place = self._value.device
-            found = chain[ids.abs()].to(place, torch.int32)
-            self._chained[part, side] = (found, flip.to(place) if bool(flip.any()) else None)
-        return self._chained[part, side]
-
-    def _bounded(self, chains: Tensor, flipped: Tensor | None, keep: Tensor | None = None) -> Tensor:
-        """``min(1, sqrt(max_multiplier) |p|)`` for some chains; 1 for the root's."""
-        assert self.max_multiplier is not None
-        value = self._value.index_select(0, chains).abs_()
-        if flipped is not None:
-            value = torch.where(flipped, value.reciprocal(), value)
-        value = torch.where(chains == 0, 1.0, value if keep is None else value * keep.abs())
-        return value.mul_(self.max_multiplier**0.5).clamp_(max=1.0)
-
-    def _heads(self) -> list[Tensor | None]:
-        """Factors by head; with a bound on the multiplier they follow the path values."""
-        if self.max_multiplier is None:
-            return self._head
-        return [self._bounded_head(i) for i in range(len(self._head))]
-
-    def _bounded_head(self, number: int) -> Tensor | None:
-        """The factor by head of one tensor, bounded before it is rounded to the tensor's type."""
-        part, factor = self._layout.parts[number], self._head[number]
-        if part.kind == PLAIN:
-            return factor
-        bound = self._bounded(*self._chains(part, "head")).view(part.head.shape)
-        return (bound if factor is None else bound.mul_(factor)).to(self._parameters[number].dtype)
-
-    def _multipliers(self, number: int) -> list[Tensor]:
-        span, part = self._layout.spans[number], self._layout.parts[number]
-        if self.max_multiplier is None or part.kind == PLAIN:
-            return super()._multipliers(number)
-        head = self._bounded_head(number)
-        tail = self._tail[number]
-        if span is not None:
-            tail = self._factor[slice(*span)] * self._bounded(*self._chains(part, "tail"))
-        return [factor for factor in (head, tail) if factor is not None]
-
-    def _divisors(self) -> Tensor:
-        square = super()._divisors()
-        # the root's stays infinite
-        return square if self.max_multiplier is None else square.clamp_(min=1 / self.max_multiplier)
-
-    def _applied(self, number: int) -> list[Tensor]:
-        part, span = self._layout.parts[number], self._layout.spans[number]
-        if self.max_multiplier is None:
-            return super()._applied(number)
-        if part.kind == PLAIN:
-            # both ends are the root's, whose share is 1
-            return [torch.full((1,) * len(part.view), min(1.0, self.max_multiplier)).to(self._factor)]
-        head, tail = self._bounded_head(number), self._tail[number]
-        if span is None:
-            share = min(1.0, self.max_multiplier**0.5)
-            tail = self._factor.new_tensor(share) if tail is None else tail * share
-            return [side for side in (head, part.spread(tail) if tail.dim() else tail) if side is not None]
-        tail = self._factor[slice(*span)] * self._bounded(*self._chains(part, "tail"))
-        return [side for side in (head, part.spread(tail.view(part.tail.shape))) if side is not None]
-
     @property
-    def _capped(self) -> bool:  # type: ignore[override]
-        """Whether multipliers are bounded."""
-        return self.max_multiplier is not None
+    def max_multiplier(self) -> float | None:
+        """The bound of the multipliers."""
+        return self._rule.manner.cap
 
-    @property
-    def _way_out(self) -> str:  # type: ignore[override]
-        return "" if self._capped else ", pass max_multiplier=1.0"
 
-    def _find_ratios(self, ratio: Tensor, gradient: Tensor) -> None:
-        lr, decay = self._setting("lr"), self._setting("weight_decay")
-        square = self._divisors()
-        ones = self._one
-        if isinstance(lr, Tensor):
-            gradient, rate = gradient * lr, 1.0
-        else:
-            rate = lr
-        if isinstance(decay, Tensor) or decay:
-            ones = torch.ones_like(square) - lr * decay
-            ones[0] = 1
-        torch.addcdiv(ones, gradient, square, value=-rate, out=ratio)
-
-    def _momentum(self, grads: list[Tensor]) -> list[Tensor]:
-        """Gradients, or their moving averages where momentum is asked for."""
-        result = list(grads)
-        for i, (parameter, g) in enumerate(self._owned):
-            group = self.param_groups[g]
-            idle = self._still[i] or (self._layout.parts[i].kind == PLAIN and parameter.grad is None)
-            if group["momentum"] == 0 or idle:
-                continue
-            state = self.state[parameter]
-            if "momentum_buffer" not in state:
-                state["momentum_buffer"] = torch.zeros_like(parameter)
-                buffer = local(state["momentum_buffer"]).copy_(grads[i])
-            else:
-                self._moments(i, "momentum_buffer")
-                buffer = local(state["momentum_buffer"])
-                buffer.mul_(group["momentum"]).add_(grads[i], alpha=1 - group["dampening"])
-            result[i] = grads[i].add(buffer, alpha=group["momentum"]) if group["nesterov"] else buffer
-        return result
-
-    def _chain_momentum(self, gradient: Tensor) -> Tensor:
-        """The same for chains, whose buffer holds ``dL/dp_k``; called before that of the tensors."""
-        inside = (p for (p, _), block in zip(self._owned, self._blocks, strict=True) if block is not None)
-        seen = any("momentum_buffer" in self.state[p] for p in inside)
-        momentum, dampening, nesterov = (self._setting(name) for name in ("momentum", "dampening", "nesterov"))
-        by_value = gradient / self._value
-        # as torch does, the first gradient enters whole, and dampening without momentum means nothing
-        share = 1 - dampening * (momentum != 0) if seen else 1.0
-        average = self._momentum_value * momentum + by_value * share
-        moved = torch.lerp(average, by_value + momentum * average, by_value * 0 + nesterov)
-        kept = self._held
-        if isinstance(momentum, Tensor):
-            # where there is no momentum now, the average waits
-            kept = momentum == 0 if kept is None else kept | (momentum == 0)
-        self._momentum_value.copy_(average if kept is None else torch.where(kept, self._momentum_value, average))
-        return torch.where(self._value.isinf(), 0.0, moved * self._value)
-
-    def _transport(self, kept: Parts) -> None:
-        """Carry the buffers along with the gauge: they hold ``M_e pre_tail s_head``, and ``pre`` has changed."""
-        described = zip(self._layout.parts, self._owned, kept.columns, strict=True)
-        for i, (part, (parameter, _), columns) in enumerate(described):
-            if columns is not None and "momentum_buffer" in self.state[parameter]:
-                self._moments(i, "momentum_buffer").div_(part.spread(columns[0]))
+__all__ = ["GSGD", "Descent"]

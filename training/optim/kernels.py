@@ -47,9 +47,7 @@ def leaving(part: Part, weight: Tensor, grad: Tensor, count: int) -> Tensor:
         count: rows per group (0: all at once).
     """
     if not count:
-        product = weight * grad
-        total = product.sum(part.reduced) if part.reduced else product
-        return part.gathered(total) if total.dim() == 1 else total.reshape(-1)
+        return summed(part, weight * grad)
     # groups of rows are added up element by element, in memory that stays in the cache, and then once by column
     added: Tensor | None = None
     for w, g in groups(count, weight, grad):
@@ -59,7 +57,13 @@ def leaving(part: Part, weight: Tensor, grad: Tensor, count: int) -> Tensor:
         else:
             added[: len(w)].addcmul_(w, g)
     assert added is not None
-    return part.gathered(added.sum(0))
+    return summed(part, added)
+
+
+def summed(part: Part, product: Tensor) -> Tensor:
+    """Numbers by edge, summed over all edges that share a tail, flat."""
+    total = product.sum(part.reduced) if part.reduced else product
+    return part.gathered(total) if total.dim() == 1 else total.reshape(-1)
 
 
 def descend(
@@ -82,34 +86,18 @@ def descend(
         rate: a learning rate that is a number.
         count: rows per group (0: all at once).
     """
-    if not count:
-        _descend(weight, grad, keep, step, head, rate, None)
-        return
     both = step is not None and head is not None
     # without working memory, larger groups are quicker
-    count, work = (count, torch.empty_like(weight[:count])) if both else (4 * count, None)
+    count, work = (count, torch.empty_like(weight[:count])) if both and count else (4 * count, None)
     for w, g, k, s, h in groups(count, weight, grad, keep, step, head):
         assert w is not None and g is not None
-        _descend(w, g, k, s, h, rate, None if work is None else work[: len(w)])
-
-
-def _descend(
-    weight: Tensor,
-    grad: Tensor,
-    keep: Tensor | None,
-    step: Tensor | None,
-    head: Tensor | None,
-    rate: float,
-    work: Tensor | None,
-) -> None:
-    """The same for some rows."""
-    if keep is not None:
-        weight.mul_(keep)
-    if step is None and head is None:
-        weight.add_(grad, alpha=-rate)
-    elif step is None or head is None:
-        factor = head if step is None else step
-        assert factor is not None
-        weight.addcmul_(grad, factor, value=-rate)
-    else:
-        weight.addcmul_(torch.mul(grad, step, out=work), head, value=-rate)
+        if k is not None:
+            w.mul_(k)
+        if s is not None and h is not None:
+            w.addcmul_(torch.mul(g, s, out=None if work is None else work[: len(w)]), h, value=-rate)
+        elif s is None and h is None:
+            w.add_(g, alpha=-rate)
+        else:
+            factor = h if s is None else s
+            assert factor is not None
+            w.addcmul_(g, factor, value=-rate)

@@ -1,0 +1,76 @@
+"""Fused kernels without a device: their tests under Triton's interpreter, and the compiler's word on them."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+import pathspace as ps
+from pathspace.training import GSGD
+
+pytest.importorskip("triton")
+
+
+def run(*command: str, **environment: str) -> str:
+    """What a process of its own writes: Triton decides when it is imported whether it interprets."""
+    ran = subprocess.run(
+        [sys.executable, *command],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), **environment},
+        cwd=Path(__file__).parent.parent,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert ran.returncode == 0, ran.stdout[-4000:] + ran.stderr[-2000:]
+    return ran.stdout
+
+
+def test_kernels_take_the_steps_of_whole_tensors() -> None:
+    assert " passed" in run("-m", "pytest", "tests/fused_kernels.py", "-rN", "-vv", TRITON_INTERPRET="1")
+
+
+def test_without_a_device_or_an_interpreter_kernels_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    model = nn.Sequential(nn.Linear(2, 3), nn.ReLU(), nn.Linear(3, 1))
+    skeleton = ps.trace(model, torch.randn(2, 2)).skeleton()
+    with pytest.raises(ps.UnsupportedError, match="fused=True for weights on cpu, expected a CUDA device"):
+        GSGD(model.named_parameters(), skeleton=skeleton, fused=True)
+
+
+COMPILE = """
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+from pathspace.training.optim import triton_kernels as kernels
+from test_optim_fused import SIGNATURES
+
+for name, types in SIGNATURES.items():
+    for adam in (False, True):
+        kernel = getattr(kernels, name)
+        sizes = {"ADAM": adam, "AT_ONCE": 8, "BLOCK": 128, "OTHERS": True}
+        sizes = {key: value for key, value in sizes.items() if key in kernel.arg_names}
+        types = {key: types[key] if key in types else "constexpr" for key in kernel.arg_names}
+        source = ASTSource(kernel, types, constexprs=sizes)
+        assert triton.compile(source, target=GPUTarget("cuda", 90, 32)).asm["cubin"]
+"""
+WALK = {"pointers": "*i64", "numbers": "*i64", "programs": "*i32"}
+CHAINS = {"chains": "*i64", "count": "i32", "settings": "*fp64", "groups": "*i64"}
+TREE = {"tree": "*fp64", "places": "*i64"}
+TAILS = {"factor": "*fp64", "step": "*fp64", "keep": "*fp64", "tails": "i32"}
+OWN = {
+    "reduce": {"total": "*fp64", "target": "*i32", "signs": "*fp64", "rates": "*i64", "groups": "i32"},
+    "pass_on": {"of_tails": "*i32", "of_edges": "*i32", "edges": "i32"},
+    "update": {"static": "*fp64", "heads": "*fp64", "head_chain": "*i32", "shares": "*fp64", "ages": "*fp64"},
+    "finish": {"counts": "*i32", "ages": "*fp64", "tensors": "i32", "blocks": "i32"},
+}
+SIGNATURES = {name: WALK | CHAINS | TREE | TAILS | own for name, own in OWN.items()}
+
+
+def test_kernels_compile_for_a_device_that_is_not_there() -> None:
+    run("-c", COMPILE, TRITON_INTERPRET="0", TRITON_DEFAULT_FP_FUSION="1")

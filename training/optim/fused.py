@@ -1,0 +1,318 @@
+"""A step on path values in four launches: every tensor described once, in tables that the kernels walk."""
+
+from __future__ import annotations
+
+import importlib.util
+import math
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from pathspace import UnsupportedError
+from pathspace.training.optim.layout import DYNAMIC, PLAIN, STATIC, Part
+from pathspace.training.optim.sharding import local
+from pathspace.training.optim.space import Groups, PathSpace, Slot
+
+State = Mapping[Tensor, dict[str, Any]]
+TYPES = {torch.float64: 0, torch.float32: 1, torch.bfloat16: 2, torch.float16: 3}
+KINDS = {PLAIN: 0, DYNAMIC: 1, STATIC: 2}
+# rows that one program works on, and how many of them at once; columns of a program
+ROWS, AT_ONCE, BLOCK = 128, 8, 128
+
+
+def check_device(owner: str, device: torch.device) -> None:
+    """Refuse kernels where nothing can run them.
+
+    Raises:
+        UnsupportedError: there is no Triton, or the weights are on another device than CUDA's.
+    """
+    if device.type != "cuda" and os.environ.get("TRITON_INTERPRET") != "1":
+        raise UnsupportedError(
+            f"{owner} found fused=True for weights on {device.type}, expected a CUDA device; leave fused out, or set "
+            "TRITON_INTERPRET=1 to run the kernels slowly on a processor."
+        )
+    if importlib.util.find_spec("triton") is None:
+        raise UnsupportedError(f"{owner} found fused=True without Triton; install pathspace[gpu], or leave fused out.")
+
+
+def address(ids: Tensor, part: Part, taps: int = 1) -> tuple[int, int, int] | None:
+    """How ids are found from row and column: ``row * stride + column // taps % period``; ``None`` if they are not.
+
+    Args:
+        ids: broadcastable to the part's view once they are spread over the taps.
+        part: how the tensor is laid out.
+        taps: columns that follow each other with the same id.
+    """
+    shape, view = ids.shape, part.view
+    if ids.numel() == 1:
+        return 0, 1, 1
+    if part.by_rows and shape[0] == 1:
+        return 0, taps, shape[1]
+    varying = [d for d in range(1, len(shape)) if shape[d] > 1]
+    stride = math.prod(shape[1:]) if shape[0] > 1 else 0
+    if not varying:
+        return stride, 1, 1
+    first, last = varying[0], varying[-1]
+    if any(shape[d] == 1 < view[d] for d in range(first, last)):
+        return None
+    return stride, math.prod(view[last + 1 :]), math.prod(view[first : last + 1])
+
+
+class Fused:
+    """The tables of an optimizer, and its step.
+
+    Args:
+        space: the path space.
+        kept: the vectors that are kept by chain, and by tensor.
+        chains: names of those that are moments of chains.
+        buffers: names of the moments of tensors.
+        block: columns of one program.
+
+    Raises:
+        UnsupportedError: the kernels cannot address a tensor.
+
+    Attributes:
+        launches: how many kernels have been started.
+    """
+
+    def __init__(
+        self,
+        space: PathSpace,
+        kept: Mapping[str, Tensor],
+        chains: Sequence[str],
+        buffers: Sequence[str],
+        block: int = BLOCK,
+    ) -> None:
+        check_device(space.owner, space.device)
+        # slow to import, and only for those who use it
+        from pathspace.training.optim import triton_kernels
+
+        self.kernels, self.space, self.kept, self.buffers, self.block = triton_kernels, space, kept, buffers, block
+        self.launches = 0
+        self._constants = -1
+        self._uploaded: dict[str, list[Any]] = {}
+        self._captured: list[Tensor] = []
+        self._describe()
+        layout, device, count = space.layout, space.device, space.layout.count
+        vectors = space.vectors
+        self.total = torch.zeros(count, dtype=torch.float64, device=device)
+        self.signs = torch.ones_like(layout.target).double() if layout.signs is None else layout.signs
+        self.places = torch.cat([slot.part.tree for slot in space.slots])
+        alike = torch.full((count,), space.one_group or 0, device=device)
+        self.groups = alike if space.group_index is None else space.group_index
+        self.ages = kept.get("steps", self.total)
+        # 0 where there is none
+        by_chain = [self.total, vectors.value, vectors.kept.least, None, *(kept[name] for name in chains)]
+        self._by_chain = [0 if vector is None else vector.data_ptr() for vector in by_chain] + [0, 0]
+        self._tables = {
+            "chains": torch.zeros(7, dtype=torch.int64, device=device),
+            "pointers": torch.zeros(len(space.slots), 5, dtype=torch.int64, device=device),
+        }
+        self._held: Tensor | None = None
+
+    def _describe(self) -> None:
+        """The table of numbers, the programs of each kernel, and where factors by head and by tail lie."""
+        numbers, tiles, sums, edges = [], [], [], []
+        heads = tails = 1
+        self._head_slots: list[tuple[Slot, slice]] = []
+        self._tail_slots: list[tuple[Slot, slice]] = []
+        for i, slot in enumerate(self.space.slots):
+            part, by_head = slot.part, self._by_head(slot)
+            tail, head = address(part.tail, part, part.taps), address(part.head, part) if by_head else (0, 1, 1)
+            if slot.held.dtype not in TYPES or tail is None or head is None or slot.flat is None:
+                name = self.space.names[i]
+                raise UnsupportedError(
+                    f"{self.space.owner} found fused=True for parameter {name!r} of shape {tuple(slot.held.shape)} and "
+                    f"type {slot.held.dtype}, whose memory the kernels cannot walk; leave fused out."
+                )
+            rows, columns = (part.view[0], math.prod(part.view[1:])) if part.view else (1, 1)
+            kind = KINDS[part.kind] if part.kind == DYNAMIC or slot.tail is not None else 0
+            tail = tail if kind else (0, 1, 1)
+            if columns == 1 or (tail[0] == head[0] == 0 and tail[2] == head[2] == 1):
+                # one long row
+                tail, head = ((0, 1, rows if stride else 1) for stride, _, _ in (tail, head))
+                rows, columns = 1, rows * columns
+            start = part.span.start if part.span is not None else 0
+            if kind == KINDS[STATIC]:
+                start, tails = tails, tails + part.tail.numel()
+                self._tail_slots.append((slot, slice(start, tails)))
+            first = 0
+            if by_head:
+                first, heads = heads, heads + part.head.numel()
+                self._head_slots.append((slot, slice(first, heads)))
+            numbers.append(
+                [TYPES[slot.held.dtype], rows, columns, slot.group, start, *tail, first, *head, part.edges.start, kind]
+            )
+            mine = [
+                [i, row, min(row + ROWS, rows), column]
+                for row in range(0, rows, ROWS)
+                for column in range(0, columns, self.block)
+            ]
+            tiles += mine
+            sums += mine if part.span is not None else []
+            count = part.edges.stop - part.edges.start
+            edges += [[i, 0, -count, first] for first in range(0, count, self.block)]
+        device = self.space.device
+        self.numbers = torch.tensor(numbers, dtype=torch.int64, device=device)
+        self.tiles, self.sums, self.edges = (
+            torch.tensor(programs or [[0, 0, -1, 1]], dtype=torch.int32, device=device)
+            for programs in (tiles, sums + edges, edges)
+        )
+        self.grids = len(tiles), len(sums) + len(edges), len(edges)
+        self.heads = torch.ones(heads, dtype=torch.float64, device=device)
+        self.static = torch.ones(tails, dtype=torch.float64, device=device)
+        self.head_chain = self._head_chains(heads)
+        # a bound at the root's end; the kernel knows that of the head
+        root = min(1.0, (self.space.manner.cap or 1.0) ** 0.5)
+        shares = [1.0 if slot.part.span is not None else root for slot in self.space.slots]
+        self.shares = torch.tensor(shares, dtype=torch.float64, device=device)
+
+    def _by_head(self, slot: Slot) -> bool:
+        """Whether a tensor has factors by head."""
+        return slot.part.kind != PLAIN and (slot.head is not None or self.space.bounds is not None)
+
+    def _head_chains(self, count: int) -> Tensor:
+        """The chain of every head, negative where it moves against it; 0 where no bound asks for it."""
+        found, skeleton = np.zeros(count, np.int32), self.space.skeleton
+        for slot, place in self._head_slots if self.space.bounds is not None else ():
+            ids = slot.part.head.reshape(-1).numpy()
+            sign = np.where(ids < 0, -1, 1) * skeleton.chain_sign[np.abs(ids)]
+            found[place] = skeleton.chain[np.abs(ids)] * sign
+        return torch.from_numpy(found).to(self.space.device)
+
+    # --- what may change from step to step
+
+    def _upload(self, name: str, rows: list[Any]) -> Tensor:
+        """A table with these numbers on the device; written only where they are new, without waiting."""
+        if rows != self._uploaded.get(name):
+            table = self._tables[name]
+            host = torch.tensor(rows, dtype=table.dtype).view(table.shape)
+            if table.is_cuda:
+                host = host.pin_memory()
+                if torch.cuda.is_current_stream_capturing():
+                    # a captured copy reads it again at every replay
+                    self._captured.append(host)
+            table.copy_(host, non_blocking=True)
+            self._uploaded[name] = rows
+        return self._tables[name]
+
+    def _settings(self, groups: Groups, started: bool) -> list[list[float]]:
+        result = []
+        for group in groups:
+            lr, betas = group["lr"], group.get("betas", (0.0, 0.0))
+            result.append(
+                [
+                    # of a tensor, the first kernel fetches the number
+                    0.0 if isinstance(lr, Tensor) else float(lr),
+                    float(group["weight_decay"]),
+                    float(group["maximize"]),
+                    float(group.get("momentum", 0.0)),
+                    float(group.get("dampening", 0.0)),
+                    float(group.get("nesterov", False)),
+                    float(started),
+                    *(float(beta) for beta in betas),
+                    *(math.log(beta) if beta else -math.inf for beta in betas),
+                    float(group.get("eps", 0.0)),
+                    self.space.manner.cap or 0.0,
+                ]
+            )
+        return result
+
+    def _rates(self, groups: Groups) -> list[list[int]]:
+        lrs = [group["lr"] for group in groups]
+        return [[lr.data_ptr(), TYPES[lr.dtype]] if isinstance(lr, Tensor) else [0, 0] for lr in lrs]
+
+    def _prepare(self, groups: Groups) -> None:
+        space, device = self.space, self.space.device
+        if "settings" not in self._tables or len(self._tables["settings"]) != len(groups):
+            self._tables["settings"] = torch.zeros(len(groups), 13, dtype=torch.float64, device=device)
+            self._tables["rates"] = torch.zeros(len(groups), 2, dtype=torch.int64, device=device)
+        if self._constants != space.constants:
+            for slot, place in self._head_slots:
+                self.heads[place] = 1.0 if slot.head is None else slot.head.reshape(-1).double()
+            for slot, place in self._tail_slots:
+                assert slot.tail is not None
+                self.static[place] = slot.tail.reshape(-1).double()
+            self._constants = space.constants
+        if space.held is not self._held or "chains" not in self._uploaded:
+            self._held = space.held
+            self._held_numbers = None if space.held is None else space.held.double()
+            pointers = list(self._by_chain)
+            pointers[3] = 0 if self._held_numbers is None else self._held_numbers.data_ptr()
+            self._upload("chains", pointers[:7])
+
+    def _pointers(self, groups: Groups, state: State, grads: Sequence[Tensor | None]) -> list[list[int]]:
+        """Addresses of weights, gradients and moments, which are made where there are none; 0: left alone."""
+        rows = []
+        for slot, grad in zip(self.space.slots, grads, strict=True):
+            if slot.idle:
+                rows.append([0, 0, 0, 0, 0])
+                continue
+            mine, fresh = state[slot.parameter], 0
+            wanted = groups[slot.group].get("momentum", 1.0) or self.buffers[0] in mine
+            for name in self.buffers if wanted else ():
+                if name not in mine:
+                    mine[name], fresh = torch.zeros_like(slot.parameter), 1
+            moments = [self.space.moments(slot, mine, name).data_ptr() if wanted else 0 for name in self.buffers]
+            gradient = 0 if grad is None else grad.data_ptr()
+            rows.append([slot.held.data_ptr(), gradient, *moments, *[0] * (2 - len(moments)), fresh])
+        return rows
+
+    def step(self, groups: Groups, state: State) -> None:
+        """One step.
+
+        Args:
+            groups: the parameter groups.
+            state: what is kept of every parameter.
+        """
+        space, layout, vectors, k = self.space, self.space.layout, self.space.vectors, self.kernels
+        grads = [
+            None if s.parameter.grad is None else s.part.shaped(local(s.parameter.grad)).contiguous()
+            for s in space.slots
+        ]
+        inside = [slot.parameter for slot in space.slots if slot.block is not None]
+        started = any(self.buffers[0] in state.get(parameter, {}) for parameter in inside)
+        self._prepare(groups)
+        pointers = self._upload("pointers", self._pointers(groups, state, grads))
+        settings = self._upload("settings", self._settings(groups, started))
+        rates = self._upload("rates", self._rates(groups))
+        chains, parts, adam = self._tables["chains"], vectors.kept, space.manner.linear
+        sizes = {"ADAM": adam, "BLOCK": self.block}
+        tiles, sums, edges = self.grids
+        target, tails, count = layout.target, layout.tails, layout.count
+        by_chain = (chains, count, settings, self.groups)
+        self._launch(
+            k.reduce, max(sums, 1), pointers, self.numbers, self.sums, self.total, target, self.signs, parts.tree,
+            self.places, tails, settings, rates, len(groups), AT_ONCE=AT_ONCE, BLOCK=self.block,
+        )  # fmt: skip
+        space.shards.sum(self.total)
+        self._launch(
+            k.pass_on, -(-(tails + layout.edges) // self.block), *by_chain, vectors.factor, parts.step, parts.keep,
+            parts.tree, layout.of_tails, layout.of_edges, tails, layout.edges,
+            OTHERS=len(layout.of_edges) > layout.edges, **sizes,
+        )  # fmt: skip
+        self._launch(
+            k.update, tiles, pointers, self.numbers, self.tiles, settings, parts.step, parts.keep, self.static,
+            self.heads, self.head_chain, chains, self.shares, self.ages, AT_ONCE=AT_ONCE, **sizes,
+        )  # fmt: skip
+        blocks = -(-count // self.block)
+        self._launch(
+            k.finish, blocks + edges, pointers, self.numbers, self.edges, *by_chain, space.counts, self.places,
+            parts.tree, self.ages, len(space.slots), blocks, **sizes,
+        )  # fmt: skip
+        for slot in space.slots:
+            if not slot.idle:
+                torch.autograd.graph.increment_version(slot.held)
+        space.note_versions()
+
+    def _launch(self, kernel: Any, programs: int, *args: Any, **sizes: Any) -> None:
+        if programs:
+            self.launches += 1
+            kernel[(programs,)](*args, **sizes)
+
+
+__all__ = ["Fused", "check_device"]

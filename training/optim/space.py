@@ -1,0 +1,474 @@
+"""Path space as an optimizer sees it: its weights, laid out, with the products along the trees.
+
+Factors by tail and head, path values and weights on the trees are made from the weights once, and again where someone
+else has changed those. What a step does to them is said by its rule.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pathspace import Skeleton, UnsupportedError
+from pathspace.training.optim.bounds import Bounds
+from pathspace.training.optim.frozen import held_chains
+from pathspace.training.optim.kernels import group_size, leaving, rows_of_group, summed
+from pathspace.training.optim.layout import DYNAMIC, PLAIN, STATIC, Part, make_layout
+from pathspace.training.optim.matching import named
+from pathspace.training.optim.sharding import Whole, find_shards, local, version
+from pathspace.training.optim.vectors import Parts, Vectors
+
+Groups = Sequence[dict[str, Any]]
+
+
+@dataclass(frozen=True)
+class Manner:
+    """What the products along the trees must know of the rule of a step.
+
+    Attributes:
+        linear: whether a step takes ``1 / scale`` or its square.
+        cap: upper bound of the multipliers.
+        way_out: what else than other weights helps where path values are too small.
+    """
+
+    linear: bool = False
+    cap: float | None = None
+    way_out: str = ""
+
+
+@dataclass(eq=False)
+class Slot:
+    """One tensor of an optimizer.
+
+    Attributes:
+        parameter: as given.
+        group: the position of its group.
+        block: its block of the graph; ``None`` outside path space.
+        part: how it is laid out.
+        held: what this device holds of it.
+        weight: the same, in the part's view.
+        flat: the view as one row, where it is the memory itself; ``None``: a copy is worked on and written back.
+        rows: rows that are worked on at once (0: all).
+        head: ``1 / s_head`` to the power that a step takes; ``None`` for 1.
+        tail: ``1 / pre_tail``, where no chain is involved.
+        still: whether it is frozen.
+    """
+
+    parameter: Tensor
+    group: int
+    block: int | None
+    part: Part
+    held: Tensor
+    weight: Tensor
+    flat: Tensor | None
+    rows: int
+    head: Tensor | None = None
+    tail: Tensor | None = None
+    still: bool = False
+
+    @property
+    def idle(self) -> bool:
+        """Whether this step leaves it alone."""
+        return self.still or (self.block is None and self.parameter.grad is None)
+
+
+def power(table: Tensor, ids: Tensor) -> Tensor:
+    """``table[|id|] ** sign(id)``."""
+    value = table[ids.abs()]
+    return torch.where(ids < 0, value.reciprocal(), value)
+
+
+class PathSpace:
+    """The weights of an optimizer, laid out along the trees of a skeleton.
+
+    Args:
+        owner: the optimizer's class, for messages.
+        groups: its parameter groups.
+        blocks: the block of every parameter.
+        skeleton: the skeleton, without dead units.
+        manner: what the rule of a step asks for.
+        min_ratio: how much smaller a path value may get than it is now.
+
+    Raises:
+        UnsupportedError: path space lies on several devices, a skeleton weight is 0, or path values are too small.
+    """
+
+    def __init__(
+        self,
+        owner: str,
+        groups: Groups,
+        blocks: Sequence[int | None],
+        skeleton: Skeleton,
+        manner: Manner,
+        min_ratio: float,
+    ) -> None:
+        self.owner, self.blocks, self.skeleton = owner, list(blocks), skeleton
+        self.manner, self.min_ratio = manner, min_ratio
+        names = named(groups)
+        self.names = [name for name, _ in names]
+        self.shards: Whole = find_shards(owner, names)
+        held = [local(parameter) for _, parameter in names]
+        devices = {p.device for p, block in zip(held, blocks, strict=True) if block is not None}
+        if len(devices) > 1:
+            raise UnsupportedError(
+                f"{owner} found path space spread over {', '.join(sorted(map(str, devices)))}, expected one device; "
+                "give every device a model of its own."
+            )
+        self.layout = make_layout(skeleton, held, blocks, self.shards.rows)
+        self.device = self.layout.first.device
+        dtypes = [None if block is None else p.dtype for p, block in zip(held, blocks, strict=True)]
+        self.vectors = Vectors(self.layout, dtypes, self.device)
+        self.slots = self._slots(groups, held)
+        cap = manner.cap
+        self.bounds = None if cap is None else Bounds(cap, skeleton, self.layout, self.vectors.value)
+        self._find_groups()
+        self.counts = torch.zeros(2, self.layout.count, dtype=torch.int32, device=self.device)
+        # whether the factors by tail of a state that was loaded lie in another order; whether one was loaded
+        self.stale = self.loaded = self.frozen = False
+        # how often the factors that no step changes were computed
+        self.constants = 0
+        self.held: Tensor | None = None
+        self._freeze([slot.block is not None and not slot.parameter.requires_grad for slot in self.slots])
+        self.resync()
+
+    # --- tensors
+
+    def _slots(self, groups: Groups, held: Sequence[Tensor]) -> list[Slot]:
+        owned = [(p, g) for g, group in enumerate(groups) for p in group["params"]]
+        count = sum(p.numel() for p in held)
+        size = group_size(count, self.device)
+        # so few numbers that what costs is to start an operation, not to carry it out
+        self.few = count <= size
+        slots = []
+        for (parameter, g), block, part, tensor in zip(owned, self.blocks, self.layout.parts, held, strict=True):
+            weight = part.shaped(tensor.detach())
+            dense = weight.data_ptr() == tensor.data_ptr() and weight.is_contiguous()
+            flat = weight.view(-1) if dense else None
+            slots.append(Slot(parameter, g, block, part, tensor, weight, flat, rows_of_group(part, size)))
+        return slots
+
+    def _find_groups(self) -> None:
+        """A chain has the settings of the group of its first unit's entering edge."""
+        group_of = {slot.block: slot.group for slot in self.slots if slot.block is not None}
+        blocks = self.skeleton.tree_in.block
+        groups = [group_of.get(int(blocks[u]), 0) if u < len(blocks) else 0 for u in self.layout.first.tolist()]
+        # with one group for all of path space, its settings are numbers; otherwise vectors over chains
+        self.one_group = groups[-1] if len(set(groups)) == 1 else None
+        self.group_index = None if self.one_group is not None else torch.tensor(groups, device=self.device)
+
+    def setting(self, groups: Groups, name: str, place: int | None = None) -> Any:
+        """A setting of path space, or one of a pair: a number or one-element tensor, or a vector over chains."""
+        found = [group[name] if place is None else group[name][place] for group in groups]
+        if self.one_group is not None:
+            return found[self.one_group]
+        assert self.group_index is not None
+        values = [torch.as_tensor(value, dtype=torch.float64, device=self.device) for value in found]
+        return torch.stack([v.reshape(()) for v in values])[self.group_index]
+
+    def rows(self, slot: Slot) -> int:
+        """Rows of a tensor that are worked on at once (0: all); a compiler finds groups of its own."""
+        return 0 if torch.compiler.is_compiling() else slot.rows
+
+    def views(self, tensors: Iterable[Tensor]) -> list[Tensor]:
+        """Tensors laid out like the parameters, in the shapes they are worked on."""
+        return [
+            tensor if part.order is None and tensor.shape == part.view else part.shaped(tensor)
+            for part, tensor in zip(self.layout.parts, tensors, strict=True)
+        ]
+
+    def weights(self) -> list[Tensor]:
+        """The weights in the shapes they are worked on."""
+        if torch.compiler.is_compiling():
+            # a compiler wants to see where these views come from
+            views = self.views([slot.held.detach() for slot in self.slots])
+            return [v if s.flat is not None else v.contiguous() for v, s in zip(views, self.slots, strict=True)]
+        return [s.weight if s.flat is not None else s.part.shaped(s.held.detach()).contiguous() for s in self.slots]
+
+    def moments(self, slot: Slot, state: dict[str, Any], key: str) -> Tensor:
+        """A tensor of the state of a parameter, in the view in which the parameter is worked on.
+
+        A state that was loaded, or a parameter that was moved since, may lie otherwise in memory or be of another type.
+        """
+        held = local(state[key])
+        shaped = slot.part.shaped(held)
+        if not torch.compiler.is_compiling() and (
+            shaped.data_ptr() != held.data_ptr() or held.dtype != slot.held.dtype
+        ):
+            state[key] = torch.empty_like(slot.parameter).copy_(state[key])
+            shaped = slot.part.shaped(local(state[key]))
+        return shaped
+
+    # --- products along the trees
+
+    @torch.no_grad()
+    def resync(self) -> None:
+        """Recompute all products along the trees from the weights.
+
+        Raises:
+            UnsupportedError: a skeleton weight is 0, or path values are too small.
+        """
+        prefix, suffix = self._products()
+        vectors, parts = self.vectors, self.vectors.kept
+        vectors.factor.copy_(self._factors_by_tail(prefix))
+        vectors.value.copy_((prefix * suffix)[self.layout.first.cpu()])
+        parts.least.fill_(self.min_ratio)
+        # the root has no path value: dividing by infinity leaves its ratio at 1
+        vectors.value[0] = torch.inf
+        parts.tree.copy_(self._tree_weights())
+        self._constants(prefix, suffix)
+        self._check_range()
+        self.note_versions()
+
+    def recall(self) -> None:
+        """Recompute what a state does not hold, from the weights that belong to it."""
+        prefix, suffix = self._products()
+        if self.stale:
+            self.vectors.factor.copy_(self._factors_by_tail(prefix))
+            self.stale = False
+        self._constants(prefix, suffix)
+
+    def _tree_weights(self) -> Tensor:
+        """Present weights of the edges on the trees, in the order of the layout, in float64."""
+        inside = [slot for slot in self.slots if slot.block is not None]
+        some = [s.part.shaped(s.held.detach()).reshape(-1)[s.part.tree].double() for s in inside]
+        return torch.cat(some) if some else torch.zeros(0, dtype=torch.float64)
+
+    def _as_written(self) -> Tensor:
+        """The tree weights as the tensors hold them: rounded to their types."""
+        tree = self.vectors.kept.tree
+        some = [tree[s.part.edges].to(s.held.dtype).double() for s in self.slots if s.block is not None]
+        return torch.cat(some) if some else tree
+
+    def _products(self) -> tuple[Tensor, Tensor]:
+        """Prefixes and suffixes of all units, from the weights."""
+        skeleton, tables = self.skeleton, []
+        slot_of = {slot.block: slot for slot in self.slots if slot.block is not None}
+        for tree in (skeleton.tree_in, skeleton.tree_out):
+            values = torch.zeros(len(tree.block), dtype=torch.float64)
+            for block, units in tree.by_block():
+                slot = slot_of[block]
+                flat = slot.held.detach().reshape(-1)
+                index = tree.index[units] - slot.part.offset
+                held = (index >= 0) & (index < flat.numel())
+                some = flat[torch.from_numpy(index[held]).to(flat.device)]
+                values[torch.from_numpy(units[held])] = some.double().cpu()
+            values = self.shards.sum(values.to(self.device)).cpu()
+            # the root and dead units have no edge
+            values[torch.from_numpy(tree.block < 0)] = 1
+            bad = (values == 0) | ~values.isfinite()
+            if bool(bad.any()):
+                unit = int(bad.nonzero()[0])
+                name, found = skeleton.graph.blocks[tree.block[unit]].name, float(values[unit])
+                raise UnsupportedError(
+                    f"{self.owner} found a skeleton weight of {found:g} in {name!r}, expected "
+                    + (
+                        "non-zero ones; choose the skeleton anew from the model as it stands, or init_skeleton(model, "
+                        "skeleton) first."
+                        if found == 0
+                        else "finite ones; load weights from before they diverged."
+                    )
+                )
+            tables.append(values)
+        return skeleton.prefixes(tables[0]), skeleton.suffixes(tables[1])
+
+    def _inverse(self, table: Tensor, ids: Tensor) -> Tensor:
+        """What a step takes from ``1 / table``, for some ids; 0 at dead units, so that weights there stay."""
+        lost = self.skeleton.lost
+        values = power(table, ids).reciprocal()
+        values = values.masked_fill_(torch.from_numpy(lost)[ids.abs()], 0.0) if lost.any() else values
+        return values if self.manner.linear else values.square()
+
+    def _factors_by_tail(self, prefix: Tensor) -> Tensor:
+        """``1 / pre`` of all tails that move, to the power that a step takes."""
+        tails = [part.tail.reshape(-1) for part in self.layout.parts if part.kind == DYNAMIC]
+        ids = torch.cat(tails) if tails else torch.zeros(0, dtype=torch.int64)
+        return self._inverse(prefix, ids).to(self.vectors.factor)
+
+    def _constants(self, prefix: Tensor, suffix: Tensor) -> None:
+        """Factors that a step never changes: ``1 / s_head``, and ``1 / pre_tail`` where no chain is involved."""
+        self.constants += 1
+        for slot in self.slots:
+            head, tail = self._inverse(suffix, slot.part.head), self._inverse(prefix, slot.part.tail)
+            # with a bound, the bounded product is rounded, not its factors
+            like = self.vectors.factor if self.bounds is not None else slot.held
+            slot.head = None if slot.part.kind == PLAIN or bool((head == 1).all()) else head.to(like)
+            slot.tail = None if slot.part.kind != STATIC or bool((tail == 1).all()) else tail.to(slot.held)
+
+    def head(self, number: int) -> Tensor | None:
+        """The factor by head of one tensor; a bound on the multipliers follows the path values."""
+        slot = self.slots[number]
+        if self.bounds is None or slot.part.kind == PLAIN:
+            return slot.head
+        bound = self.bounds.head(number)
+        return (bound if slot.head is None else bound.mul_(slot.head)).to(slot.held.dtype)
+
+    def share(self, number: int) -> float:
+        """What a bound leaves of the step of one tensor at the root's end."""
+        return 1.0 if self.bounds is None else self.bounds.shares[number]
+
+    def applied(self, number: int) -> list[Tensor]:
+        """By head and by tail, what a step multiplies the gradient of a tensor by, broadcastable to its view."""
+        slot, head = self.slots[number], self.head(number)
+        part, tail = slot.part, slot.tail
+        if part.span is not None:
+            tail = self.vectors.factor[part.span]
+            tail = (tail if self.bounds is None else tail * self.bounds.tail(number)).view(part.tail.shape)
+        return [side for side in (head, part.spread(tail)) if side is not None]
+
+    def divisors(self) -> Tensor:
+        """By chain, what a step divides the derivative by the logarithm by: the square of the path value, bounded."""
+        square = self.vectors.value * self.vectors.value
+        # the root's stays infinite
+        return square if self.manner.cap is None else square.clamp_(min=1 / self.manner.cap)
+
+    def _check_range(self) -> None:
+        """Refuse products of skeleton weights so small that what a step divides by them is no number.
+
+        Raises:
+            UnsupportedError: naming the first tensor.
+        """
+        bad = [self.bounds is None and not bool(self.vectors.value.square().reciprocal().isfinite().all())]
+        for i, slot in enumerate(self.slots):
+            sizes = [float(factor.abs().amax()) for factor in self.applied(i) if factor.numel()]
+            numbers = torch.finfo(slot.held.dtype)
+            if self.manner.linear:
+                # squares of moments are kept: those of gradients as small as one rounding should be numbers
+                sizes += [math.prod(sizes), (math.prod(sizes) * numbers.eps) * (math.prod(sizes) * numbers.eps)]
+            bad.append(not all(size <= numbers.max for size in sizes))
+        everywhere = self.shards.sum(torch.tensor(bad, device=self.device).to(torch.int64)).tolist()
+        if any(everywhere):
+            names = [f" at {name!r}" if name else "" for name in self.names]
+            where = next((name for name, wrong in zip(names, everywhere[1:], strict=True) if wrong), "")
+            raise UnsupportedError(
+                f"{self.owner} found products of skeleton weights so small that dividing by them leads beyond "
+                f"the range of numbers{where}, expected larger ones; start with init_skeleton(model, skeleton)"
+                f"{self.manner.way_out}, or compute in float64."
+            )
+
+    # --- what others do to the weights
+
+    def note_versions(self) -> None:
+        """Remember how the weights are now."""
+        self._seen = self._look()
+
+    def _look(self) -> list[tuple[int, int, tuple[int, ...]]]:
+        """Where the weights are, how often they were written to, and how they lie."""
+        if type(self.shards) is not Whole:
+            pairs = [(version(slot.parameter), local(slot.parameter)) for slot in self.slots]
+            return [(held.data_ptr(), count, held.stride()) for count, held in pairs]
+        return [(s.held.data_ptr(), s.held._version, s.held.stride()) for s in self.slots]
+
+    def moved(self) -> bool:
+        """Whether the weights lie elsewhere than they did, so that everything has to be laid out anew."""
+        now = self._look()
+        return any(new[::2] != old[::2] for new, old in zip(now, self._seen, strict=True))
+
+    def refresh(self) -> None:
+        """Look after weights that others have changed or frozen, without asking the device for anything if none was."""
+        now = self._look()
+        if now != self._seen or self.loaded:
+            # weights off the trees may change freely; with shards, all devices decide together
+            changed = self._tree_weights() != self._as_written()
+            if bool(self.shards.sum(changed.any().to(torch.int64))):
+                self.resync()
+            elif self.loaded:
+                self.recall()
+            self.loaded = False
+            self._seen = now
+        self.look_for_frozen()
+
+    def look_for_frozen(self) -> None:
+        """Note which tensors of path space are not to move, and which path values stay with them.
+
+        Those that ask for no gradient; all of them where no gradient has reached any.
+        """
+        parameters = [slot.parameter for slot in self.slots]
+        # quickly, where all moved and all have gradients
+        if self.held is None and not self.frozen and all(p.grad is not None and p.requires_grad for p in parameters):
+            return
+        reached = any(
+            block is not None and p.requires_grad and p.grad is not None
+            for block, p in zip(self.blocks, parameters, strict=True)
+        )
+        self._freeze(
+            [
+                block is not None and not (p.requires_grad and reached)
+                for block, p in zip(self.blocks, parameters, strict=True)
+            ]
+        )
+
+    def _freeze(self, still: list[bool]) -> None:
+        if still == [slot.still for slot in self.slots]:
+            return
+        for slot, one in zip(self.slots, still, strict=True):
+            slot.still = one
+        self.frozen = any(still)
+        blocks = [slot.block for slot in self.slots if slot.still and slot.block is not None]
+        held = held_chains(self.skeleton, blocks, self.layout.count)
+        self.held = torch.from_numpy(held).to(self.device) if held.any() else None
+
+    # --- parts of a step
+
+    def log_gradient(self, groups: Groups, parts: Parts, weights: Sequence[Tensor], grads: Sequence[Tensor]) -> Tensor:
+        """``c_k`` of all chains, shape ``(chains,)``; whatever is added to the root's does no harm.
+
+        Args:
+            groups: the parameter groups.
+            parts: the vectors.
+            weights: the weights in the shapes they are worked on.
+            grads: their gradients, alike.
+        """
+        layout = self.layout
+        entries = self._entries(weights, grads)
+        total = parts.zero.clone() if not entries else parts.zero
+        if entries:
+            everything = torch.cat(entries).mul(parts.coefficient)
+            if layout.signs is not None:
+                everything.mul_(layout.signs)
+            total = total.index_add(0, layout.target, everything)
+        total = self.shards.sum(total)
+        if any(group["maximize"] for group in groups):
+            total = total * (1 - 2 * self.setting(groups, "maximize"))
+        return total if self.held is None else total.masked_fill_(self.held, 0.0)
+
+    def _entries(self, weights: Sequence[Tensor], grads: Sequence[Tensor]) -> list[Tensor]:
+        """``w g`` by tail, then the gradients of the edges on the trees."""
+        chained = [i for i, slot in enumerate(self.slots) if slot.part.span is not None]
+        if self.few and not torch.compiler.is_compiling() and chained:
+            products = torch._foreach_mul([weights[i] for i in chained], [grads[i] for i in chained])
+            sums = [summed(self.slots[i].part, p) for i, p in zip(chained, products, strict=True)]
+        else:
+            sums = [leaving(s.part, weights[i], grads[i], self.rows(s)) for i in chained for s in (self.slots[i],)]
+        return sums + [
+            grad.take(s.part.tree)
+            for grad, s in zip(grads, self.slots, strict=True)
+            if s.part.edges.stop > s.part.edges.start
+        ]
+
+    def carry(self, parts: Parts) -> None:
+        """Carry out the ratios on everything that is kept by unit."""
+        bound = None if self.bounds is None else self.bounds.limit
+        self.vectors.carry(parts, self.counts, self.held, self.manner.linear, bound)
+
+    def finish(self, parts: Parts, weights: Sequence[Tensor]) -> None:
+        """Put the tree weights, which are kept in float64, into the tensors; write back where there was no view."""
+        if self.manner.linear:
+            self.vectors.settle(parts)
+        compiling = torch.compiler.is_compiling()
+        for slot, weight, values in zip(self.slots, weights, parts.on_tree, strict=True):
+            if values is not None:
+                flat = weight.view(-1) if compiling or slot.flat is None else slot.flat
+                flat.index_copy_(0, slot.part.tree, values)
+            if slot.flat is None:
+                order = slot.part.order or tuple(range(slot.held.ndim))
+                slot.held.detach().permute(order).copy_(weight.view([slot.held.shape[d] for d in order]))
+        if not compiling:
+            self.note_versions()
+
+
+__all__ = ["Manner", "PathSpace", "Slot"]
