@@ -7,6 +7,7 @@ Clips whose bounds move with the gauge: :func:`lift_clips`. Batch norms folded: 
 Masks as files: :func:`save_masks`, :func:`load_masks`, :class:`Masks`.
 The gauge: :func:`rescale`, :func:`canonicalise`, :func:`balance`, :func:`balancing`, :class:`Balancing`,
 :func:`register_transport`.
+The gauge on checkpoints: :func:`rescale_files`, :func:`balance_files`.
 Proofs as documents: :func:`proof`, judged by :func:`check`. Claims on trial: :func:`claim`, :class:`Claim`.
 Path norms: :func:`path_norm`, :func:`path_statistics`. Symbols: :func:`symbolic`, :class:`SymbolicSpace`. Pictures:
 :func:`draw`.
@@ -32,6 +33,7 @@ from pathspace.proof import proof
 from pathspace.reduction import ReductionGraph, WeightBlock
 from pathspace.rescale import rescale
 from pathspace.skeleton import Skeleton
+from pathspace.streaming import balance_files, rescale_files
 from pathspace.structure import Pin
 from pathspace.symbolic import SymbolicSpace, symbolic
 from pathspace.tracing import trace
@@ -60,6 +62,7 @@ __all__ = [
     "UnsupportedError",
     "WeightBlock",
     "balance",
+    "balance_files",
     "balancing",
     "canonicalise",
     "check",
@@ -74,6 +77,7 @@ __all__ = [
     "proof",
     "register_transport",
     "rescale",
+    "rescale_files",
     "rule",
     "save_masks",
     "symbolic",

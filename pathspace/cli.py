@@ -18,6 +18,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from pathspace import checkpoint_commands
 from pathspace.cli_errors import FAILED, ErrorSentenceGroup, guarded, say
 from pathspace.options import (
     InputOption,
@@ -372,6 +373,9 @@ def masks(
     console = Console(stderr=output == STDOUT)
     console.print(table)
     console.print(f"Wrote {output}", soft_wrap=True, markup=False, highlight=False)
+
+
+checkpoint_commands.register(app)
 
 
 def load_extensions() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -54,27 +54,24 @@ class Pairs:
     def __init__(self, graph: Structure, p: float, parameters: Mapping[str, Tensor] | None = None) -> None:
         self.graph, self.p = graph, p
         own = graph.parameters if parameters is None else parameters
-        self.tables: list[Table] = []
+        values = ((edge_values(graph, block, own), block.head, block.tail) for block in graph.blocks)
+        self._lay_out(values, keep=True)
+
+    def _lay_out(self, values: Iterable[tuple[Tensor, Tensor, Tensor]], keep: bool) -> None:
+        """Take in values with the ids of their ends; tables need not be kept where they can be made again."""
+        graph = self.graph
+        self.tables: Iterable[Table] = (kept := [])
         lists: list[tuple[Tensor, Tensor, Tensor]] = []
         self.constant = 0.0
-        for block in graph.blocks:
-            value = edge_values(graph, block, own).abs().pow(p)
-            dims = range(value.dim())
-            alike = [d for d in dims if block.tail.shape[d] == block.head.shape[d] == 1 < value.shape[d]]
-            value = value.sum(alike, keepdim=True) if alike else value
-            rows = [d for d in dims if block.head.shape[d] > 1]
-            columns = [d for d in dims if block.tail.shape[d] > 1]
-            if rows and columns and not set(rows) & set(columns):
-                rest = [d for d in dims if d not in rows and d not in columns]
-                head, tail = block.head.reshape(-1), block.tail.reshape(-1)
-                sizes = value.permute([*rows, *columns, *rest]).reshape(len(head), len(tail)).contiguous()
-                self.constant += self._drop_loops(sizes, head[:, None], tail[None, :])
-                self.tables.append(Table(sizes, head, tail))
+        for value, heads, tails in values:
+            table = self.table(value, heads, tails)
+            if isinstance(table, Table):
+                self.constant += self._drop_loops(table.sizes, table.head[:, None], table.tail[None, :])
+                if keep:
+                    kept.append(table)
             else:
-                flat = value.reshape(-1).clone()
-                head, tail = (ids.expand(value.shape).reshape(-1) for ids in (block.head, block.tail))
-                self.constant += self._drop_loops(flat, head, tail)
-                lists.append((flat, head, tail))
+                self.constant += self._drop_loops(*table)
+                lists.append(table)
         self.listed = tuple(torch.cat(parts) for parts in zip(*lists, strict=True)) if lists else ()
         self.origin = np.zeros(graph.num_units)
         unit = csr_array(graph.expand[:, 1:].astype(np.float64))
@@ -85,6 +82,22 @@ class Pairs:
         # units that one edge may hang on: the exponent of the bound that separates them
         widths = np.asarray(abs(unit).sum(1)).reshape(-1)
         self.width = 2.0 * max(1.0, float(widths.max(initial=1.0)))
+
+    def table(self, value: Tensor, heads: Tensor, tails: Tensor) -> Table | tuple[Tensor, Tensor, Tensor]:
+        """Sizes of values as a matrix, or as a list with their heads and tails where the ends follow no matrix."""
+        value = value.abs().pow_(self.p)
+        dims = range(value.dim())
+        alike = [d for d in dims if tails.shape[d] == heads.shape[d] == 1 < value.shape[d]]
+        value = value.sum(alike, keepdim=True) if alike else value
+        rows = [d for d in dims if heads.shape[d] > 1]
+        columns = [d for d in dims if tails.shape[d] > 1]
+        if rows and columns and not set(rows) & set(columns):
+            rest = [d for d in dims if d not in rows and d not in columns]
+            head, tail = heads.reshape(-1), tails.reshape(-1)
+            sizes = value.permute([*rows, *columns, *rest]).reshape(len(head), len(tail)).contiguous()
+            return Table(sizes, head, tail)
+        head, tail = (ids.expand(value.shape).reshape(-1) for ids in (heads, tails))
+        return value.reshape(-1).clone(), head, tail
 
     def _drop_loops(self, sizes: Tensor, head: Tensor, tail: Tensor) -> float:
         """Weights whose ends share a scale never change; their sum."""
@@ -165,7 +178,7 @@ class Pairs:
         """How many sizes other than 0 enter each unit, and how many leave it."""
         ones = Pairs.__new__(Pairs)
         ones.__dict__.update(self.__dict__)
-        ones.tables = [Table((t.sizes > 0).double(), t.head, t.tail) for t in self.tables]
+        ones.tables = (Table((t.sizes > 0).double(), t.head, t.tail) for t in self.tables)
         ones.listed = ((self.listed[0] > 0).double(), *self.listed[1:]) if self.listed else ()
         ones.origin = np.zeros_like(self.origin)
         entering, leaving, _ = ones.sides(ones.origin)

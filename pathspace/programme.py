@@ -65,7 +65,7 @@ def minimise(
                 return Minimum(phi, total, worst, step)
             if worst < NEAR or sweep == SWEEPS:
                 break
-            phi = phi + np.where(free, _separate(entering, leaving, tilt) / (p * pairs.width), 0.0)
+            phi = phi + np.where(free, separate(entering, leaving, tilt) / (p * pairs.width), 0.0)
         curvature = pairs.curvature(phi)
         found = total - p * float(tilt @ phi)
         # exact for each unit by itself however far it is, where that goes down; else Newton's own
@@ -91,7 +91,7 @@ def minimise(
     )
 
 
-def _separate(entering: np.ndarray, leaving: np.ndarray, tilt: np.ndarray) -> np.ndarray:
+def separate(entering: np.ndarray, leaving: np.ndarray, tilt: np.ndarray) -> np.ndarray:
     """``log z`` with ``entering z - leaving / z = tilt``, 0 for units without edges."""
     root = np.sqrt(tilt**2 + 4 * entering * leaving)
     with np.errstate(divide="ignore", invalid="ignore"):

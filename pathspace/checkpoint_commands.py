@@ -1,0 +1,158 @@
+"""Commands on checkpoints: ``pathspace rescale`` and ``pathspace balance``."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console
+
+from pathspace.options import InputOption, JsonOption, SeedOption
+from pathspace.progress import show_progress
+
+if TYPE_CHECKING:
+    from pathspace.reduction import ReductionGraph
+
+Target = Annotated[
+    str,
+    typer.Argument(
+        metavar="[TARGET]",
+        help="The model. May be left out for a folder with the config.json of a transformers model.",
+        show_default=False,
+    ),
+]
+Source = Annotated[str, typer.Argument(help="A safetensors file, or a folder with one or many.", show_default=False)]
+Destination = Annotated[
+    str | None, typer.Argument(help="Where to write: a file or a folder, like SOURCE.", show_default=False)
+]
+
+ExactOption = Annotated[
+    bool,
+    typer.Option("--exact/--all", help="Leave units alone that are free only where normalisations have no epsilon."),
+]
+
+
+def _three(target: str, source: str, destination: str | None) -> tuple[str, str, str]:
+    """Target, source and destination, where the first may have been left out."""
+    return (f"transformers:{target}", target, source) if destination is None else (target, source, destination)
+
+
+def _traced(target: str, inputs: list[str] | None, seed: int) -> ReductionGraph:
+    from pathspace import trace
+    from pathspace.target import load_target
+
+    loaded = load_target(target, inputs or (), seed=seed)
+    return trace(loaded.model, *loaded.args, kwargs=loaded.kwargs)
+
+
+def rescale(
+    target: Target,
+    source: Source,
+    destination: Destination = None,
+    phi: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FILE",
+            help="Log-scales of the units, as numpy.save writes them.",
+            show_default="random powers of two",
+        ),
+    ] = None,
+    exact: ExactOption = True,
+    inputs: InputOption = None,
+    seed: SeedOption = 0,
+) -> None:
+    """Rescale a checkpoint so that the model computes the same.
+
+    [bold]pathspace rescale net.py:net model.safetensors rescaled.safetensors[/]
+    [bold]pathspace rescale path/to/folder path/to/new-folder[/]
+
+    Exit codes: 0 written, 2 bad input. The same command completes a folder after a run that was broken off.
+    """
+    import numpy as np
+    import torch
+
+    from pathspace import rescale_files
+    from pathspace.errors import InputError
+    from pathspace.invariance import random_powers
+
+    target, source, destination = _three(target, source, destination)
+    with show_progress("Tracing", target) as status:
+        graph = _traced(target, inputs, seed)
+        if phi is None:
+            scales = random_powers(graph, seed, 3)
+        else:
+            try:
+                scales = torch.from_numpy(np.load(phi, allow_pickle=False).astype(np.float64))
+            except (OSError, ValueError, EOFError) as error:
+                raise InputError(
+                    f"The log-scales in '{phi}' cannot be read ({error}); write them with numpy.save."
+                ) from error
+        status("Rescaling")
+        rescale_files(graph, scales, source, destination, exact)
+    _say(f"Rescaled {graph.num_units:,} units. Wrote {destination}")
+
+
+def balance(
+    target: Target,
+    source: Source,
+    destination: Destination = None,
+    p: Annotated[float, typer.Option("--p", help="Which norm of the weights is made smallest.")] = 2.0,
+    tolerance: Annotated[
+        float | None,
+        typer.Option(
+            help="Largest relative difference of what enters and leaves a unit.",
+            show_default="1e-12, or 1e-3 for weights that do not fit into memory",
+        ),
+    ] = None,
+    exact: ExactOption = True,
+    inputs: InputOption = None,
+    json: JsonOption = None,
+    seed: SeedOption = 0,
+) -> None:
+    """Balance a checkpoint: of all its rescaled copies the one with the smallest norm, which computes the same.
+
+    [bold]pathspace balance net.py:net model.safetensors balanced.safetensors[/]
+    [bold]pathspace balance path/to/folder path/to/new-folder[/]
+
+    Exit codes: 0 written, 2 bad input. The same command completes a folder after a run that was broken off.
+    """
+    from json import dumps
+
+    from pathspace import balance_files
+    from pathspace.files import ensure_writable, replacing
+
+    target, source, destination = _three(target, source, destination)
+    if json is not None and json != "-":
+        ensure_writable(json)
+    with show_progress("Tracing", target) as status:
+        graph = _traced(target, inputs, seed)
+        status("Balancing")
+        found = balance_files(graph, source, destination, p, tolerance, exact)
+    facts = {
+        "units": graph.num_units,
+        "before": found.before,
+        "after": found.after,
+        "imbalance": found.imbalance,
+        "left_alone": {why: len(units) for why, units in found.left_alone.items()},
+        "rounds": found.steps,
+    }
+    if json == "-":
+        print(dumps(facts, indent=2))
+        return
+    if json is not None:
+        with replacing(json) as temporary:
+            temporary.write_text(dumps(facts, indent=2) + "\n", encoding="utf-8")
+    _say(f"{found}\nWrote {destination}")
+
+
+def _say(text: str) -> None:
+    Console().print(text, soft_wrap=True, markup=False, highlight=False)
+
+
+def register(app: typer.Typer) -> None:
+    """Add both commands."""
+    app.command()(rescale)
+    app.command()(balance)
+
+
+__all__ = ["register"]

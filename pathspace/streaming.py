@@ -1,0 +1,289 @@
+"""The gauge on checkpoints that may be larger than the memory: tensors are read, changed and written in pieces."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import os
+from collections.abc import Iterable, Iterator, Mapping
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from pathspace.attained import attained
+from pathspace.balanced import Balancing
+from pathspace.checkpoints import Change, Checkpoint
+from pathspace.errors import InputError
+from pathspace.moves import moved
+from pathspace.pairs import Pairs, Table
+from pathspace.programme import Minimum, minimise, separate
+from pathspace.structure import Structure, WeightBlock
+
+# up to so many scalars between units are held in memory, where Newton's method ends after few steps
+IN_MEMORY = 1 << 23
+EXACT, CLOSE = 1e-12, 1e-3
+ROUNDS = 200
+APPROXIMATE = "its scale is free at eps = 0 only"
+
+Path = str | os.PathLike[str]
+
+
+def rescale_files(graph: Structure, phi: Tensor, source: Path, destination: Path, exact: bool = False) -> None:
+    """Apply a gauge transformation to a checkpoint: what :func:`pathspace.rescale` does to a model in memory.
+
+    The memory needed is that of a few pieces of a tensor. A file is written aside and renamed; a folder that was broken
+    off is completed by the same call. Tensors the graph does not know, and other files of a folder (configuration,
+    tokenizer), are copied.
+
+    Args:
+        graph: the reduction graph; weights need no values, see :func:`pathspace.without_weights`.
+        phi: log-scales of the units, shape ``(num_units,)``. Multiples of ``log 2`` change no digit, whatever the type.
+        source: a safetensors file, or a folder with one, or with several and their index.
+        destination: a file or a folder, like the source.
+        exact: apply only the part of ``phi`` that is exact as the model stands, see :func:`pathspace.rescale`.
+
+    Raises:
+        InputError: wrong shape of ``phi``, a tensor is missing or has another shape, or files cannot be read
+            or written.
+
+    Example:
+        >>> import tempfile, torch, pathspace as ps
+        >>> from safetensors.torch import load_file, save_file
+        >>> model = torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.ReLU(), torch.nn.Linear(3, 1))
+        >>> graph, x = ps.trace(model, torch.randn(1, 2)), torch.randn(5, 2)
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     save_file(model.state_dict(), f"{folder}/model.safetensors")
+        ...     ps.rescale_files(graph, torch.randn(3), f"{folder}/model.safetensors", f"{folder}/other.safetensors")
+        ...     other = load_file(f"{folder}/other.safetensors")
+        >>> torch.allclose(torch.func.functional_call(model, other, (x,)), model(x), atol=1e-5)
+        True
+    """
+    if tuple(phi.shape) != (graph.num_units,):
+        raise InputError(
+            f"rescale_files found phi of shape {tuple(phi.shape)}, expected ({graph.num_units},): one log-scale per "
+            "unit."
+        )
+    phi = phi.detach().cpu().double()
+    phi = graph.exact_part(phi) if exact else phi
+    checkpoint = Checkpoint.open(source)
+    factors = graph.gauge_factors(phi)
+    names = _located(graph, checkpoint, factors, "rescale_files")
+    changes: dict[str, Change] = {}
+    for name, (head, tail) in factors.items():
+        change = _change(head, tail, graph.shifts.get(name, 0.0))
+        changes.update(dict.fromkeys(names[name], change))
+    job = hashlib.sha256(phi.numpy().tobytes()).hexdigest()
+    checkpoint.rewrite(destination, changes, job)
+
+
+def _located(graph: Structure, checkpoint: Checkpoint, wanted: Iterable[str], who: str) -> dict[str, list[str]]:
+    """Where the checkpoint holds tensors of the graph, their shapes compared."""
+    aliases = {block.name: (block.name, *block.aliases) for block in graph.blocks}
+    found = checkpoint.named({name: aliases.get(name, (name,)) for name in wanted}, who)
+    places = checkpoint.places()
+    for name, keys in found.items():
+        for key in keys:
+            entry = places[key].entries[key]
+            expected = tuple(graph.parameters[name].shape) if name in graph.parameters else entry.shape
+            if entry.shape != expected or entry.dtype is None or not entry.dtype.is_floating_point:
+                raise InputError(
+                    f"{who} found {key!r} of shape {entry.shape} and type {entry.kind}, expected {expected} in "
+                    "floating point; give the checkpoint of the traced model."
+                )
+    return found
+
+
+def _change(head: Tensor, tail: Tensor, shift: float) -> Change:
+    def change(place: slice, piece: Tensor) -> Tensor:
+        # what has few digits is computed with more, and rounded once
+        wide = piece.float() if piece.element_size() < 4 else piece
+        return moved(wide, _cut(head, place), _cut(tail, place), shift).to(piece.dtype)
+
+    return change
+
+
+class StreamedPairs(Pairs):
+    """Sizes of weights that are read from a checkpoint each time they are needed.
+
+    Args:
+        graph: the reduction graph.
+        p: the exponent.
+        checkpoint: the weights.
+        names: parameter -> its names there.
+    """
+
+    def __init__(self, graph: Structure, p: float, checkpoint: Checkpoint, names: Mapping[str, list[str]]) -> None:
+        self.graph, self.p = graph, p
+        self.checkpoint, self.names = checkpoint, names
+        # where an end is constant, sums over rows and columns are all that matters
+        self._between = [block for block in graph.blocks if between(block)]
+        keep = sum(block.numel for block in self._between) <= IN_MEMORY
+        self._lay_out(self._values(graph.blocks), keep=keep)
+        self.kept = keep
+        if not keep:
+            self.tables = _Again(self)
+
+    def _values(self, blocks: Iterable[WeightBlock]) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+        for block in blocks:
+            for place, piece in self.checkpoint.pieces(self.names[block.name][0]):
+                if not piece.numel():
+                    continue
+                value = piece.double() + block.shift
+                if not bool(value.isfinite().all()):
+                    raise InputError(
+                        f"balance_files found values in {block.name!r} that are NaN or infinite, expected finite ones; "
+                        "give a checkpoint from before it diverged."
+                    )
+                if block.unused is not None:
+                    value = value.masked_fill(_cut(block.unused, place).expand(value.shape), 0)
+                yield value, _cut(block.head, place), _cut(block.tail, place)
+
+    def again(self) -> Iterator[Table]:
+        """The tables, read once more."""
+        factors = self._logs(self.origin).mul_(self.p)
+        for value, heads, tails in self._values(self._between):
+            table = self.table(value, heads, tails)
+            if isinstance(table, Table):
+                self._drop_loops(table.sizes, table.head[:, None], table.tail[None, :])
+                up, down = (factors[ids.abs()] * ids.sign() for ids in (table.head, table.tail))
+                table.sizes.mul_(up.exp()[:, None]).mul_((-down).exp()[None, :])
+                yield table
+
+    def _rebase(self, phi: np.ndarray) -> None:
+        if self.kept:
+            super()._rebase(phi)
+            return
+        self.tables, tables = (), self.tables
+        super()._rebase(phi)
+        self.tables = tables
+
+
+class _Again:
+    """Something to iterate over more than once without holding it."""
+
+    def __init__(self, pairs: StreamedPairs) -> None:
+        self.pairs = pairs
+
+    def __iter__(self) -> Iterator[Table]:
+        return self.pairs.again()
+
+
+def between(block: WeightBlock) -> bool:
+    """Whether both ends of a tensor's weights vary, along dimensions of their own."""
+    rows = {d for d, size in enumerate(block.head.shape) if size > 1}
+    columns = {d for d, size in enumerate(block.tail.shape) if size > 1}
+    return bool(rows and columns and not rows & columns)
+
+
+def _cut(ids: Tensor, place: slice) -> Tensor:
+    return ids[place] if ids.dim() and ids.shape[0] > 1 else ids
+
+
+def balance_files(
+    graph: Structure,
+    source: Path,
+    destination: Path,
+    p: float = 2,
+    tolerance: float | None = None,
+    exact: bool = True,
+) -> Balancing:
+    """Balance a checkpoint: what :func:`pathspace.balance` does to a model in memory.
+
+    Sums over the weights that enter and leave each unit are gathered in one pass over the files per round. Where a
+    tensor has less than 32 bits, scales are rounded to powers of two, so that no digit changes: units are then balanced
+    up to such a factor, and the result says how well.
+
+    Args:
+        graph: the reduction graph; weights need no values.
+        source: a safetensors file, or a folder with one, or with several and their index.
+        destination: a file or a folder, like the source.
+        p: which norm.
+        tolerance: largest relative difference of the two sides, before any rounding of scales; by default 1e-12 where
+            the weights between units fit into memory, else 1e-3.
+        exact: leave units alone that are free at ``eps = 0`` only, so that the model computes the same as it stands;
+            with ``False`` these move, too, as they do under :func:`pathspace.balance`.
+
+    Returns:
+        The log-scales that were applied, the norms, how far the sides still differ, and what is left alone.
+
+    Raises:
+        InputError: ``p`` is not positive, a tensor is missing, has another shape or is not finite, the tolerance is not
+            reached, or files cannot be read or written.
+
+    Example:
+        >>> import tempfile, torch, pathspace as ps
+        >>> from safetensors.torch import save_file
+        >>> model = torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.ReLU(), torch.nn.Linear(3, 1))
+        >>> graph = ps.trace(model, torch.randn(1, 2))
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     save_file(model.state_dict(), f"{folder}/model.safetensors")
+        ...     found = ps.balance_files(graph, f"{folder}/model.safetensors", f"{folder}/other.safetensors")
+        >>> found.after < found.before, found.imbalance < 1e-6
+        (True, True)
+    """
+    if not p > 0:
+        raise InputError(f"balance_files found p={p!r}, expected a positive number.")
+    checkpoint = Checkpoint.open(source)
+    blocks = [block.name for block in graph.blocks]
+    names = _located(graph, checkpoint, blocks, "balance_files")
+    pairs = StreamedPairs(graph, p, checkpoint, names)
+    start = np.zeros(graph.num_units)
+    before = pairs.sides(start)[2]
+    found = attained(pairs)
+    if exact:
+        found.fix(graph.approximate - 1, APPROXIMATE)
+    if pairs.kept:
+        best = minimise(pairs, found.free, start, EXACT if tolerance is None else tolerance)
+    else:
+        best = _in_rounds(pairs, found.free, CLOSE if tolerance is None else tolerance)
+    places = checkpoint.places()
+    narrow = any(places[key].entries[key].itemsize < 4 for keys in names.values() for key in keys)
+    phi = best.phi
+    if narrow:
+        phi = np.round(phi / math.log(2)) * math.log(2)
+        entering, leaving, after = pairs.sides(phi)
+        best = Minimum(phi, after, _imbalance(entering, leaving, found.free)[1], best.steps)
+    rescale_files(graph, torch.from_numpy(phi), source, destination)
+    return Balancing(torch.from_numpy(phi), before, best.value, best.imbalance, found.reasons, best.steps)
+
+
+def _imbalance(entering: np.ndarray, leaving: np.ndarray, free: np.ndarray) -> tuple[np.ndarray, float]:
+    both = entering + leaving
+    uneven = np.where(free, entering - leaving, 0.0) / np.where(both > 0, both, 1.0)
+    return uneven, float(np.abs(uneven).max(initial=0.0))
+
+
+def _in_rounds(pairs: Pairs, free: np.ndarray, tolerance: float) -> Minimum:
+    """Balance all units at once, again and again, each round by one pass over the weights.
+
+    A step takes every unit as far as a bound that separates them allows, which never goes up; where the last steps
+    pointed one way, the next goes as much further as their ratio says, if that did not go up either.
+    """
+    p, phi = pairs.p, np.zeros(len(free))
+    longer, last, lowest = 1.0, np.zeros(len(free)), math.inf
+    best = phi
+    for step in range(ROUNDS):
+        entering, leaving, total = pairs.sides(phi)
+        worst = _imbalance(entering, leaving, free)[1]
+        if worst <= tolerance:
+            return Minimum(phi, total, worst, step)
+        if total > lowest * (1 + 1e-12):
+            # too far: back to the last point, by plain steps
+            phi, longer, last = best, 1.0, np.zeros(len(free))
+            entering, leaving, total = pairs.sides(phi)
+        best, lowest = phi, total
+        move = np.where(free, separate(entering, leaving, np.zeros(len(free))) / (p * pairs.width), 0.0)
+        size = float(last @ last)
+        if size:
+            # an error that shrinks by the factor r each time is gone after a step 1 / (1 - r) times as long
+            ratio = float(np.clip((last @ move) / size, 0.0, 0.9))
+            longer = 1 / (1 - ratio) if step % 2 else 1.0
+        phi, last = phi + longer * move, move if longer == 1.0 else np.zeros(len(free))
+    raise InputError(
+        f"balance_files found norms that still differ by {worst:.0e} after {ROUNDS} rounds, expected {tolerance:.0e}; "
+        "ask for a larger tolerance."
+    )
+
+
+__all__ = ["balance_files", "rescale_files"]
