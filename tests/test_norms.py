@@ -146,11 +146,123 @@ def test_norms_of_networks_that_read_whole_numbers(p: float) -> None:
         path_norm(ps.trace(softened, torch.zeros(1, dtype=torch.long)), p)
 
 
-def test_average_pooling_with_windows_that_overhang_is_refused() -> None:
-    model = nn.Sequential(nn.Conv1d(1, 1, 1), nn.ReLU(), nn.AvgPool1d(2, ceil_mode=True))
-    with pytest.raises(ps.UnsupportedError, match="overhang"):
-        path_norm(ps.trace(model, torch.randn(1, 1, 5)))
-    assert path_norm(ps.trace(model, torch.randn(1, 1, 6))) > 0
+POOLS = {
+    "overhanging means": (nn.AvgPool1d(2, ceil_mode=True), 5),
+    "means of unequal windows": (nn.AvgPool1d(3, 2, 1, count_include_pad=False), 6),
+    "means with a margin": (nn.AvgPool1d(3, 2, 1), 6),
+    "adaptive means": (nn.AdaptiveAvgPool1d(3), 7),
+    "linear upsampling": (nn.Upsample(scale_factor=1.7, mode="linear"), 5),
+    "nearest neighbours": (nn.Upsample(scale_factor=2), 4),
+}
+
+
+@pytest.mark.parametrize("name", POOLS)
+@pytest.mark.parametrize("p", [1, 2, 0.5])
+def test_coefficients_of_fixed_linear_maps_are_weights_on_paths(name: str, p: float) -> None:
+    layer, length = POOLS[name]
+    model, x = (
+        nn.Sequential(nn.Conv1d(1, 2, 1, bias=False), nn.ReLU(), layer).double(),
+        torch.randn(1, 1, length).double(),
+    )
+    matrix = torch.autograd.functional.jacobian(lambda row: layer(row[None, None])[0, 0], torch.zeros(length).double())
+    weights = float((model[0].weight.detach().abs() ** p).sum())
+    expected = (weights * float((matrix.abs() ** p).sum())) ** (1 / p)
+    assert path_norm(ps.trace(model, x), p) == pytest.approx(expected, rel=1e-12)
+
+
+@pytest.mark.parametrize("p", [1, 2])
+@pytest.mark.parametrize("mode", ["nearest", "bilinear", "bicubic"])
+def test_images_are_resampled_one_dimension_after_the_other(mode: str, p: float) -> None:
+    layer, x = nn.Upsample((7, 5), mode=mode), torch.randn(1, 2, 4, 3).double()
+    matrix = torch.autograd.functional.jacobian(lambda image: layer(image[None, None])[0, 0], x[0, 0])
+    expected = (2 * float((matrix.abs() ** p).sum())) ** (1 / p)
+    assert path_norm(ps.trace(nn.Sequential(layer), x), p) == pytest.approx(expected, rel=1e-12)
+
+
+@pytest.mark.parametrize("window", [(2, 1, 0, 2), (3, 2, 1, 1), (2, 2, 0, 1)])
+def test_windows_of_maxima_in_two_dimensions(window: tuple[int, ...]) -> None:
+    """As many paths as pairs of an output and an element in its window, dilated ones too."""
+    size, stride, padding, dilation = window
+    layer, x = nn.MaxPool2d(size, stride, padding, dilation), torch.randn(1, 1, 6, 5)
+    pairs = []
+    for length, count in zip((6, 5), layer(x).shape[2:], strict=True):
+        starts = [i * stride - padding for i in range(count)]
+        pairs.append(sum(0 <= start + j * dilation < length for start in starts for j in range(size)))
+    assert path_norm(nn.Sequential(layer), x) == pytest.approx(pairs[0] * pairs[1], rel=1e-12)
+
+
+ENDINGS = {
+    "sigmoid": nn.Sigmoid(), "relu6": nn.ReLU6(), "softmax": nn.Softmax(-1), "gelu": nn.GELU(), "quotient": None
+}  # fmt: skip
+
+
+class Ended(nn.Module):
+    """A body, something without paths, and a head."""
+
+    def __init__(self, end: nn.Module | None) -> None:
+        super().__init__()
+        self.body = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 4))
+        self.end, self.head = end, nn.Linear(4, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.body(x)
+        return self.head(x / x.sum(-1, keepdim=True) if self.end is None else self.end(x))
+
+
+@pytest.mark.parametrize("name", ENDINGS)
+@pytest.mark.parametrize("p", [1, 2])
+def test_the_norm_of_a_part(name: str, p: float) -> None:
+    """The body alone; all paths that end somewhere are those of the body and those of the head."""
+    torch.manual_seed(0)
+    model, x = Ended(ENDINGS[name]).double(), torch.randn(1, 3).double()
+    body, head = path_norm(model.body, x, p=p), path_norm(model.head, torch.randn(1, 4).double(), p=p)
+    with pytest.raises(ps.UnsupportedError, match="until=") as caught:
+        path_norm(model, x, p=p)
+    assert len(str(caught.value).splitlines()) == 1
+    assert path_norm(model, x, p=p, until="body") == pytest.approx(body, rel=1e-12)
+    if model.end is not None:
+        assert path_norm(ps.trace(model, x), p, until="end") == pytest.approx(body, rel=1e-12)
+        fixed = (body**p + head**p) ** (1 / p)
+        assert path_norm(model, x, p=p, until="fixed") == pytest.approx(fixed, rel=1e-12)
+    inner = path_norm(nn.Sequential(*model.body[:2]), x, p=p)
+    assert path_norm(model, x, p=p, until="body.1") == pytest.approx(inner, rel=1e-12)
+    with pytest.raises(ps.InputError, match="body"):
+        path_norm(model, x, until="nowhere")
+
+
+@pytest.mark.parametrize("end", [nn.Sigmoid(), nn.ReLU6(), nn.Tanh(), nn.GELU(), nn.Softplus(), nn.Hardswish()])
+def test_bounds_hold(end: nn.Module) -> None:
+    torch.manual_seed(0)
+    model = Ended(end).double()
+    bound = path_norm(model, torch.randn(1, 3).double(), bound=True)
+    for _ in range(50):
+        x, y = torch.randn(2, 1, 3).double()
+        moved = float((model(x) - model(y)).detach().abs().sum())
+        assert moved <= bound * float((x - y).abs().max())
+    with pytest.raises(ps.UnsupportedError, match="largest slope"):
+        path_norm(Product(), torch.randn(1, 3), bound=True)
+
+
+class Product(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x * x.relu()
+
+
+def test_regions_and_checkpoints_are_walked_through() -> None:
+    class Region(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.second = nn.Linear(3, 4), nn.Linear(4, 2)
+
+        def forward(self, x: Tensor) -> Tensor:
+            with torch.autocast("cpu", enabled=False):
+                hidden = torch.relu(self.first(x))
+            return self.second(torch.utils.checkpoint.checkpoint(torch.relu, hidden, use_reentrant=False))
+
+    model, x = Region().double(), torch.randn(1, 3).double()
+    assert path_norm(model, x) == pytest.approx(
+        by_enumeration(nn.Sequential(model.first, nn.ReLU(), model.second), (x,), 1)
+    )
 
 
 @pytest.mark.parametrize(

@@ -150,8 +150,8 @@ def diagonal_matrix(semantics: Semantics, x: Value, *args: Any, **kwargs: Any) -
     return compress(torch.where(kept, operation(ids, *args, **kwargs), NEUTRAL))
 
 
-@rule("aten.as_strided", "aten.as_strided_copy", kind="part", **MOVED)
-@rule("aten.as_strided_scatter", kind="write", **MOVED)
+@rule("aten.as_strided", "aten.as_strided_copy", kind="part")
+@rule("aten.as_strided_scatter", kind="write")
 def as_strided(semantics: Semantics, x: Value, *args: Any, **kwargs: Any) -> Value:
     """Elements picked by their place in memory, which is followed where memory holds them in order from its start."""
     node = semantics.place.node

@@ -1,0 +1,397 @@
+"""One forward pass of a captured graph on sums over paths: every operation as it is, or as the table says of it."""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Callable, Mapping
+from typing import Any, NoReturn
+
+import torch
+from torch import Tensor, fx
+from torch.utils import _pytree as pytree
+
+from pathspace import path_sums as sums
+from pathspace.capture import Captured, place
+from pathspace.errors import InputError, PathspaceError, UnsupportedError
+from pathspace.inference.decompose import decomposed
+from pathspace.inference.regions import REGIONS, once
+from pathspace.inference.registry import RULES, Facts, facts_of, operation_name
+from pathspace.local_paths import read_rule
+from pathspace.path_sums import MANY, Sum
+
+FIXED = "fixed"
+
+
+def logs_of_sums(
+    captured: Captured, p: float, batch_dim: int | None, until: str | None, bound: bool, exact_norms: bool
+) -> list[float]:
+    """Logarithms of ``sum over paths |v|^p`` for every place where paths end, per sample.
+
+    Args:
+        captured: the graph.
+        p: the exponent.
+        batch_dim: dimension of the outputs that counts samples.
+        until: where paths end; see :func:`pathspace.path_norm`.
+        bound: pass functions by their largest slopes.
+        exact_norms: whether the ``eps`` of normalisations fixes scales.
+    """
+    run = Forward(captured, p, until, bound, exact_norms)
+    found = run.outputs()
+    logs = []
+    for one in found:
+        samples = 1 if batch_dim is None or one.values.dim() == 0 else one.values.shape[batch_dim]
+        logs.append(one.total - math.log(max(samples, 1)))
+    return logs
+
+
+class _Reached(Exception):
+    """Every place where paths were to end has been reached."""
+
+
+class Forward:
+    """Walks through a captured graph on sums; tensors of the model stay as they are until they meet one.
+
+    Args:
+        captured: the graph.
+        p: exponent of the norm.
+        until: where paths end, or ``None`` for the outputs.
+        bound: pass functions by their largest slopes.
+        exact_norms: whether the ``eps`` of normalisations fixes scales.
+    """
+
+    def __init__(self, captured: Captured, p: float, until: str | None, bound: bool, exact_norms: bool) -> None:
+        self.captured, self.p, self.bound, self.exact_norms = captured, p, bound, exact_norms
+        self.fixed_ends = until == FIXED
+        nodes = list(captured.graph.graph.nodes)
+        self.inside = set() if until is None or self.fixed_ends else _inside(nodes, until)
+        # the values of the part that are read outside of it
+        self.exits = {node for node in self.inside if any(user not in self.inside for user in node.users)}
+        self.ends: list[Sum] = []
+        # tensors that data decides (of whole numbers, truth values): what they hold means nothing
+        self.decided: dict[int, Tensor] = {}
+        self.node: fx.Node | None = None
+
+    def outputs(self) -> list[Sum]:
+        """The sums where paths end."""
+        values: dict[fx.Node, Any] = {}
+        for node in self.captured.graph.graph.nodes:
+            if node.op == "placeholder":
+                values[node] = self._placeholder(node)
+        try:
+            found = self.graph(self.captured.graph, values)
+        except _Reached:
+            return self.ends
+        updates = self.captured.updates
+        flat = [leaf for i, leaf in enumerate(sums.leaves(found)) if i >= updates]
+        numbers = [leaf for leaf in flat if isinstance(leaf, Sum) or _is_float(leaf)]
+        return [*self.ends, *(leaf if isinstance(leaf, Sum) else Sum(sums.power(leaf, self.p)) for leaf in numbers)]
+
+    def _placeholder(self, node: fx.Node) -> Any:
+        kind, name = self.captured.sources.get(node.name, ("input", node.name))
+        held: Mapping[str, Tensor] = {
+            "parameter": self.captured.parameters, "buffer": self.captured.buffers, "constant": self.captured.constants
+        }.get(kind, {})  # fmt: skip
+        name = node.name if kind == "constant" else name
+        if name in held:
+            return held[name].detach()
+        shown = node.meta.get("val")
+        if not isinstance(shown, Tensor):
+            return shown
+        if shown.is_floating_point():
+            return Sum(torch.ones(tuple(shown.shape), dtype=torch.float64))
+        return self._decided(torch.zeros(tuple(shown.shape), dtype=shown.dtype))
+
+    def _decided(self, value: Tensor) -> Tensor:
+        self.decided[id(value)] = value
+        return value
+
+    def is_decided(self, value: Any) -> bool:
+        """Whether data decides a tensor."""
+        return id(value) in self.decided
+
+    def graph(self, module: fx.GraphModule, values: Mapping[fx.Node, Any]) -> Any:
+        """Walk through a graph whose placeholders have the given values."""
+        env = dict(values)
+        last: dict[fx.Node, list[fx.Node]] = {}
+        for source in module.graph.nodes:
+            if source.users:
+                last.setdefault(max(source.users), []).append(source)
+        for node in module.graph.nodes:
+            if node.op == "output":
+                return fx.node.map_arg(node.args[0], env.__getitem__)
+            if node.op == "get_attr":
+                env[node] = operator.attrgetter(str(node.target))(module)
+            elif node.op == "call_function":
+                args, kwargs = fx.node.map_arg((node.args, node.kwargs), env.__getitem__)
+                env[node] = self.call(node, tuple(args), dict(kwargs))
+                if node in self.exits:
+                    self._end(env[node])
+                    self.exits.discard(node)
+                    if not self.exits:
+                        raise _Reached
+            for source in last.get(node, ()):
+                env.pop(source, None)
+        return None
+
+    def region(self, module: fx.GraphModule, operands: list[Any]) -> Any:
+        """Walk through a graph within the graph."""
+        places = [node for node in module.graph.nodes if node.op == "placeholder"]
+        return self.graph(module, dict(zip(places, operands, strict=False)))
+
+    def _end(self, value: Any) -> None:
+        self.ends += sums.each_sum(value)
+
+    def call(self, node: fx.Node, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """One operation: on tensors of the model alone as it is, on sums by what is known of it."""
+        self.node = node
+        name = operation_name(node.target)
+        if node.target is operator.getitem:
+            return args[0][args[1]]
+        if name in REGIONS:
+            if REGIONS[name] is not once:
+                return self.stopped(name, args, kwargs, "which branch or how many steps are run depends on data")
+            return once(self, *args, **kwargs)
+        flat = sums.leaves((args, kwargs))
+        if not any(isinstance(leaf, Sum) for leaf in flat) and any(self.is_decided(leaf) for leaf in flat):
+            # what data picks from a tensor of the model is a weight on a path
+            args, kwargs = sums.mapped(self._weight, (args, kwargs))
+            flat = sums.leaves((args, kwargs))
+            if not any(isinstance(leaf, Sum) for leaf in flat):
+                found = _plainly(node, args, kwargs)
+                return pytree.tree_map(lambda leaf: self._result(leaf), found)
+            return self.passed(node, name, args, kwargs)
+        if not any(isinstance(leaf, Sum) for leaf in flat):
+            return _plainly(node, args, kwargs)
+        return self.passed(node, name, args, kwargs, any(self.is_decided(leaf) for leaf in flat))
+
+    def _weight(self, leaf: Any) -> Any:
+        return Sum(sums.power(leaf, self.p)) if _is_float(leaf) and not self.is_decided(leaf) else leaf
+
+    def _result(self, leaf: Any) -> Any:
+        """A result that data decides: numbers start a path of value 1, anything else means nothing."""
+        if not isinstance(leaf, Tensor):
+            return leaf
+        return Sum(torch.ones(leaf.shape, dtype=torch.float64)) if leaf.is_floating_point() else self._decided(leaf)
+
+    def passed(
+        self, node: fx.Node, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], unknown: bool = False
+    ) -> Any:
+        """What an operation makes of sums; of some of them data may decide which elements it takes."""
+        facts, run = facts_of(name), _functional(node.target)
+        picks = unknown and facts.kind in ("pick", "write", "choice", "part")
+        try:
+            found = None if picks else self.by_facts(node, facts, run, args, kwargs)
+            if found is not None:
+                return found
+            if name in RULES:
+                return self.by_rule(node, name, facts, args, kwargs)
+        except PathspaceError:
+            raise
+        except (ValueError, TypeError, RuntimeError, IndexError, NotImplementedError):
+            # a form that its rule does not know: perhaps torch takes it apart
+            pass
+        smaller = decomposed(node)
+        if smaller is None:
+            return self.stopped(name, args, kwargs, "no rule says what it does to paths")
+        names = {inner.name: inner for inner in smaller.graph.nodes if inner.op == "placeholder"}
+        operands: dict[fx.Node, Any] = {}
+        for own, value in zip(sums.leaves((node.args, node.kwargs)), sums.leaves((args, kwargs)), strict=False):
+            if isinstance(own, fx.Node):
+                operands[names[own.name]] = value
+        return self.graph(smaller, operands)
+
+    def by_facts(self, node: fx.Node, facts: Facts, run: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """The short ways, for operations of which enough is stated; ``None`` for all others."""
+        shown, p = node.meta.get("val"), self.p
+        entering = list(sums.each_sum((args, kwargs)))
+        if isinstance(shown, Tensor) and not shown.is_floating_point():
+            return None
+        if facts.kind == "copy" or facts.kind == "dropout":
+            # (alpha dropout adds constants in training)
+            return None if "alpha" in node.name else self._kept(args[0], shown)
+        if facts.kind == "power":
+            return self._raised(facts, args)
+        if facts.kind == "normalisation":
+            return self._frozen(node, run, args, kwargs)
+        if facts.kind == "recurrence" and operation_name(node.target) == "aten.rnn_relu" and len(args) == 9:
+            return sums.recurrent(args[0], args[1], args[2], args[3:], p)
+        if facts.elementwise and facts.degree == (1,) and not facts.linear and facts.kind != "complex":
+            # max(x, y), relu(x): all paths of the operands
+            parts = [leaf for leaf in map(self._weight, sums.leaves(args)) if isinstance(leaf, Sum)]
+            return self._kept(sums.added(*parts) if len(parts) > 1 else parts[0], shown)
+        if facts.linear == "each":
+            if self.bound and len(entering) > 1:
+                self.refuse(operation_name(node.target), args, kwargs, "a product of activations has no largest slope")
+            return sums.multiplied(run, facts, args, kwargs, p)
+        if facts.elementwise and (facts.linear == "jointly" or _is_quotient(facts, args, kwargs)):
+            return sums.combined(run, args, kwargs, p)
+        if facts.moves:
+            return sums.moved(run, args, kwargs, p, facts.kind in ("padding", "write"))
+        return self._weighted(facts, run, args, kwargs, shown)
+
+    def _weighted(self, facts: Facts, run: Any, args: tuple[Any, ...], kwargs: dict[str, Any], shown: Any) -> Any:
+        """A linear map of one operand with coefficients of its own, or a maximum over windows."""
+        x, p = args[0], self.p
+        if not isinstance(x, Sum) or not (facts.linear or facts.separable):
+            return None
+        if not facts.separable and facts.coefficients == "real":
+            return sums.by_unit_vectors(run, args, kwargs, p)
+
+        def apply(values: Tensor) -> Tensor:
+            found = run(values, *args[1:], **kwargs)
+            return found[0] if isinstance(found, tuple) else found
+
+        if p == 1 and facts.linear and facts.coefficients == "positive":
+            return Sum.of(apply(x.values), x.log)
+        if facts.kind == "mean":
+            averaged = apply(x.values)
+            return Sum.of(averaged * (averaged.numel() / max(x.values.numel(), 1)) ** (p - 1), x.log)
+        if facts.separable:
+            rank = _rank(operation_name(run))
+            batched = x if x.values.dim() == rank + 2 else Sum(x.values.unsqueeze(0), x.log)
+            found = sums.separated(apply, batched, p, rank)
+            return self._kept(found if batched is x else Sum(found.values.squeeze(0), found.log), shown)
+        return sums.by_unit_vectors(run, args, kwargs, p)
+
+    def _kept(self, value: Sum, shown: Any) -> Any:
+        """A sum, with tensors that mean nothing as the further results of an operation that has some."""
+        if isinstance(shown, Tensor):
+            return value
+        more = [self._decided(torch.zeros(tuple(other.shape), dtype=other.dtype)) for other in shown[1:]]
+        return (value, *more)
+
+    def _raised(self, facts: Facts, args: tuple[Any, ...]) -> Sum | None:
+        """A whole power: paths in as many pairs."""
+        exponent = args[1] if len(args) > 1 else facts.degree[0]
+        whole = isinstance(exponent, int | float) and exponent >= 1 and exponent == int(exponent)
+        if not whole or not isinstance(args[0], Sum) or (self.bound and exponent != 1):
+            return None
+        return Sum.of(args[0].values ** int(exponent), args[0].log * exponent)
+
+    def _frozen(self, node: fx.Node, run: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """A normalisation by running statistics, an affine map of each channel; ``None`` for one by the data itself."""
+        schema = getattr(node.target, "_schema", None)
+        named = dict(zip((a.name for a in schema.arguments), args, strict=False)) | kwargs if schema is not None else {}
+        by_batch = named.get("training", False)
+        if by_batch and not self.fixed_ends:
+            self.refuse(operation_name(node.target), args, kwargs, "batch statistics tie samples; use model.eval()")
+        statistics = [named.get(key) for key in ("running_mean", "running_var")]
+        own = named.get("use_input_stats", "running_mean" not in named)
+        if own or not all(isinstance(each, Tensor) for each in statistics):
+            return None
+        x = args[0]
+        shape = [n if d == 1 else 1 for d, n in enumerate(x.values.shape)]
+        rest = [leaf.double() if _is_float(leaf) else leaf for leaf in args[1:]]
+        zero, one = (run(torch.full(shape, n, dtype=torch.float64), *rest, **kwargs) for n in (0.0, 1.0))
+        shift, end = (found if isinstance(found, Tensor) else found[0] for found in (zero, one))
+        scaled = Sum(x.values * (end - shift).abs() ** self.p, x.log)
+        return self._kept(sums.added(scaled, Sum(shift.abs() ** self.p)), node.meta.get("val"))
+
+    def by_rule(self, node: fx.Node, name: str, facts: Facts, args: Any, kwargs: Any) -> Any:
+        """What the rule of the operation says of paths."""
+        found, ended, reason = read_rule(
+            node, name, args, kwargs, self.is_decided, self.p, self.captured.sources, self.exact_norms
+        )
+        if ended and self.bound and facts.slope is not None and facts.elementwise:
+            return Sum(args[0].values * facts.slope**self.p, args[0].log)
+        if ended and not self.fixed_ends:
+            self.refuse(name, args, kwargs, reason)
+        self.ends += ended
+        return pytree.tree_map(
+            lambda leaf: self._decided(leaf) if isinstance(leaf, Tensor) else leaf,
+            found,
+            is_leaf=lambda leaf: isinstance(leaf, Sum),
+        )
+
+    def stopped(self, name: str, args: Any, kwargs: Any, reason: str) -> Any:
+        """Nothing passes an operation: paths end in all of its operands, where they may end inside the network."""
+        if not self.fixed_ends:
+            self.refuse(name, args, kwargs, reason)
+        assert self.node is not None
+        self._end((args, kwargs))
+        return pytree.tree_map(
+            lambda leaf: self._result(torch.zeros(tuple(leaf.shape), dtype=leaf.dtype)), self.node.meta["val"]
+        )
+
+    def refuse(self, name: str, args: Any, kwargs: Any, reason: str) -> NoReturn:
+        """Say which operation has no paths, and where it is; inside the part that was asked for, paths end before it.
+
+        Raises:
+            UnsupportedError: the operation is not the end of the part asked for.
+        """
+        assert self.node is not None
+        if self.node in self.inside:
+            self._end((args, kwargs))
+            raise _Reached
+        module, line = place(self.node)
+        raise UnsupportedError(
+            f"path_norm cannot pass '{name.removeprefix('aten.')}' (module {module or 'at the top'}, "
+            f"{line or 'unknown line'}): {reason}; until={module or self.node.name!r} takes the norm of the part "
+            "before it, until='fixed' that of all paths that end where scales are fixed."
+        )
+
+
+def _inside(nodes: list[fx.Node], until: str) -> set[fx.Node]:
+    """The nodes of a module, or one node by its name.
+
+    Raises:
+        InputError: there are none.
+    """
+    calls = [node for node in nodes if node.op == "call_function"]
+    within = {node for node in calls if any(_is_within(entry[0], until) for entry in _modules(node))}
+    within = within or {node for node in calls if node.name == until}
+    if not within:
+        names = sorted({entry[0] for node in calls for entry in _modules(node) if entry[0]})
+        shown = ", ".join(names[:8]) + (f" and {len(names) - 8} more" if len(names) > 8 else "")
+        raise InputError(
+            f"path_norm found until={until!r}, expected 'fixed', the name of a node, or of a module that the model "
+            f"calls ({shown or 'it has none'})."
+        )
+    return within
+
+
+def _modules(node: fx.Node) -> list[Any]:
+    return list((node.meta.get("nn_module_stack") or {}).values())
+
+
+def _is_within(module: str, name: str) -> bool:
+    return module == name or module.startswith(f"{name}.")
+
+
+def _is_float(leaf: Any) -> bool:
+    return isinstance(leaf, Tensor) and leaf.is_floating_point()
+
+
+def _is_quotient(facts: Facts, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Whether the only sum is what is divided, by constants or weights."""
+    return facts.kind == "quotient" and not isinstance(args[1], Sum) and kwargs.get("rounding_mode") is None
+
+
+def _rank(name: str) -> int:
+    """Image dimensions of an operation named like ``max_pool2d_with_indices``."""
+    return next(int(name[i]) for i in range(len(name) - 1) if name[i].isdigit() and name[i + 1] == "d")
+
+
+def _functional(target: Any) -> Callable[..., Any]:
+    """An operation, or the one that makes a new tensor where it would write into its operand."""
+    schema = getattr(target, "_schema", None)
+    if schema is None or not schema.is_mutable:
+        return target  # type: ignore[no-any-return]
+    plain = getattr(torch.ops.aten, operation_name(target).removeprefix("aten.").rstrip("_"), None)
+    return plain if plain is not None else target
+
+
+def _plainly(node: fx.Node, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """An operation on tensors of the model, in double precision (large ones that are only moved as they are)."""
+    facts = facts_of(node)
+    if not facts.moves or not any(isinstance(leaf, Tensor) and leaf.numel() > MANY for leaf in sums.leaves(args)):
+        kind = kwargs.get("dtype")
+        if isinstance(kind, torch.dtype) and kind.is_floating_point:
+            kwargs = {**kwargs, "dtype": torch.float64}
+        args, kwargs = sums.mapped(lambda leaf: leaf.detach().double() if _is_float(leaf) else leaf, (args, kwargs))
+    target: Any = _functional(node.target)
+    return target(*args, **kwargs)
+
+
+__all__ = ["logs_of_sums"]

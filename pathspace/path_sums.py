@@ -1,0 +1,305 @@
+"""Sums over the paths that reach every element, and how operations pass them on, by what the table states of them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+from pathspace.errors import UnsupportedError
+from pathspace.inference.registry import Facts
+
+# sums within these bounds are kept as they are, so that most networks need no logarithm at all
+SMALLEST, LARGEST = 1e-60, 1e60
+# weights above this size are turned into powers some rows at a time, which stay in the processor's cache
+MANY, ROWS = 1 << 20, 32
+# a linear map without a shorter description is applied to this many unit vectors at most
+UNIT_VECTORS = 4096
+Operation = Callable[..., Any]
+
+
+@dataclass(frozen=True, eq=False)
+class Sum:
+    """Non-negative sums over the paths that reach each element: ``values * exp(log)``."""
+
+    values: Tensor
+    log: float = 0.0
+
+    @classmethod
+    def of(cls, values: Tensor, log: float = 0.0) -> Sum:
+        """Bring the largest value to 1 where it is very large or very small."""
+        size = float(values.max()) if values.numel() else 0.0
+        if size == 0 or SMALLEST < size < LARGEST:
+            return cls(values, log if size else 0.0)
+        return cls(values / size, log + math.log(size))
+
+    @property
+    def is_zero(self) -> bool:
+        """Whether no path has a value other than 0."""
+        return not bool(self.values.any())
+
+    def at(self, log: float) -> Tensor:
+        """The values over ``exp(log)``."""
+        return self.values if self.log == log else self.values * math.exp(max(min(self.log - log, 700.0), -745.0))
+
+    @property
+    def total(self) -> float:
+        """Logarithm of the sum over all elements."""
+        size = float(self.values.sum())
+        return math.log(size) + self.log if size > 0 else -math.inf
+
+
+def common_log(sums: Sequence[Sum]) -> float:
+    """The largest logarithm among sums that are not zero."""
+    return max((one.log for one in sums if one.log == 0.0 or not one.is_zero), default=0.0)
+
+
+def added(*sums: Sum) -> Sum:
+    """Sums add."""
+    log = common_log(sums)
+    total = sums[0].at(log)
+    for one in sums[1:]:
+        total = total + one.at(log)
+    return Sum.of(total, log)
+
+
+def power(value: Tensor, p: float) -> Tensor:
+    """``|value|^p`` in double precision; infinite entries (masks) carry no path."""
+    size = value.detach().cpu().abs().double()
+    size = size if p == 1 else size**p
+    return torch.nan_to_num(size, nan=math.nan, posinf=0.0) if value.numel() < MANY else size
+
+
+def numbers_raised(tree: Any, p: float) -> Any:
+    """Numbers among keyword arguments (``alpha``, ``beta``, ``value``) as coefficients of sums."""
+    return {
+        key: abs(v) ** p if isinstance(v, int | float) and not isinstance(v, bool) else v for key, v in tree.items()
+    }
+
+
+def _is_float(leaf: Any) -> bool:
+    return isinstance(leaf, Sum) or (isinstance(leaf, Tensor) and leaf.is_floating_point())
+
+
+def mapped(function: Callable[[Any], Any], tree: Any) -> Any:
+    """Nested arguments, leaf by leaf, sums whole."""
+    return pytree.tree_map(function, tree, is_leaf=lambda leaf: isinstance(leaf, Sum))
+
+
+def leaves(tree: Any) -> list[Any]:
+    """The leaves of nested arguments, sums whole."""
+    return pytree.tree_leaves(tree, is_leaf=lambda leaf: isinstance(leaf, Sum))
+
+
+def multiplied(run: Operation, facts: Facts, args: Sequence[Any], kwargs: dict[str, Any], p: float) -> Sum:
+    """An operation that is linear in each of its operands: pairs of paths, one through each.
+
+    Args:
+        run: the operation.
+        facts: what is stated of it; the bias is added to the products.
+        args: operands, sums and weights.
+        kwargs: its keyword arguments.
+        p: exponent of the norm.
+    """
+    logs: list[float] = []
+
+    def prepared(leaf: Any) -> Any:
+        if isinstance(leaf, Sum):
+            logs.append(leaf.log)
+            return leaf.values
+        if isinstance(leaf, Tensor):
+            # what data decides and is no number (a mask) may be 1 everywhere
+            return power(leaf, p) if leaf.is_floating_point() else torch.ones(leaf.shape, dtype=torch.float64)
+        number = isinstance(leaf, int | float) and not isinstance(leaf, bool) and facts.kind == "product"
+        return abs(leaf) ** p if number else leaf
+
+    operands = list(args)
+    bias = operands[facts.bias] if facts.bias is not None and len(operands) > facts.bias else None
+    if facts.kind == "contraction" and len(operands) in (2, 3) and facts.bias == 2 and _is_large(operands[1]):
+        return _added_bias(Sum.of(_by_rows(operands[0], operands[1], p), operands[0].log), bias, p)
+    if facts.bias is not None and bias is not None:
+        operands[facts.bias] = None
+    operands, kwargs = [mapped(prepared, each) for each in operands], numbers_raised(kwargs, p)
+    log = sum(logs)
+    if bias is not None and facts.bias is not None:
+        more = bias if isinstance(bias, Sum) else Sum(power(bias, p))
+        if abs(more.log - log) > 300:
+            # their common logarithm is no number: one after the other
+            zeros = [0 * each if isinstance(each, Tensor) else each for each in operands]
+            alone = [*zeros[: facts.bias], more.values, *zeros[facts.bias + 1 :]]
+            without = [*operands[: facts.bias], 0 * more.values, *operands[facts.bias + 1 :]]
+            return added(Sum.of(run(*without, **kwargs), log), Sum.of(run(*alone, **kwargs), more.log))
+        operands[facts.bias] = more.at(log)
+    return Sum.of(run(*operands, **kwargs), log)
+
+
+def _is_large(weight: Any) -> bool:
+    return isinstance(weight, Tensor) and weight.dim() == 2 and weight.numel() > MANY
+
+
+def _by_rows(x: Any, weight: Tensor, p: float) -> Tensor:
+    """``x |W|^p`` for a matrix of which no copy is to be made."""
+    rows = torch.empty(*x.values.shape[:-1], len(weight), dtype=torch.float64)
+    for start in range(0, len(weight), ROWS):
+        rows[..., start : start + ROWS] = x.values @ power(weight[start : start + ROWS], p).T
+    return rows
+
+
+def _added_bias(result: Sum, bias: Any, p: float) -> Sum:
+    if bias is None:
+        return result
+    return added(result, bias if isinstance(bias, Sum) else Sum(power(bias, p)))
+
+
+def combined(run: Operation, args: Any, kwargs: Any, p: float) -> Sum:
+    """An elementwise operation that is linear in its operands together, up to a constant: measured coefficients.
+
+    Every operand's coefficient is what the operation makes of 1 in its place and 0 in all others, less what it makes of
+    0 everywhere; it is one number unless weights or masks say otherwise.
+    """
+    sums = [leaf for leaf in leaves((args, kwargs)) if isinstance(leaf, Sum)]
+
+    def at(chosen: Sum | None) -> Tensor:
+        def value(leaf: Any) -> Any:
+            if isinstance(leaf, Sum):
+                return torch.tensor(float(leaf is chosen), dtype=torch.float64)
+            return leaf.double() if isinstance(leaf, Tensor) and leaf.is_floating_point() else leaf
+
+        own, named = mapped(value, (args, kwargs))
+        return run(*own, **named)
+
+    constant = torch.nan_to_num(at(None), posinf=0.0, neginf=0.0)
+    parts = []
+    for one in {id(each): each for each in sums}.values():
+        coefficient = torch.nan_to_num(at(one), posinf=0.0, neginf=0.0) - constant
+        size = coefficient.abs() ** p
+        parts.append(one if size.dim() == 0 and float(size) == 1 else Sum(one.values * size, one.log))
+    if bool(constant.any()):
+        parts.append(Sum(constant.abs() ** p))
+    result = added(*parts)
+    shape = torch.broadcast_shapes(constant.shape, *(one.values.shape for one in sums))
+    return Sum(result.values.expand(shape), result.log)
+
+
+def moved(run: Operation, args: Any, kwargs: Any, p: float, fills: bool) -> Any:
+    """An operation whose results are elements of its operands, or sums of them; ``fills`` if it writes numbers, too."""
+    sums = [_as_sum(leaf, p) for leaf in leaves((args, kwargs)) if _is_float(leaf)]
+    log = common_log(sums)
+
+    def value(leaf: Any, factor: float = 1.0) -> Any:
+        return factor * _as_sum(leaf, p).at(log).contiguous() if _is_float(leaf) else leaf
+
+    own, named = mapped(value, (args, kwargs))
+    if not fills:
+        return pytree.tree_map(lambda leaf: Sum.of(leaf, log), run(*own, **named))
+    empty, unnamed = mapped(lambda leaf: value(leaf, 0.0), (args, kwargs))
+    constant = run(*empty, **unnamed)
+    rest = torch.nan_to_num(run(*own, **named) - constant, posinf=0.0, neginf=0.0)
+    written = torch.nan_to_num(constant, posinf=0.0, neginf=0.0).abs() ** p
+    return added(Sum(rest, log), Sum(written))
+
+
+def _as_sum(leaf: Any, p: float) -> Sum:
+    return leaf if isinstance(leaf, Sum) else Sum(power(leaf, p))
+
+
+def separated(run: Operation, x: Sum, p: float, rank: int) -> Sum:
+    """An operation on images that is a product of one map for each dimension: those maps, one after the other.
+
+    With ``r_o = sum_i A_oi`` the map of one dimension is found from unit vectors along it and ones along all others,
+    ``B_d[o, i] = A_d[o, i] prod_(d' != d) r_d'[c]`` at a place ``c`` in the middle, and ``prod_d B_d`` holds the
+    factor ``prod_d r_d[c]`` once more for every dimension but one. Of a maximum over windows the same calls give the
+    windows themselves, whose elements all count.
+    """
+    sizes = x.values.shape[-rank:]
+    ones = torch.ones((1, 1, *sizes), dtype=torch.float64)
+    whole = run(ones)
+    middle = [n // 2 for n in whole.shape[2:]]
+    norm = float(whole[(0, 0, *middle)])
+    values = x.values
+    for d, size in enumerate(sizes):
+        shape = [1] * rank
+        shape[d] = size
+        units = torch.eye(size, dtype=torch.float64).reshape(size, 1, *shape).expand(size, 1, *sizes).contiguous()
+        place = [slice(None) if e == d else middle[e] for e in range(rank)]
+        # (in, out)
+        matrix = run(units)[(slice(None), 0, *place)].abs() ** p
+        values = torch.movedim(torch.movedim(values, d - rank, -1) @ matrix, -1, d - rank)
+    return Sum.of(values / norm ** (p * (rank - 1)) if rank > 1 else values, x.log)
+
+
+def by_unit_vectors(run: Operation, args: Any, kwargs: Any, p: float) -> Sum:
+    """Any linear map ``A`` of its operands: ``sum_i |A_oi|^p x_i``, one column after the other.
+
+    Raises:
+        UnsupportedError: there are too many columns.
+    """
+    entering = list({id(one): one for one in each_sum((args, kwargs))}.values())
+    count = sum(one.values.numel() for one in entering)
+    if count > UNIT_VECTORS:
+        raise UnsupportedError(
+            f"path_norm cannot pass a linear map of {count:,} elements whose coefficients are not known, expected "
+            f"at most {UNIT_VECTORS:,}; use smaller example inputs."
+        )
+    log, total = common_log(entering), torch.zeros((), dtype=torch.float64)
+    for one in entering:
+        for i, size in enumerate(one.at(log).reshape(-1).tolist()):
+
+            def value(leaf: Any, chosen: Sum = one, i: int = i) -> Any:
+                if not isinstance(leaf, Sum):
+                    return leaf
+                unit = torch.zeros(leaf.values.numel(), dtype=torch.float64)
+                unit[i : i + 1] = float(leaf is chosen)
+                return unit.reshape(leaf.values.shape)
+
+            own, named = mapped(value, (args, kwargs))
+            total = total + run(*own, **named).abs() ** p * size
+    return Sum.of(total, log)
+
+
+def recurrent(x: Sum, state: Sum, weights: Sequence[Any], options: Sequence[Any], p: float) -> tuple[Sum, Sum]:
+    """A recurrent layer with ReLU, step by step: ``h_t = W_ih x_t + b_ih + W_hh h_(t-1) + b_hh`` of powers.
+
+    Args:
+        x: the sequence.
+        state: the first hidden state.
+        weights: of all layers and directions.
+        options: biases, layers, dropout, training, both directions, batch first.
+        p: exponent of the norm.
+    """
+    biases, layers, _, _, both, batch_first = options[:6]
+    per, ways = (4 if biases else 2), (2 if both else 1)
+    time = 1 if batch_first and x.values.dim() == 3 else 0
+    steps = [Sum(part, x.log) for part in x.values.unbind(time)]
+    last: list[Sum] = []
+    for layer in range(layers):
+        found: list[list[Sum]] = []
+        for way in range(ways):
+            number = layer * ways + way
+            own = [power(each, p) for each in weights[number * per : (number + 1) * per]]
+            shift = own[2] + own[3] if biases else None
+            hidden, seen = Sum(state.values[number], state.log), []
+            for step in reversed(steps) if way else steps:
+                entered, kept = (Sum(h.values @ w.T, h.log) for h, w in ((step, own[0]), (hidden, own[1])))
+                hidden = added(entered, kept, *([Sum(shift)] if shift is not None else []))
+                seen.append(hidden)
+            last.append(hidden)
+            found.append(seen[::-1] if way else seen)
+        steps = [joined(parts, lambda values: torch.cat(values, -1)) for parts in zip(*found, strict=True)]
+    return joined(steps, lambda values: torch.stack(values, time)), joined(last, torch.stack)
+
+
+def joined(parts: Sequence[Sum], function: Callable[[list[Tensor]], Tensor]) -> Sum:
+    """Several sums in one tensor, at a common logarithm."""
+    log = common_log(parts)
+    return Sum.of(function([part.at(log) for part in parts]), log)
+
+
+def each_sum(tree: Any) -> Iterator[Sum]:
+    """The sums among nested values."""
+    return (leaf for leaf in leaves(tree) if isinstance(leaf, Sum))
