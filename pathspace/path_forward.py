@@ -214,12 +214,14 @@ class Forward:
             return self._raised(facts, args)
         if facts.kind == "normalisation":
             return self._frozen(node, run, args, kwargs)
-        if facts.kind == "recurrence" and operation_name(node.target) == "aten.rnn_relu" and len(args) == 9:
-            return sums.recurrent(args[0], args[1], args[2], args[3:], p)
+        if facts.kind == "recurrence" and len(args) == 9:
+            return self._recurrent(node, args, kwargs)
         if facts.elementwise and facts.degree == (1,) and not facts.linear and facts.kind != "complex":
             # max(x, y), relu(x): all paths of the operands
             parts = [leaf for leaf in map(self._weight, sums.leaves(args)) if isinstance(leaf, Sum)]
             return self._kept(sums.added(*parts) if len(parts) > 1 else parts[0], shown)
+        if facts.kind == "activation" and not facts.degree and len(args) == 2 and _is_float(args[1]):
+            return self._sided(run, args)
         if facts.linear == "each":
             if self.bound and len(entering) > 1:
                 self.refuse(operation_name(node.target), args, kwargs, "a product of activations has no largest slope")
@@ -253,6 +255,27 @@ class Forward:
             found = sums.separated(apply, batched, p, rank)
             return self._kept(found if batched is x else Sum(found.values.squeeze(0), found.log), shown)
         return sums.by_unit_vectors(run, args, kwargs, p)
+
+    def _recurrent(self, node: fx.Node, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """A recurrent layer: step by step with ReLU, else to the gates of every step."""
+        states = [sums.as_sum(each, self.p) for each in (args[1] if isinstance(args[1], list | tuple) else [args[1]])]
+        x, name = sums.as_sum(args[0], self.p), operation_name(node.target)
+        if isinstance(args[3], bool) and name == "aten.rnn_relu":
+            return sums.recurrent(x, states[0], args[2], args[3:], self.p)
+        if not self.fixed_ends:
+            self.refuse(name, args, kwargs, "gates fix the scale of what they read")
+        if not isinstance(args[3], bool) or len(args[2]) % (4 if args[3] else 2):
+            return None
+        out, last = sums.recurrent(x, states[0], args[2], args[3:], self.p, self.ends)
+        return (out, *([last] * len(states)))
+
+    def _sided(self, run: Any, args: tuple[Any, ...]) -> Sum:
+        """``max(x, 0) + a min(x, 0)`` with a weight ``a``: paths go through as they are, or by the weight."""
+        x, slope = args[0], args[1].double()
+        shape = [slope.numel() if d == 1 or slope.dim() > 1 else 1 for d in range(x.values.dim())]
+        shape = list(slope.shape) if slope.dim() == x.values.dim() else shape
+        ways = [run(torch.full(shape, side, dtype=torch.float64), slope).abs() ** self.p for side in (1.0, -1.0)]
+        return Sum.of(x.values * sum(ways), x.log)
 
     def _kept(self, value: Sum, shown: Any) -> Any:
         """A sum, with tensors that mean nothing as the further results of an operation that has some."""
@@ -290,9 +313,12 @@ class Forward:
 
     def by_rule(self, node: fx.Node, name: str, facts: Facts, args: Any, kwargs: Any) -> Any:
         """What the rule of the operation says of paths."""
-        found, ended, reason = read_rule(
-            node, name, args, kwargs, self.is_decided, self.p, self.captured.sources, self.exact_norms
-        )
+        try:
+            found, ended, reason = read_rule(
+                node, name, args, kwargs, self.is_decided, self.p, self.captured.sources, self.exact_norms
+            )
+        except UnsupportedError:
+            return self.stopped(name, args, kwargs, "too many paths to tell apart go through it")
         if ended and self.bound and facts.slope is not None and facts.elementwise:
             return Sum(args[0].values * facts.slope**self.p, args[0].log)
         if ended and not self.fixed_ends:

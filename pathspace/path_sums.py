@@ -20,6 +20,8 @@ SMALLEST, LARGEST = 1e-60, 1e60
 MANY, ROWS = 1 << 20, 32
 # a linear map without a shorter description is applied to this many unit vectors at most
 UNIT_VECTORS = 4096
+# a map along one dimension of an image is looked at in images that are so wide along the others
+NARROW = 16
 Operation = Callable[..., Any]
 
 
@@ -70,8 +72,8 @@ def added(*sums: Sum) -> Sum:
 
 def power(value: Tensor, p: float) -> Tensor:
     """``|value|^p`` in double precision; infinite entries (masks) carry no path."""
-    size = value.detach().cpu().abs().double()
-    size = size if p == 1 else size**p
+    size = value.detach().cpu().double().abs()
+    size = size if p == 1 else size.square_() if p == 2 else size**p
     return torch.nan_to_num(size, nan=math.nan, posinf=0.0) if value.numel() < MANY else size
 
 
@@ -188,11 +190,11 @@ def combined(run: Operation, args: Any, kwargs: Any, p: float) -> Sum:
 
 def moved(run: Operation, args: Any, kwargs: Any, p: float, fills: bool) -> Any:
     """An operation whose results are elements of its operands, or sums of them; ``fills`` if it writes numbers, too."""
-    sums = [_as_sum(leaf, p) for leaf in leaves((args, kwargs)) if _is_float(leaf)]
+    sums = [as_sum(leaf, p) for leaf in leaves((args, kwargs)) if _is_float(leaf)]
     log = common_log(sums)
 
     def value(leaf: Any, factor: float = 1.0) -> Any:
-        return factor * _as_sum(leaf, p).at(log).contiguous() if _is_float(leaf) else leaf
+        return factor * as_sum(leaf, p).at(log).contiguous() if _is_float(leaf) else leaf
 
     own, named = mapped(value, (args, kwargs))
     if not fills:
@@ -204,33 +206,49 @@ def moved(run: Operation, args: Any, kwargs: Any, p: float, fills: bool) -> Any:
     return added(Sum(rest, log), Sum(written))
 
 
-def _as_sum(leaf: Any, p: float) -> Sum:
+def as_sum(leaf: Any, p: float) -> Sum:
+    """A tensor of the model as the sum over the paths that it begins."""
     return leaf if isinstance(leaf, Sum) else Sum(power(leaf, p))
 
 
 def separated(run: Operation, x: Sum, p: float, rank: int) -> Sum:
     """An operation on images that is a product of one map for each dimension: those maps, one after the other.
 
-    With ``r_o = sum_i A_oi`` the map of one dimension is found from unit vectors along it and ones along all others,
-    ``B_d[o, i] = A_d[o, i] prod_(d' != d) r_d'[c]`` at a place ``c`` in the middle, and ``prod_d B_d`` holds the
-    factor ``prod_d r_d[c]`` once more for every dimension but one. Of a maximum over windows the same calls give the
-    windows themselves, whose elements all count.
+    With ``r_d[o] = sum_i A_d[o, i]`` the map of one dimension is found from unit vectors along it and ones along all
+    others, ``B_d[o, i] = A_d[o, i] prod_(d' != d) r_d'[c]`` at a place ``c`` in the middle, so that the product of all
+    ``B_d`` holds ``prod_d r_d[c]`` once more for every dimension but one. Of a maximum over windows the same calls give
+    the windows themselves, whose elements all count. Sizes of the other dimensions do not matter, so small ones do.
+
+    Args:
+        run: the operation on a tensor of shape (batch, channels, sizes).
+        x: sums of that shape.
+        p: exponent of the norm.
+        rank: number of image dimensions.
     """
     sizes = x.values.shape[-rank:]
-    ones = torch.ones((1, 1, *sizes), dtype=torch.float64)
-    whole = run(ones)
-    middle = [n // 2 for n in whole.shape[2:]]
-    norm = float(whole[(0, 0, *middle)])
+    try:
+        matrices, norm = _maps(run, sizes, [min(n, NARROW) for n in sizes])
+    except RuntimeError:
+        # (windows larger than that)
+        matrices, norm = _maps(run, sizes, list(sizes))
     values = x.values
+    for d, matrix in enumerate(matrices):
+        values = torch.movedim(torch.movedim(values, d - rank, -1) @ (matrix / norm).abs() ** p, -1, d - rank)
+    return Sum.of(values, x.log)
+
+
+def _maps(run: Operation, sizes: Sequence[int], small: list[int]) -> tuple[list[Tensor], float]:
+    """The maps (in, out) along each dimension, each with the same factor too much."""
+    rank = len(sizes)
+    whole = run(torch.ones((1, 1, *small), dtype=torch.float64))
+    middle = [n // 2 for n in whole.shape[2:]]
+    matrices = []
     for d, size in enumerate(sizes):
-        shape = [1] * rank
-        shape[d] = size
-        units = torch.eye(size, dtype=torch.float64).reshape(size, 1, *shape).expand(size, 1, *sizes).contiguous()
+        units = torch.eye(size, dtype=torch.float64).reshape(size, 1, *(size if e == d else 1 for e in range(rank)))
+        units = units.expand(size, 1, *(size if e == d else n for e, n in enumerate(small))).contiguous()
         place = [slice(None) if e == d else middle[e] for e in range(rank)]
-        # (in, out)
-        matrix = run(units)[(slice(None), 0, *place)].abs() ** p
-        values = torch.movedim(torch.movedim(values, d - rank, -1) @ matrix, -1, d - rank)
-    return Sum.of(values / norm ** (p * (rank - 1)) if rank > 1 else values, x.log)
+        matrices.append(run(units)[(slice(None), 0, *place)])
+    return matrices, float(whole[(0, 0, *middle)]) ** ((rank - 1) / rank)
 
 
 def by_unit_vectors(run: Operation, args: Any, kwargs: Any, p: float) -> Sum:
@@ -262,8 +280,10 @@ def by_unit_vectors(run: Operation, args: Any, kwargs: Any, p: float) -> Sum:
     return Sum.of(total, log)
 
 
-def recurrent(x: Sum, state: Sum, weights: Sequence[Any], options: Sequence[Any], p: float) -> tuple[Sum, Sum]:
-    """A recurrent layer with ReLU, step by step: ``h_t = W_ih x_t + b_ih + W_hh h_(t-1) + b_hh`` of powers.
+def recurrent(
+    x: Sum, state: Sum, weights: Sequence[Any], options: Sequence[Any], p: float, gates: list[Sum] | None = None
+) -> tuple[Sum, Sum]:
+    """A recurrent layer, step by step: ``h_t = W_ih x_t + b_ih + W_hh h_(t-1) + b_hh`` of powers.
 
     Args:
         x: the sequence.
@@ -271,6 +291,10 @@ def recurrent(x: Sum, state: Sum, weights: Sequence[Any], options: Sequence[Any]
         weights: of all layers and directions.
         options: biases, layers, dropout, training, both directions, batch first.
         p: exponent of the norm.
+        gates: where gates fix every scale: takes the sums that end in them; hidden states start anew with 1.
+
+    Returns:
+        The outputs of all steps, and the last hidden states.
     """
     biases, layers, _, _, both, batch_first = options[:6]
     per, ways = (4 if biases else 2), (2 if both else 1)
@@ -282,11 +306,14 @@ def recurrent(x: Sum, state: Sum, weights: Sequence[Any], options: Sequence[Any]
         for way in range(ways):
             number = layer * ways + way
             own = [power(each, p) for each in weights[number * per : (number + 1) * per]]
-            shift = own[2] + own[3] if biases else None
+            shift = [Sum(own[2] + own[3])] if biases else []
             hidden, seen = Sum(state.values[number], state.log), []
             for step in reversed(steps) if way else steps:
                 entered, kept = (Sum(h.values @ w.T, h.log) for h, w in ((step, own[0]), (hidden, own[1])))
-                hidden = added(entered, kept, *([Sum(shift)] if shift is not None else []))
+                entered = added(entered, kept, *shift)
+                if gates is not None:
+                    gates.append(entered)
+                hidden = entered if gates is None else Sum(torch.ones_like(hidden.values))
                 seen.append(hidden)
             last.append(hidden)
             found.append(seen[::-1] if way else seen)

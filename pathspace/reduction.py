@@ -51,9 +51,11 @@ class ReductionGraph(Structure):
         """For every fixed scale, the shortest chain of operations to the root (:func:`pathspace.reasons.reasons`)."""
         return reasons(self)
 
-    def path_norm(self, p: float = 1, log: bool = False, batch_dim: int | None = 0) -> float:
+    def path_norm(
+        self, p: float = 1, log: bool = False, batch_dim: int | None = 0, until: str | None = None, bound: bool = False
+    ) -> float:
         """``(sum over paths |v|^p)^(1/p)``, or its logarithm; see :func:`pathspace.path_norm`."""
-        return path_norm(self, p, log, batch_dim)
+        return path_norm(self, p, log, batch_dim, until=until, bound=bound)
 
 
 __all__ = ["ReductionGraph", "Statistic", "WeightBlock"]
