@@ -19,6 +19,7 @@ from pathspace.inference.regions import REGIONS, once
 from pathspace.inference.registry import RULES, Facts, facts_of, operation_name
 from pathspace.local_paths import read_rule
 from pathspace.path_sums import MANY, Sum
+from pathspace.without_values import require_values
 
 FIXED = "fixed"
 
@@ -94,6 +95,7 @@ class Forward:
         }.get(kind, {})  # fmt: skip
         name = node.name if kind == "constant" else name
         if name in held:
+            require_values("path_norm", [("a tensor of the model", held[name])])
             return held[name].detach()
         shown = node.meta.get("val")
         if not isinstance(shown, Tensor):
