@@ -12,6 +12,7 @@ from pathspace.options import InputOption, JsonOption, SeedOption, TargetArgumen
 if TYPE_CHECKING:
     from pathspace.diagnostics.chain import MarkovChain
     from pathspace.diagnostics.efficiency import ChainRecord
+    from pathspace.diagnostics.run.alarms import Alarm
     from pathspace.diagnostics.signal import LayerSignal
     from pathspace.diagnostics.tables import Table
 
@@ -103,8 +104,18 @@ def diagnose(
             console.print(_table(chain, record))
             console.print(_summary(chain, record), soft_wrap=True, highlight=False)
             console.print(f"Gradients are those of {found.subject.loss.says}.", soft_wrap=True, highlight=False)
+        _print_alarms(console, found.alarms)
         for reason, count in _reasons(chain).items():
             console.print(f"  {count} x {reason}", soft_wrap=True, highlight=False, markup=False)
+
+
+def _print_alarms(console: Any, alarms: list[Alarm]) -> None:
+    if not alarms:
+        console.print("Nothing is wrong that a pass shows.", highlight=False)
+    for alarm in alarms:
+        what = f"{alarm.kind}, from {alarm.because}" if alarm.because else alarm.kind
+        advice = "" if alarm.because else f" {alarm.advice}"
+        console.print(f"Alarm ({what}): {alarm.text}{advice}", soft_wrap=True, highlight=False, markup=False)
 
 
 def _reasons(chain: MarkovChain) -> dict[str, int]:
@@ -141,7 +152,7 @@ def _finite(value: Any) -> Any:
 def _summary(chain: MarkovChain, record: ChainRecord) -> str:
     """The chain as a whole; a node whose direction or gradient is zero has no cosine."""
     from pathspace.diagnostics.report.sentences import chain as sentence
-    from pathspace.diagnostics.report.sentences import plural
+    from pathspace.diagnostics.wording import plural
 
     facts = _finite(record.to_dict())
     silent = sum(node["cosine_mean"] is None for node in facts["nodes"])

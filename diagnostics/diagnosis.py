@@ -1,21 +1,25 @@
-"""A model on its data and its loss: signal by depth and the Markov chain, measured together."""
+"""A model on its data and its loss: signal by depth, the Markov chain, and what is wrong, measured together."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from torch import nn
 
+from pathspace import trace
 from pathspace.diagnostics.chain import MarkovChain
 from pathspace.diagnostics.efficiency import ChainRecord
 from pathspace.diagnostics.given import Subject, given
 from pathspace.diagnostics.layers import Names
 from pathspace.diagnostics.losses import Function
+from pathspace.diagnostics.run.alarms import Alarm
+from pathspace.diagnostics.run.examine import examine
 from pathspace.diagnostics.signal import LayerSignal, signal
 from pathspace.diagnostics.tables import Table
+from pathspace.errors import PathspaceError
 
 
 @dataclass(frozen=True)
@@ -27,12 +31,14 @@ class Diagnosis:
         signal: what every layer does to signals and gradients, on the first batch.
         chain: the residual additions of the model.
         record: the chain on all batches; ``None`` for a model without nodes.
+        alarms: what is wrong, each with its place, its number and what to do.
     """
 
     subject: Subject = field(repr=False)
     signal: Table[LayerSignal]
     chain: MarkovChain = field(repr=False)
     record: ChainRecord | None
+    alarms: list[Alarm]
 
     def to_dict(self) -> dict[str, Any]:
         """Everything as plain values: what ``pathspace diagnose --json`` writes."""
@@ -47,6 +53,7 @@ class Diagnosis:
         return {
             "sentence": chain.sentence(),
             "loss": self.subject.loss.says,
+            "alarms": [asdict(alarm) for alarm in self.alarms],
             "length": len(chain),
             **measured,
             "nodes": nodes,
@@ -68,7 +75,7 @@ def diagnose(
     seed: int = 0,
     progress: Callable[[str], None] | None = None,
 ) -> Diagnosis:
-    """Measure what layers do to signals, and how far residual branches point down the loss.
+    """Measure what layers do to signals, how far residual branches point down the loss, and say what is wrong.
 
     Args:
         model: any module; left as it is.
@@ -107,7 +114,13 @@ def diagnose(
     tell("Tracing and observing")
     chain = MarkovChain.trace(model, *args, kwargs=named)
     records = (chain.observe(subject.loss, *batch) for batch in subject.batches)
-    return Diagnosis(subject, table, chain, ChainRecord.merge(records) if len(chain) else None)
+    record = ChainRecord.merge(records) if len(chain) else None
+    tell("Looking for what is wrong")
+    try:
+        graph = trace(model, *args, kwargs=named)
+    except PathspaceError:  # it can be followed, but has no reduction graph
+        graph = None
+    return Diagnosis(subject, table, chain, record, examine(subject, graph, record if subject.loss.given else None))
 
 
 __all__ = ["Diagnosis", "diagnose"]

@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 import pathspace as ps
-from pathspace.diagnostics import MarkovChain, conserved, watching
+from pathspace.diagnostics import MarkovChain, conserved, diagnose, watching
 from pathspace.diagnostics.run.alarms import RULES
 from pathspace.diagnostics.run.weights import Units, fan_in
 from pathspace.errors import InputError
@@ -179,3 +179,20 @@ def test_a_trainer_of_transformers_is_watched(tmp_path: Path) -> None:
     assert callback.watch.rows[0]["loss"] == pytest.approx(7 / 8 * math.log(17), abs=0.1)
     assert "efficiency" in callback.watch.rows[-1] and (tmp_path / "run.html").exists()
     assert json.dumps(callback.watch.rows)
+
+
+@pytest.mark.parametrize("name", ["unbalanced", "exploding", "vanishing", "eps", "copies", "dead", "saturated"])
+def test_what_is_wrong_shows_without_a_run(name: str) -> None:
+    kind, place, run = runs.BROKEN[name]
+    torch.manual_seed(3)
+    (x, y), model = run.data(), run.model()
+    data = [(x[i : i + 64], y[i : i + 64]) for i in range(0, 256, 64)]
+    assert diagnose(model, data=data[:1]).alarms == []
+    with torch.no_grad():
+        run.spoil(model)
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    found = diagnose(model, data=data)
+    assert [alarm.kind for alarm in found.alarms if not alarm.because] == [kind]
+    assert found.alarms[0].place.startswith(place) and found.to_dict()["alarms"][0]["kind"] == kind
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    assert all(p.grad is None for p in model.parameters())

@@ -17,6 +17,7 @@ from pathspace.diagnostics.degeneracy import degeneracy
 from pathspace.diagnostics.efficiency import ChainRecord
 from pathspace.diagnostics.given import Subject
 from pathspace.diagnostics.gradients import gradients, imbalance
+from pathspace.diagnostics.run.examine import examine
 from pathspace.diagnostics.signal import signal
 from pathspace.errors import PathspaceError
 from pathspace.norms import log_factors
@@ -199,6 +200,11 @@ def the_chain(subject: Subject) -> Facts:
         return {"absent": chain.sentence()}
     record = ChainRecord.merge(chain.observe(subject.loss, *batch) for batch in subject.batches)
     return {"sentence": chain.sentence(), **record.to_dict(), "dismissed": len(chain.dismissed)}
+
+
+def the_alarms(subject: Subject, explanation: Explanation, chain: ChainRecord | None = None) -> Facts:
+    """What is wrong with the model on its batches, by the rules of watched runs."""
+    return {"alarms": [asdict(alarm) for alarm in examine(subject, explanation.graph, chain)]}
 
 
 def the_signal(subject: Subject) -> Facts:

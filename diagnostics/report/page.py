@@ -15,11 +15,13 @@ from markupsafe import Markup
 from torch import Tensor, nn
 
 from pathspace import Skeleton, explain
+from pathspace.diagnostics import charts
 from pathspace.diagnostics.given import Subject, given
 from pathspace.diagnostics.losses import Function
-from pathspace.diagnostics.report import charts, measure, pictures, sentences
+from pathspace.diagnostics.report import measure, pictures, sentences
 from pathspace.diagnostics.report.layers import describe
 from pathspace.diagnostics.report.measure import Facts, attempt
+from pathspace.diagnostics.wording import number
 from pathspace.errors import InputError
 from pathspace.files import expect_suffix, replacing
 from pathspace.log_prefix import log_prefixes, log_suffixes
@@ -136,6 +138,7 @@ def report(
         "chain": ("Markov chain", "The Markov chain", lambda: measure.the_chain(subject)),
         "signal": ("signal by depth", "Signal propagation", lambda: measure.the_signal(subject)),
         "gradients": ("gradients", "The size of gradients", lambda: measure.the_gradients(subject)),
+        "alarms": ("what is wrong", "What is wrong", lambda: measure.the_alarms(subject, explanation)),
         "degeneracy": ("degeneracy", "Degeneracy", lambda: measure.the_degeneracy(subject, explanation)),
     }
     for name, (doing, what, work) in parts.items():
@@ -151,7 +154,7 @@ def report(
 class _Steps:
     """Say what is being done, step by step."""
 
-    def __init__(self, progress: Progress | None, count: int = 9) -> None:
+    def __init__(self, progress: Progress | None, count: int = 10) -> None:
         self.progress, self.count, self.done = progress, count, 0
         self.doing = ""
 
@@ -196,6 +199,7 @@ def _told(facts: dict[str, Facts], subject: Subject, rule: str) -> dict[str, str
         "variance": of("signal", sentences.variance),
         "gains": of("signal", sentences.gains),
         "gradients": of("gradients", sentences.gradient),
+        "alarms": of("alarms", sentences.alarms),
         "degeneracy": of("degeneracy", sentences.degeneracy),
         "loss": f"{'G' if subject.loss.given else 'No loss was given: g'}radients are those of {subject.loss.says}.",
     }
@@ -246,11 +250,13 @@ def _render(facts: dict[str, Facts], told: dict[str, str], skeleton: Skeleton) -
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters["n"] = sentences.number
+    environment.filters["n"] = number
     folder = files("pathspace.diagnostics.report") / "templates"
     style, script = (Markup((folder / name).read_text(encoding="utf-8")) for name in ("report.css", "report.js"))
     shown = {"graph": facts["graph"], "account": facts["account"], "signal": facts["signal"], "sentences": told}
-    shown |= {name: facts[name] for name in ("model", "values", "chain", "gradients", "degeneracy", "certificate")}
+    shown |= {
+        name: facts[name] for name in ("model", "values", "chain", "gradients", "degeneracy", "certificate", "alarms")
+    }
     return environment.get_template("report.html.j2").render(
         facts=facts,
         told=told,

@@ -5,48 +5,13 @@ from __future__ import annotations
 import math
 from typing import Any
 
+from pathspace.diagnostics.wording import number, plural, power
 from pathspace.levels import levels_in_words
 
 Facts = dict[str, Any]
 
 # of the largest gradient: what a bias in front of a norm gets by rounding, though its gradient is 0
 NEGLIGIBLE = 1e-6
-
-
-def number(value: float | int | None, digits: int = 3) -> str:
-    """A number for people: thousands separated, few digits, powers of ten spelled ``1.2e-05``.
-
-    Example:
-        >>> number(11689512), number(0.25), number(390.4, 2), number(1.234e-7), number(None)
-        ('11,689,512', '0.25', '390', '1.23e-07', 'none')
-    """
-    if value is None or (isinstance(value, float) and math.isnan(value)):
-        return "none"
-    if isinstance(value, int):
-        return f"{value:,}"
-    if not math.isfinite(value):
-        return "infinity" if value > 0 else "-infinity"
-    return f"{value:,.0f}" if 10 ** (digits - 1) <= abs(value) < 1e6 else f"{value:.{digits}g}"
-
-
-def plural(count: int, noun: str, many: str = "") -> str:
-    """``"1 unit"``, ``"2 units"``.
-
-    Example:
-        >>> plural(1, "unit"), plural(2000, "unit"), plural(2, "class", "classes")
-        ('1 unit', '2,000 units', '2 classes')
-    """
-    return f"{count:,} {noun if count == 1 else many or noun + 's'}"
-
-
-def power(log: float) -> str:
-    """Ten to a power of two digits behind the point, written out where that is readable.
-
-    Example:
-        >>> power(0.0), power(-1.0), power(13.25)
-        ('1', '0.1', '10^13.2')
-    """
-    return number(10**log, 2) if -4 < log < 5 else f"10^{log:.1f}"
 
 
 def model(facts: Facts, chain: Facts) -> str:
@@ -222,6 +187,17 @@ def chain(facts: Facts) -> str:
 
 def _signed(value: float | None) -> str:
     return "none" if value is None else f"{value:+.3g}"
+
+
+def alarms(facts: Facts) -> str:
+    """What is wrong, causes first."""
+    found = facts["alarms"]
+    if not found:
+        return "No rule finds anything wrong in a pass on each batch."
+    causes = [alarm for alarm in found if not alarm["because"]]
+    text = " ".join(f"{alarm['text']} {alarm['advice']}" for alarm in causes)
+    rest = [alarm["kind"] for alarm in found if alarm["because"]]
+    return text + (f" From this follow: {', '.join(rest)}." if rest else "")
 
 
 def variance(facts: Facts) -> str:

@@ -7,9 +7,9 @@ from importlib.resources import files
 from jinja2 import Environment, PackageLoader, StrictUndefined, select_autoescape
 from markupsafe import Markup
 
-from pathspace.diagnostics.report import charts
-from pathspace.diagnostics.report.sentences import number, plural
+from pathspace.diagnostics import charts
 from pathspace.diagnostics.run.log import RunLog
+from pathspace.diagnostics.wording import number, plural
 
 # title, columns or the prefix of columns, what is shown, logarithmic
 CHARTS = (

@@ -77,16 +77,20 @@ def fan_in(model: nn.Module) -> dict[str, int]:
 
 
 @torch.no_grad()
-def tensor_facts(model: nn.Module, fans: Mapping[str, int]) -> list[TensorFacts]:
+def tensor_facts(
+    model: nn.Module, fans: Mapping[str, int], slopes: Mapping[str, Tensor] | None = None
+) -> list[TensorFacts]:
     """Sizes of all trainable tensors now, gradients included.
 
     Args:
         model: any module.
         fans: from :func:`fan_in`.
+        slopes: gradients by name; those in ``.grad`` by default.
     """
     named = [(name, p) for name, p in model.named_parameters() if p.requires_grad and p.numel()]
     norms = _norms([p for _, p in named])
-    with_gradient = [(name, p.grad) for name, p in named if p.grad is not None]
+    slopes = {name: p.grad for name, p in named if p.grad is not None} if slopes is None else slopes
+    with_gradient = list(slopes.items())
     gradients = dict(zip((n for n, _ in with_gradient), _norms([g for _, g in with_gradient]), strict=True))
     found = []
     for (name, p), norm in zip(named, norms, strict=True):

@@ -11,7 +11,7 @@ from xml.etree import ElementTree
 import vl_convert
 from markupsafe import Markup
 
-from pathspace.diagnostics.report.sentences import number
+from pathspace.diagnostics.wording import number
 
 Spec = dict[str, Any]
 WIDTH, HEIGHT = 400, 170

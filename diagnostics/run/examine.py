@@ -1,0 +1,51 @@
+"""The rules of watched runs, applied to a model that is not being trained: one pass on each batch."""
+
+from __future__ import annotations
+
+import torch
+
+from pathspace import ReductionGraph
+from pathspace.diagnostics.efficiency import ChainRecord
+from pathspace.diagnostics.given import Subject
+from pathspace.diagnostics.layers import call, differentiating, unchanged
+from pathspace.diagnostics.run.alarms import Alarm, judge
+from pathspace.diagnostics.run.probe import Probe
+from pathspace.diagnostics.run.snapshot import Snapshot, UnitFacts
+from pathspace.diagnostics.run.weights import Units, fan_in, tensor_facts
+
+
+def examine(subject: Subject, graph: ReductionGraph | None = None, record: ChainRecord | None = None) -> list[Alarm]:
+    """What is wrong with a model as it stands, on its data and with its loss.
+
+    Args:
+        subject: the model, its batches and its loss.
+        graph: the model's reduction graph; without it nothing is said of units.
+        record: the chain, observed with a loss that belongs to a task.
+
+    Returns:
+        Alarms, causes first. What only a run shows (rates, decay) is not judged.
+    """
+    model = subject.model
+    named = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
+    probe, fans, run = Probe(model), fan_in(model), list[Snapshot]()
+    units = UnitFacts()
+    if graph is not None and graph.num_units:
+        compared = Units(model, graph, fans)
+        units = UnitFacts(compared.facts(*compared.sums()))
+    alarms: list[Alarm] = []
+    for number, (inputs, targets) in enumerate(subject.batches, 1):
+        probe.attach()
+        try:
+            with unchanged(model), torch.enable_grad():
+                loss = subject.loss(call(model, inputs), targets).sum()
+                with differentiating(model):
+                    found = torch.autograd.grad(loss, [p for _, p in named], allow_unused=True)
+        finally:
+            seen = probe.detach()
+        gradients = {name: g for (name, _), g in zip(named, found, strict=True) if g is not None}
+        run.append(Snapshot(number, seen, tensor_facts(model, fans, gradients), units, record))
+        alarms += judge(run, alarms)
+    return alarms
+
+
+__all__ = ["examine"]

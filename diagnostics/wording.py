@@ -1,0 +1,44 @@
+"""Numbers for people."""
+
+from __future__ import annotations
+
+import math
+
+
+def number(value: float | int | None, digits: int = 3) -> str:
+    """A number for people: thousands separated, few digits, powers of ten spelled ``1.2e-05``.
+
+    Example:
+        >>> number(11689512), number(0.25), number(390.4, 2), number(1.234e-7), number(None)
+        ('11,689,512', '0.25', '390', '1.23e-07', 'none')
+    """
+    if value is None or (isinstance(value, float) and math.isnan(value)):
+        return "none"
+    if isinstance(value, int):
+        return f"{value:,}"
+    if not math.isfinite(value):
+        return "infinity" if value > 0 else "-infinity"
+    return f"{value:,.0f}" if 10 ** (digits - 1) <= abs(value) < 1e6 else f"{value:.{digits}g}"
+
+
+def plural(count: int, noun: str, many: str = "") -> str:
+    """``"1 unit"``, ``"2 units"``.
+
+    Example:
+        >>> plural(1, "unit"), plural(2000, "unit"), plural(2, "class", "classes")
+        ('1 unit', '2,000 units', '2 classes')
+    """
+    return f"{count:,} {noun if count == 1 else many or noun + 's'}"
+
+
+def power(log: float) -> str:
+    """Ten to a power of two digits behind the point, written out where that is readable.
+
+    Example:
+        >>> power(0.0), power(-1.0), power(13.25)
+        ('1', '0.1', '10^13.2')
+    """
+    return number(10**log, 2) if -4 < log < 5 else f"10^{log:.1f}"
+
+
+__all__ = ["number", "plural", "power"]
