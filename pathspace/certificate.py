@@ -6,6 +6,8 @@ import json
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from pathspace.shown import Shown
+
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
@@ -13,7 +15,7 @@ MARKS = {True: "[green]holds[/]", False: "[red]fails[/]", None: "[yellow]not app
 
 
 @dataclass(frozen=True)
-class Certificate:
+class Certificate(Shown):
     """Verdicts on one model.
 
     Attributes:
@@ -161,14 +163,6 @@ class Certificate:
         if self.range:
             parts.append(Text(f"Said of {self.range}."))
         return Group(*parts)
-
-    def __str__(self) -> str:
-        from rich.console import Console
-
-        console = Console(width=120, no_color=True)
-        with console.capture() as captured:
-            console.print(self)
-        return captured.get()
 
 
 def _grouped(pins: list[dict[str, Any]]) -> dict[tuple[str, str], list[dict[str, Any]]]:

@@ -18,6 +18,7 @@ from pathspace.errors import InputError
 from pathspace.exact import modular_rank
 from pathspace.layered_mlp import LayeredMLP, by_size
 from pathspace.reduction import WeightBlock
+from pathspace.shown import Shown
 from pathspace.skeleton import Skeleton
 from pathspace.structure import Structure
 
@@ -25,7 +26,7 @@ MOST_WEIGHTS = 16
 
 
 @dataclass(frozen=True)
-class Claim:
+class Claim(Shown):
     """A statement, and what became of it on one network.
 
     Attributes:

@@ -13,10 +13,8 @@ from importlib.metadata import entry_points, version
 from typing import Annotated, Any, NoReturn
 
 import typer
-from rich import box
 from rich.console import Console
 from rich.markup import escape
-from rich.table import Table
 
 from pathspace import checkpoint_commands
 from pathspace.cli_errors import FAILED, ErrorSentenceGroup, guarded, say
@@ -362,16 +360,8 @@ def masks(
         skeleton = graph.skeleton(rule=rule.value, seed=seed)
         with delivering(output, ".safetensors", stdout) as file:
             save_masks(skeleton, file)
-    table = Table(box=box.SIMPLE, title=f"Skeleton ({rule.value}) of {escape(target)}", title_justify="left")
-    table.add_column("parameter")
-    for heading in ("shape", "incoming", "outgoing", "skeleton"):
-        table.add_column(heading, justify="right")
-    for block in graph.blocks:
-        enters, leaves = map(set, skeleton.positions(block.name))
-        counts = map(str, map(len, (enters, leaves, enters | leaves)))
-        table.add_row(escape(block.name), "x".join(map(str, block.shape)) or "scalar", *counts)
     console = Console(stderr=output == STDOUT)
-    console.print(table)
+    console.print(skeleton)
     console.print(f"Wrote {output}", soft_wrap=True, markup=False, highlight=False)
 
 

@@ -11,6 +11,7 @@ from torch import nn
 
 from pathspace.reasons import Reason
 from pathspace.reduction import ReductionGraph
+from pathspace.shown import Shown
 from pathspace.tracing import trace
 
 if TYPE_CHECKING:
@@ -48,7 +49,7 @@ class ParameterStatus:
 
 
 @dataclass(frozen=True)
-class Explanation:
+class Explanation(Shown):
     """The account of all parameters, and the graph it was read from.
 
     Attributes:
@@ -104,14 +105,6 @@ class Explanation:
             ]
             table.add_row(escape(entry.name), shape, entry.status, free, escape("\n".join(why)))
         return table
-
-    def __str__(self) -> str:
-        from rich.console import Console
-
-        console = Console(width=120, no_color=True)
-        with console.capture() as captured:
-            console.print(self)
-        return captured.get()
 
 
 def explain(

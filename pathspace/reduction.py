@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 from pathspace.basis import Path
 from pathspace.norms import path_norm
 from pathspace.reasons import Reason, reasons
+from pathspace.shown import Shown
 from pathspace.skeleton import Skeleton, choose
 from pathspace.structure import Statistic, Structure, WeightBlock
 from pathspace.unroll import unroll
 
+if TYPE_CHECKING:
+    from rich.table import Table
 
-class ReductionGraph(Structure):
+
+class ReductionGraph(Shown, Structure):
     """The reduction graph of a model (Definition 3 of the path-space paper, generalised to units that share a scale).
 
     Its attributes are those of :class:`pathspace.structure.Structure`; the methods here lead on to skeletons and paths.
@@ -56,6 +62,28 @@ class ReductionGraph(Structure):
     ) -> float:
         """``(sum over paths |v|^p)^(1/p)``, or its logarithm; see :func:`pathspace.path_norm`."""
         return path_norm(self, p, log, batch_dim, until=until, bound=bound)
+
+    def __rich__(self) -> Table:
+        from rich import box
+        from rich.markup import escape
+        from rich.table import Table
+
+        table = Table(box=box.SIMPLE, title="Reduction graph", title_justify="left", show_header=False)
+        table.add_column(style="bold")
+        table.add_column(justify="right")
+        table.add_column(overflow="fold")
+        table.add_row("weights", f"{self.num_weights:,}", f"in {len(self.blocks)} tensors")
+        table.add_row(
+            "units", f"{self.num_units:,}", f"free scales; {self.num_exact_units:,} exact, every eps included"
+        )
+        table.add_row("dimension", f"{self.dimension:,}", "independent path values: weights less units")
+        pins = Counter(pin.op for pin in self.pinned)
+        words = ", ".join(f"{op} ({count})" if count > 1 else op for op, count in pins.most_common(4))
+        table.add_row("pins", f"{len(self.pinned):,}", escape(words + (", ..." if len(pins) > 4 else "")))
+        table.add_row(
+            "next", "", "graph.skeleton(), ps.verify(model, x), ps.explain(model, x), ps.balance(model, graph)"
+        )
+        return table
 
 
 __all__ = ["ReductionGraph", "Statistic", "WeightBlock"]

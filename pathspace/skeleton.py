@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 import warnings
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from pathspace.basis import BasisPaths
 from pathspace.errors import InputError
+from pathspace.shown import Shown
 from pathspace.structure import Structure
 from pathspace.trees import SpanningTreeBuilder
 from pathspace.two_trees import TwoTrees
 from pathspace.without_values import require_values, with_numbers
 
+if TYPE_CHECKING:
+    from rich.table import Table
+
 RULES = ("modulo", "magnitude", "random")
 
 
-class Skeleton(TwoTrees):
+class Skeleton(Shown, TwoTrees):
     """The two trees, and what follows from them at once."""
 
     __doc__ = TwoTrees.__doc__
@@ -24,6 +29,21 @@ class Skeleton(TwoTrees):
     def basis(self) -> BasisPaths:
         """The basis paths of the two trees."""
         return BasisPaths(self)
+
+    def __rich__(self) -> Table:
+        from rich import box
+        from rich.markup import escape
+        from rich.table import Table
+
+        table = Table(box=box.SIMPLE, title=f"Skeleton ({self.rule})", title_justify="left")
+        table.add_column("parameter")
+        for heading in ("shape", "incoming", "outgoing", "skeleton"):
+            table.add_column(heading, justify="right")
+        for block in self.graph.blocks:
+            enters, leaves = map(set, self.positions(block.name))
+            counts = map(str, map(len, (enters, leaves, enters | leaves)))
+            table.add_row(escape(block.name), "x".join(map(str, block.shape)) or "scalar", *counts)
+        return table
 
 
 def choose(graph: Structure, rule: str = "modulo", seed: int = 0) -> Skeleton:
