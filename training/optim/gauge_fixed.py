@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -16,7 +15,7 @@ from pathspace import InputError, InputTypeError
 from pathspace.moves import move_
 from pathspace.structure import Structure
 from pathspace.training.optim.canonical_gauge import BALANCED, KEPT, canonical
-from pathspace.training.optim.joined import join_states, split_state
+from pathspace.training.optim.joined import Joined
 from pathspace.training.optim.movable import movable
 from pathspace.training.optim.sharding import refuse_shards
 from pathspace.training.optim.sweeps import unit_sets
@@ -25,7 +24,7 @@ from pathspace.transport import transported
 RETURNS = ("canonical", "user")
 
 
-class GaugeFixed(Optimizer):
+class GaugeFixed(Joined):
     r"""Let an optimizer work in the canonical gauge, so that rescaled copies of a network take identical trajectories.
 
     At construction the network moves to the representative of its orbit that is balanced, with norms fixed where a
@@ -90,12 +89,6 @@ class GaugeFixed(Optimizer):
         return_to: str = "canonical",
         model: nn.Module | None = None,
     ) -> None:
-        self.optimizers = tuple(optimizer) if isinstance(optimizer, list | tuple) else (optimizer,)
-        if not self.optimizers or not all(isinstance(one, Optimizer) for one in self.optimizers):
-            raise InputTypeError(
-                f"GaugeFixed found an optimizer of type {type(optimizer).__name__}, expected one of torch.optim, or a "
-                "list of several."
-            )
         if not isinstance(graph, Structure):
             raise InputTypeError(
                 f"GaugeFixed found a graph of type {type(graph).__name__}, expected the result of ps.trace(model, ...)."
@@ -104,8 +97,7 @@ class GaugeFixed(Optimizer):
             raise InputError(f"GaugeFixed found gauge={gauge!r}, expected 'balanced', the one there is.")
         if return_to not in RETURNS:
             raise InputError(f"GaugeFixed found return_to={return_to!r}, expected one of {', '.join(RETURNS)}.")
-        groups = self.param_groups
-        super().__init__(groups, dict(self.optimizers[0].defaults))
+        super().__init__(optimizer)
         self.norms, self.return_to = norms, return_to
         self._tensors = find_tensors(self.param_groups, graph, model)
         refuse_shards("GaugeFixed", list(self._tensors.values()), "wrap the optimizer of a model that is not sharded.")
@@ -135,28 +127,6 @@ class GaugeFixed(Optimizer):
 
     # --- what every optimizer has
 
-    @property
-    def param_groups(self) -> list[dict[str, Any]]:  # type: ignore[override]
-        """The groups of the optimizer, the same objects."""
-        if len(self.optimizers) == 1:
-            return self.optimizers[0].param_groups
-        return list(chain.from_iterable(one.param_groups for one in self.optimizers))
-
-    @param_groups.setter
-    def param_groups(self, groups: list[dict[str, Any]]) -> None:
-        """Torch's constructor lists groups anew; they stay where they are."""
-
-    @property
-    def state(self) -> Any:  # type: ignore[override]
-        """The state of the optimizer, the same object (of several, all states together)."""
-        if len(self.optimizers) == 1:
-            return self.optimizers[0].state
-        return {key: value for one in self.optimizers for key, value in one.state.items()}
-
-    @state.setter
-    def state(self, state: Any) -> None:
-        """Torch's constructor makes a state; that of the optimizer stays."""
-
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Refused: which scales are free depends on all that is trained.
 
@@ -169,22 +139,8 @@ class GaugeFixed(Optimizer):
                 "depend on what is trained; add it to the inner optimizer and wrap that again."
             )
 
-    def zero_grad(self, set_to_none: bool = True) -> None:
-        """Clear all gradients."""
-        for one in self.optimizers:
-            one.zero_grad(set_to_none)
-
-    def state_dict(self) -> dict[str, Any]:
-        """The state of the optimizer, and where the gauge stands."""
-        for before in self._optimizer_state_dict_pre_hooks.values():
-            before(self)
-        state = self._state()
-        for after in self._optimizer_state_dict_post_hooks.values():
-            changed = after(self, state)
-            state = state if changed is None else changed
-        return state
-
     def _state(self) -> dict[str, Any]:
+        """The state of the optimizer, and where the gauge stands."""
         gauge = {
             "phi": self._phi.clone(),
             "turns": self._turns,
@@ -193,18 +149,11 @@ class GaugeFixed(Optimizer):
             "norms": self.norms,
             "return_to": self.return_to,
         }
-        return {**join_states([one.state_dict() for one in self.optimizers]), "gauge": gauge}
+        return {**super()._state(), "gauge": gauge}
 
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Go on from a state; weights are loaded into the model as usual, before or after.
-
-        Raises:
-            InputError: the state is not of such an optimizer of this model.
-        """
-        for before in self._optimizer_load_state_dict_pre_hooks.values():
-            changed = before(self, state_dict)
-            state_dict = state_dict if changed is None else changed
-        gauge = state_dict.get("gauge") if isinstance(state_dict, dict) else None
+    def _load(self, state_dict: Mapping[str, Any]) -> None:
+        """Go on from a state; weights are loaded into the model as usual, before or after."""
+        gauge = state_dict.get("gauge") if isinstance(state_dict, Mapping) else None
         if not isinstance(gauge, Mapping) or getattr(gauge.get("phi"), "shape", None) != self._phi.shape:
             raise InputError(
                 "GaugeFixed found a state without the gauge of this model, expected what GaugeFixed.state_dict() "
@@ -215,8 +164,7 @@ class GaugeFixed(Optimizer):
                 f"GaugeFixed found a state with norms={gauge['norms']!r}, return_to={gauge['return_to']!r}, expected "
                 f"{self.norms!r} and {self.return_to!r}; use the settings it was saved with."
             )
-        for one, part in zip(self.optimizers, split_state(state_dict, self.optimizers), strict=True):
-            one.load_state_dict(part)
+        super()._load(state_dict)
         found = self._canonical
         self._phi = gauge["phi"].to(self._device, copy=True)
         self._turns = int(gauge["turns"])
@@ -226,19 +174,15 @@ class GaugeFixed(Optimizer):
             {int(key): value.cpu().numpy().copy() for key, value in gauge["targets"].items()},
         )
         self.sets = unit_sets(self._graph, self._canonical, self._device, self.norms)
-        for after in self._optimizer_load_state_dict_post_hooks.values():
-            after(self)
 
     def __getstate__(self) -> dict[str, Any]:
         """For copies and pickles: everything but the traced model."""
-        kept = {key: value for key, value in self.__dict__.items() if "hook" not in key and key != "sets"}
-        return {**kept, "_graph": replace(self._graph, captured=None, parameters={})}  # type: ignore[arg-type]
+        graph = replace(self._graph, captured=None, parameters={})  # type: ignore[arg-type]
+        return {**{key: value for key, value in super().__getstate__().items() if key != "sets"}, "_graph": graph}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Come back from a copy or a pickle."""
-        self.__dict__.update(state)
-        self._patch_step_function()
-        super().__setstate__({})
+        super().__setstate__(state)
         self.sets = unit_sets(self._graph, self._canonical, self._device, self.norms)
 
     # --- the gauge
@@ -266,15 +210,7 @@ class GaugeFixed(Optimizer):
         self._check_frozen()
         if self.return_to == "user":
             self._move(self._phi, weights=True, gradients=True)
-        loss = None
-        if len(self.optimizers) == 1:
-            loss = self.optimizers[0].step(closure) if closure is not None else self.optimizers[0].step()
-        else:
-            if closure is not None:
-                with torch.enable_grad():
-                    loss = closure()
-            for one in self.optimizers:
-                one.step()
+        loss = self._inner_steps(closure)
         if self.sets:
             self._sweep()
         if self.return_to == "user":

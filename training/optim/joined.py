@@ -1,13 +1,128 @@
-"""States of several optimizers as one, in the form torch gives to one."""
+"""Several optimizers as one: groups, steps and states."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from itertools import chain
 from typing import Any
 
+import torch
 from torch.optim import Optimizer
 
-from pathspace import InputError
+from pathspace import InputError, InputTypeError
+
+
+class Joined(Optimizer):
+    """Several optimizers that share the parameters of a model, as one; groups and state are those inside.
+
+    Args:
+        optimizer: one optimizer of torch's kind, or several.
+
+    Raises:
+        InputTypeError: what is given is none.
+
+    Example:
+        >>> import torch
+        >>> model = torch.nn.Linear(3, 2)
+        >>> both = Joined([torch.optim.Muon([model.weight], lr=0.1), torch.optim.AdamW([model.bias], lr=0.01)])
+        >>> [group["lr"] for group in both.param_groups]
+        [0.1, 0.01]
+    """
+
+    def __init__(self, optimizer: Optimizer | Sequence[Optimizer]) -> None:
+        self.optimizers = tuple(optimizer) if isinstance(optimizer, list | tuple) else (optimizer,)
+        if not self.optimizers or not all(isinstance(one, Optimizer) for one in self.optimizers):
+            raise InputTypeError(
+                f"{type(self).__name__} found an optimizer of type {type(optimizer).__name__}, expected one of "
+                "torch.optim, or a list of several."
+            )
+        super().__init__(self.param_groups, dict(self.optimizers[0].defaults))
+
+    @property
+    def param_groups(self) -> list[dict[str, Any]]:  # type: ignore[override]
+        """The groups of the optimizer, the same objects."""
+        if len(self.optimizers) == 1:
+            return self.optimizers[0].param_groups
+        return list(chain.from_iterable(one.param_groups for one in self.optimizers))
+
+    @param_groups.setter
+    def param_groups(self, groups: list[dict[str, Any]]) -> None:
+        """Torch's constructor lists groups anew; they stay where they are."""
+
+    @property
+    def state(self) -> Any:  # type: ignore[override]
+        """The state of the optimizer, the same object (of several, all states together)."""
+        if len(self.optimizers) == 1:
+            return self.optimizers[0].state
+        return {key: value for one in self.optimizers for key, value in one.state.items()}
+
+    @state.setter
+    def state(self, state: Any) -> None:
+        """Torch's constructor makes a state; that of the optimizer stays."""
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Groups are added to the optimizers inside; torch's constructor lists those that are there already."""
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Clear all gradients."""
+        for one in self.optimizers:
+            one.zero_grad(set_to_none)
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]
+        """One step of each; with a closure, the loss it returns."""
+        return self._inner_steps(closure)
+
+    def _inner_steps(self, closure: Callable[[], Any] | None) -> Any:
+        if len(self.optimizers) == 1:
+            return self.optimizers[0].step() if closure is None else self.optimizers[0].step(closure)
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        for one in self.optimizers:
+            one.step()
+        return loss
+
+    def state_dict(self) -> dict[str, Any]:
+        """All states in the form of one."""
+        for before in self._optimizer_state_dict_pre_hooks.values():
+            before(self)
+        state = self._state()
+        for after in self._optimizer_state_dict_post_hooks.values():
+            changed = after(self, state)
+            state = state if changed is None else changed
+        return state
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Go on from a state.
+
+        Raises:
+            InputError: it is that of other optimizers.
+        """
+        for before in self._optimizer_load_state_dict_pre_hooks.values():
+            changed = before(self, state_dict)
+            state_dict = state_dict if changed is None else changed
+        self._load(state_dict)
+        for after in self._optimizer_load_state_dict_post_hooks.values():
+            after(self)
+
+    def _state(self) -> dict[str, Any]:
+        return join_states([one.state_dict() for one in self.optimizers])
+
+    def _load(self, state_dict: Mapping[str, Any]) -> None:
+        for one, part in zip(self.optimizers, split_state(state_dict, self.optimizers), strict=True):
+            one.load_state_dict(part)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """For copies and pickles."""
+        return {key: value for key, value in self.__dict__.items() if "hook" not in key}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Come back from a copy or a pickle."""
+        self.__dict__.update(state)
+        self._patch_step_function()
+        super().__setstate__({})
 
 
 def join_states(states: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
@@ -60,4 +175,4 @@ def split_state(state: Mapping[str, Any], optimizers: Sequence[Optimizer]) -> li
     return parts
 
 
-__all__ = ["join_states", "split_state"]
+__all__ = ["Joined", "join_states", "split_state"]

@@ -1,0 +1,73 @@
+"""The leaderboard of optimizers: runs that repeat themselves, starts that are one function, a journal that goes on."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from pathspace.training.experiments.reproduce import leaderboard
+from pathspace.training.experiments.reproduce.leaderboard import Journal, contest
+from pathspace.training.experiments.reproduce.leaderboard_run import (
+    ARMS,
+    ONLY,
+    TASKS,
+    Result,
+    Run,
+    carry_out,
+    prepared,
+    rates,
+    score,
+)
+
+QUICK = Run("MLP", "default", "AdamW", 0.01, seed=3, steps=5)
+
+
+def test_a_run_repeats_itself() -> None:
+    assert replace(carry_out(QUICK), seconds=0.0) == replace(carry_out(QUICK), seconds=0.0)
+    assert carry_out(QUICK).valid != carry_out(replace(QUICK, seed=4)).valid
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_scrambled_starts_are_the_same_function(task: str) -> None:
+    run = Run(task, "default", "AdamW", 0.01, seed=0)
+    model, _ = prepared(run)
+    twin, _ = prepared(replace(run, start="scrambled 10"))
+    assert not all(torch.equal(a, b) for a, b in zip(model.parameters(), twin.parameters(), strict=True))
+    split = TASKS[task][1]()[1]
+    # (a norm's eps is seen where its inputs became small)
+    assert score(model, split)[0] == pytest.approx(score(twin, split)[0], rel=0.1)
+
+
+@pytest.mark.parametrize("arm", ARMS)
+def test_every_contender_takes_steps(arm: str) -> None:
+    task = ONLY.get(arm, ("MLP",))[0]
+    assert not carry_out(Run(task, "default", arm, rates(arm)[3], seed=0, steps=5)).reason.startswith(arm)
+    assert len(rates(arm)) == 8 and min(rates(arm)) == ARMS[arm][0]
+
+
+def test_what_fails_is_counted() -> None:
+    assert carry_out(replace(QUICK, arm="SGD", lr=1e4, steps=20)).failed
+    refused = carry_out(Run("CNN", "default", "Path-SGD", 0.1, seed=0))
+    assert refused.failed and refused.reason.startswith("PathSGD found")
+
+
+def test_rates_are_chosen_by_the_tuning_seed_alone() -> None:
+    def result(run: Run) -> Result:
+        # the tuning seed likes 0.003; others are best elsewhere
+        return Result(abs(run.lr - 0.003) + run.seed / 1e4, run.lr, 0.5, run.lr > 0.5, "", 0.0)
+
+    found = list(contest(result, ("default",), (0, 1), 5, ["MLP"], ["SGD", "AdamW", "LoRA+"]))
+    assert [(arm, rate, len(results)) for _, _, arm, rate, results in found] == [("SGD", 0.003, 2), ("AdamW", 0.003, 2)]
+
+
+def test_a_journal_goes_on_where_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "runs" / "journal.jsonl"
+    first = Journal(path).result(QUICK)
+    failed = Journal(path).result(replace(QUICK, arm="SGD", lr=1e4, steps=20))
+    monkeypatch.setattr(leaderboard, "carry_out", lambda run: pytest.fail("run again"))
+    again = Journal(path)
+    assert again.result(QUICK) == first
+    assert again.result(replace(QUICK, arm="SGD", lr=1e4, steps=20)).failed is failed.failed is True

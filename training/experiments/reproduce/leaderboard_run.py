@@ -1,0 +1,280 @@
+"""One run of the leaderboard of optimizers: a task, a start, a contender, a rate and a seed."""
+
+from __future__ import annotations
+
+import math
+import time
+import warnings
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, replace
+from functools import cache
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.optim import SGD, AdamW, Muon, Optimizer, RMSprop
+
+import pathspace as ps
+from pathspace.errors import PathspaceError
+from pathspace.training.experiments.models import CharacterGPT, CifarResNet, VisionTransformer
+from pathspace.training.experiments.tasks.digits import image_splits
+from pathspace.training.experiments.tasks.text import SHARES, chunks, token_loss, topics_text
+from pathspace.training.optim import GSGD, GAdam, GaugeFixed, PathSGD, init_skeleton
+from pathspace.training.optim.joined import Joined
+from pathspace.training.optim.movable import movable
+from pathspace.training.task import Split
+from pathspace.training.threads import one_thread
+
+BATCH, LENGTH, RANK = 32, 32, 4
+Splits = tuple[Split, Split, Split]
+
+
+class Adapted(nn.Module):
+    """A trained network of three hidden layers, frozen, with adapters of low rank beside its inner layers.
+
+    Args:
+        layers: the trained layers.
+    """
+
+    def __init__(self, layers: nn.Sequential) -> None:
+        super().__init__()
+        self.layers = layers.requires_grad_(False)
+        inner = [layer for layer in layers if isinstance(layer, nn.Linear)][:-1]
+        self.down = nn.ParameterList(
+            nn.Parameter(torch.randn(RANK, one.in_features) / one.in_features**0.5) for one in inner
+        )
+        self.up = nn.ParameterList(nn.Parameter(torch.zeros(one.out_features, RANK)) for one in inner)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map images to scores."""
+        number = 0
+        for layer in self.layers:
+            y = layer(x)
+            if isinstance(layer, nn.Linear) and number < len(self.down):
+                y = y + x @ self.down[number].T @ self.up[number].T
+                number += 1
+            x = y
+        return x
+
+
+def _mlp() -> nn.Sequential:
+    sizes = (64, 32, 32, 32)
+    hidden = [layer for a, b in pairwise(sizes) for layer in (nn.Linear(a, b), nn.ReLU())]
+    return nn.Sequential(nn.Flatten(), *hidden, nn.Linear(32, 10))
+
+
+def _cnn() -> nn.Sequential:
+    first = nn.Conv2d(1, 8, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2)
+    second = nn.Conv2d(8, 16, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2)
+    return nn.Sequential(*first, *second, nn.Flatten(), nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 10))
+
+
+def _adapted() -> Adapted:
+    """Trained on digits as they stand; the task turns them by 90 degrees."""
+    layers, (train, _, _) = _mlp(), image_splits()
+    optimizer = AdamW(layers.parameters(), lr=3e-3)
+    for _ in range(200):
+        some = torch.randint(0, len(train), (BATCH,))
+        optimizer.zero_grad()
+        functional.cross_entropy(layers(train.inputs[some]), train.targets[some]).backward()
+        optimizer.step()
+    return Adapted(layers)
+
+
+def _turned() -> Splits:
+    first, second, third = (Split(part.inputs.rot90(1, (2, 3)), part.targets) for part in image_splits())
+    return first, second, third
+
+
+@cache
+def _text() -> Splits:
+    text = topics_text()
+    place = {character: i for i, character in enumerate(sorted(set(text)))}
+    tokens = torch.tensor([place[character] for character in text])
+    ends = [int(len(tokens) * share) for share in (SHARES[0], SHARES[0] + SHARES[1])]
+    train, valid, test = tokens.tensor_split(ends)
+    return chunks(train, LENGTH, 4000), chunks(valid, LENGTH, 200), chunks(test, LENGTH, 200)
+
+
+def _digits() -> Splits:
+    first, second, third = image_splits()
+    return first, second, third
+
+
+TASKS: dict[str, tuple[Callable[[], nn.Module], Callable[[], Splits]]] = {
+    "MLP": (_mlp, _digits),
+    "CNN": (_cnn, _digits),
+    "batch-norm ResNet": (lambda: CifarResNet(8, channels=1, width=4), _digits),
+    "ViT": (lambda: VisionTransformer(width=16), _digits),
+    "character GPT": (lambda: CharacterGPT(len(set(topics_text())), LENGTH), _text),
+    "adapters": (_adapted, _turned),
+}
+STARTS = ("default", "scrambled 100", "scrambled 10", "unit skeleton")
+
+
+def _muon(model: nn.Module, lr: float) -> list[Optimizer]:
+    """Muon for matrices, AdamW at a tenth of the rate for everything else."""
+    trained = [p for p in model.parameters() if p.requires_grad]
+    rest = [p for p in trained if p.dim() != 2]
+    return [Muon([p for p in trained if p.dim() == 2], lr=lr), *([AdamW(rest, lr=0.1 * lr)] if rest else [])]
+
+
+def _trained(model: nn.Module) -> list[nn.Parameter]:
+    return [p for p in model.parameters() if p.requires_grad]
+
+
+def _balanced_adamw(model: nn.Module, graph: ps.ReductionGraph, lr: float) -> Optimizer:
+    ps.balance(model, graph)
+    return AdamW(_trained(model), lr=lr)
+
+
+Maker = Callable[[nn.Module, ps.ReductionGraph, float], Optimizer]
+
+
+def _path_sgd(model: nn.Module, graph: ps.ReductionGraph, lr: float) -> Optimizer:
+    return PathSGD(model.named_parameters(), lr=lr, model=model, example=(torch.zeros(1, 1, 8, 8),), second=False)
+
+
+def _lora_plus(model: nn.Module, graph: ps.ReductionGraph, lr: float) -> Optimizer:
+    """AdamW with a rate for ``B`` that is 16 times that for ``A`` (Hayou et al., LoRA+, 2024)."""
+    sides = {side: [p for name, p in model.named_parameters() if name.startswith(side)] for side in ("down", "up")}
+    groups: list[dict[str, Any]] = [{"params": sides["down"]}, {"params": sides["up"], "lr": 16 * lr}]
+    return AdamW(groups, lr=lr)
+
+
+ARMS: dict[str, tuple[float, Maker]] = {
+    "SGD": (1e-3, lambda m, g, lr: SGD(_trained(m), lr=lr, momentum=0.9)),
+    "AdamW": (1e-4, lambda m, g, lr: AdamW(_trained(m), lr=lr)),
+    "RMSProp": (1e-5, lambda m, g, lr: RMSprop(_trained(m), lr=lr)),
+    "Muon": (1e-3, lambda m, g, lr: Joined(_muon(m, lr))),
+    "gauge-fixed SGD": (1e-3, lambda m, g, lr: GaugeFixed(SGD(_trained(m), lr=lr, momentum=0.9), g, model=m)),
+    "gauge-fixed AdamW": (1e-4, lambda m, g, lr: GaugeFixed(AdamW(_trained(m), lr=lr), g, model=m)),
+    "gauge-fixed Muon": (1e-3, lambda m, g, lr: GaugeFixed(_muon(m, lr), g, model=m)),
+    "balanced start, AdamW": (1e-4, _balanced_adamw),
+    "G-SGD, bound 1": (
+        1e-3,
+        lambda m, g, lr: GSGD(m.named_parameters(), lr=lr, skeleton=g.skeleton("magnitude"), max_multiplier=1.0),
+    ),
+    "G-Adam": (1e-6, lambda m, g, lr: GAdam(m.named_parameters(), lr=lr, skeleton=g.skeleton("magnitude"))),
+    "Path-SGD": (3e-3, _path_sgd),
+    "LoRA+": (1e-5, _lora_plus),
+}
+# it takes sums over paths only: no maxima, norms or attention
+ONLY = {"Path-SGD": ("MLP",), "LoRA+": ("adapters",)}
+
+
+def rates(arm: str) -> tuple[float, ...]:
+    """Eight rates, by factors of about three.
+
+    Example:
+        >>> rates("SGD")
+        (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0)
+    """
+    lowest = ARMS[arm][0]
+    return tuple(float(f"{lowest * 10 ** (i // 2) * (3 if i % 2 else 1):.3g}") for i in range(8))
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run, named completely."""
+
+    task: str
+    start: str
+    arm: str
+    lr: float
+    seed: int
+    steps: int = 150
+
+
+@dataclass(frozen=True)
+class Result:
+    """What a run led to: losses on validation and test data, the test error, and whether it failed.
+
+    A run fails if a loss stops being finite, if that on validation data ends above where it began, or if the optimizer
+    refuses the network.
+    """
+
+    valid: float
+    test: float
+    error: float
+    failed: bool
+    reason: str
+    seconds: float
+
+    def to_dict(self) -> dict[str, object]:
+        """Plain values."""
+        return {key: None if value != value else value for key, value in asdict(self).items()}
+
+
+@cache
+def _graph(task: str) -> ps.ReductionGraph:
+    with torch.random.fork_rng(devices=[]):
+        build, data = TASKS[task]
+        return ps.trace(build(), data()[0].inputs[:2])
+
+
+def prepared(run: Run) -> tuple[nn.Module, ps.ReductionGraph]:
+    """The network of a run at its start, and its reduction graph."""
+    torch.manual_seed(run.seed)
+    model = TASKS[run.task][0]()
+    graph = replace(_graph(run.task), parameters=dict(model.named_parameters()))
+    if run.start.startswith("scrambled"):
+        trained = {name for name, p in model.named_parameters() if p.requires_grad}
+        joined, turn = movable(graph, trained)
+        logs = np.random.default_rng(run.seed).uniform(-1, 1, joined.num_units) * math.log(float(run.start.split()[1]))
+        ps.rescale(model, graph, torch.from_numpy(turn @ logs))
+    elif run.start == "unit skeleton":
+        init_skeleton(model, graph.skeleton())
+    return model, graph
+
+
+def score(model: nn.Module, split: Split) -> tuple[float, float]:
+    """Mean loss and error of a model on a split."""
+    with torch.no_grad():
+        outputs = model(split.inputs)
+        right = outputs.argmax(-1) == split.targets
+        return float(_loss(outputs, split.targets)), 1 - float(right.double().mean())
+
+
+def _loss(outputs: Tensor, targets: Tensor) -> Tensor:
+    return token_loss(outputs, targets) if outputs.dim() == 3 else functional.cross_entropy(outputs, targets)
+
+
+def carry_out(run: Run) -> Result:
+    """Carry out a run, on one thread.
+
+    Example:
+        >>> carry_out(Run("MLP", "default", "AdamW", 0.003, seed=0, steps=20)).failed
+        False
+    """
+    started = time.process_time()
+    with one_thread(), warnings.catch_warnings(), torch.random.fork_rng(devices=[]):
+        warnings.simplefilter("ignore")
+        model, graph = prepared(run)
+        train, valid, test = TASKS[run.task][1]()
+        before = score(model.train(), valid)[0]
+        try:
+            optimizer = ARMS[run.arm][1](model, graph, run.lr)
+        except PathspaceError as error:
+            return Result(math.nan, math.nan, math.nan, True, str(error), time.process_time() - started)
+        order = torch.Generator().manual_seed(run.seed)
+        for _ in range(run.steps):
+            some = torch.randint(0, len(train), (BATCH,), generator=order)
+            optimizer.zero_grad()
+            loss = _loss(model(train.inputs[some]), train.targets[some])
+            if not bool(loss.isfinite()):
+                break
+            loss.backward()
+            optimizer.step()
+        model.eval()
+        ends = score(model, valid)
+        failed = not math.isfinite(ends[0]) or not bool(loss.isfinite()) or ends[0] > before
+        tested = score(model, test)
+    reason = "diverged" if failed else ""
+    return Result(ends[0], tested[0], tested[1], failed, reason, time.process_time() - started)
+
+
+__all__ = ["ARMS", "ONLY", "STARTS", "TASKS", "Result", "Run", "carry_out", "prepared", "rates", "score"]
