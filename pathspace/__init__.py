@@ -19,6 +19,7 @@ from pathspace.balanced import Balancing, balance, balancing
 from pathspace.basis import BasisPaths, Path
 from pathspace.canonical import canonicalise
 from pathspace.certificate import Certificate
+from pathspace.channels import ChannelGroup, ChannelGroups, channels
 from pathspace.checker import check
 from pathspace.claims import Claim, claim
 from pathspace.clips import lift_clips
@@ -48,6 +49,8 @@ __all__ = [
     "BasisPaths",
     "CaptureError",
     "Certificate",
+    "ChannelGroup",
+    "ChannelGroups",
     "Claim",
     "Explanation",
     "InputError",
@@ -65,6 +68,7 @@ __all__ = [
     "balance_files",
     "balancing",
     "canonicalise",
+    "channels",
     "check",
     "claim",
     "draw",

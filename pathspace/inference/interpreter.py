@@ -105,7 +105,7 @@ def _placeholder(node: fx.Node, captured: Captured, semantics: Semantics) -> Any
                 "decide which weights are used; fill it, or build the model within ps.without_weights()."
             )
         return with_value(captured.buffers[name]) if has_values(captured.buffers[name]) else constant(shape_of(shown))
-    ids = constant(shape_of(shown))
+    ids = semantics.given(kind, name, shape_of(shown))
     if kind == "buffer":
         # running statistics are recognised by name when a normalisation meets them (the first name of a shared one)
         own = captured.buffers.get(name)

@@ -115,8 +115,30 @@ class Semantics(ABC):
         """
 
     @abstractmethod
-    def observe(self, value: Tensor) -> None:
+    def observe(self, value: Tensor) -> Tensor:
         """Elements are looked at by something that feels no positive scale: a sign, a comparison, a direction."""
+
+    def opaque(self, values: Sequence[Value], reason: str, dims: Sequence[int] = ()) -> Tensor:
+        """A function that is not homogeneous: elementwise, but for ``dims``, along which it mixes elements.
+
+        Args:
+            values: its operands, broadcast against each other.
+            reason: why it is not, for the record; ``""`` keeps it off the record.
+            dims: dimensions of the result.
+        """
+        if reason:
+            self.pin(values, reason)
+        else:
+            for value in values:
+                self.fix(self.activation(value))
+        return constant(torch.broadcast_shapes(*(value.shape for value in values)))
+
+    def regrouped(self, value: Value, runs: Sequence[range]) -> None:  # noqa: B027
+        """One dimension became several (``runs`` of dimensions of ``value``); only channels care."""
+
+    def given(self, kind: str, name: str, shape: Sequence[int]) -> Tensor:
+        """A tensor that comes from outside: an ``"input"``, or a ``"buffer"``."""
+        return constant(shape)
 
     def compact(self, value: Tensor) -> Tensor:
         """The same ids with as few different ones as is known by now."""

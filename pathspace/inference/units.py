@@ -314,10 +314,11 @@ class Scales(Semantics):
                     self._table(value.name, found[1][0])
         return self.activation(value)
 
-    def observe(self, value: Tensor) -> None:
+    def observe(self, value: Tensor) -> Tensor:
         """What is looked at matters, whatever its scale."""
         self._sink(value)
         self.observes = True
+        return constant(value.shape)
 
     def compact(self, value: Tensor) -> Tensor:
         """Replace ids by representatives of the classes known so far."""

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from pathspace.inference.registry import rule
 from pathspace.inference.rules.contraction import contract_ids, linear
+from pathspace.inference.rules.edges import times
 from pathspace.inference.rules.normalization import layer_norm
 from pathspace.inference.semantics import Semantics
 from pathspace.inference.values import Value, Weight, constant, reshaped, shape_of
@@ -26,11 +27,10 @@ def attention(
     mask = kwargs.get("attn_mask", mask)
     if isinstance(mask, Tensor | Weight):
         semantics.fix(semantics.activation(mask))
-    semantics.fix(scores)
+    chances = semantics.opaque([scores], "", [-1])
     # every token may be looked at by every other
     tokens = semantics.reduce(v, [-2], keepdim=True)
-    lead = torch.broadcast_shapes(q.shape[:-2], v.shape[:-2])
-    return tokens.expand(*lead, q.shape[-2], v.shape[-1])
+    return times(semantics, tokens, semantics.reduce(chances, [-1], keepdim=True))
 
 
 @rule("aten._scaled_dot_product_flash_attention", "aten._scaled_dot_product_flash_attention_for_cpu",
@@ -95,7 +95,7 @@ def encoder_layer(
     def feed(y: Tensor) -> Tensor:
         hidden = linear(semantics, y, up, up_bias)
         if use_gelu:
-            semantics.pin([hidden], "not positively homogeneous")
+            hidden = semantics.opaque([hidden], "not positively homogeneous")
         return linear(semantics, hidden, down, down_bias)
 
     def norm(y: Tensor, gamma: Value, beta: Value) -> Tensor:

@@ -12,7 +12,18 @@ from torch import Tensor
 from pathspace.inference.eps_detection import may_be_infinite
 from pathspace.inference.registry import rule
 from pathspace.inference.semantics import Semantics
-from pathspace.inference.values import NEUTRAL, ROOT, Value, Weight, along, compress, constant, reshaped, shape_of
+from pathspace.inference.values import (
+    NEUTRAL,
+    ROOT,
+    Value,
+    Weight,
+    along,
+    compress,
+    constant,
+    groups,
+    reshaped,
+    shape_of,
+)
 
 aten = torch.ops.aten
 
@@ -81,8 +92,7 @@ def nan_to_num(semantics: Semantics, x: Value, *given: Any, **named: Any) -> Val
     default = any(numbers.get(name) is None for name in ("posinf", "neginf"))
     node = semantics.place.node
     if fixed or (default and (node is None or may_be_infinite(node, semantics.sources))):
-        semantics.pin([semantics.activation(x)], "numbers that stand for NaN or infinity are constants")
-        return constant(x.shape)
+        return semantics.opaque([semantics.activation(x)], "numbers that stand for NaN or infinity are constants")
     return x
 
 
@@ -108,10 +118,8 @@ def convert(semantics: Semantics, x: Value, *args: Any, **kwargs: Any) -> Value:
     if dtype.is_floating_point or dtype.is_complex:
         return x
     if dtype == torch.bool:
-        semantics.observe(semantics.activation(x))
-    else:
-        semantics.pin([semantics.activation(x)], "rounding is not homogeneous")
-    return constant(x.shape)
+        return semantics.observe(semantics.activation(x))
+    return semantics.opaque([semantics.activation(x)], "rounding is not homogeneous")
 
 
 # --- views
@@ -172,7 +180,9 @@ def reshape(semantics: Semantics, x: Value, *args: Any, **kwargs: Any) -> Value:
     if any(isinstance(arg, torch.dtype) for arg in args):
         raise ValueError("bits read as another type")
     shape = shape_of(semantics.place.result)
-    return semantics.moved(lambda ids: reshaped(ids, shape), x)
+    out = semantics.moved(lambda ids: reshaped(ids, shape), x)
+    semantics.regrouped(out, [new for _, new in groups(x.shape, shape) if len(new) > 1])
+    return out
 
 
 @rule("aten.expand", "aten.expand_as", "aten.expand_copy", "aten.broadcast_to", kind="repetition", **MOVED)
@@ -242,6 +252,13 @@ def _fill(semantics: Semantics, ids: Tensor) -> Tensor:
 # --- several operands
 
 
+def _cut_along(whole: Tensor, parts: Sequence[Tensor]) -> int | None:
+    """The dimension that was cut into several equal parts, if they are equal."""
+    if len(parts) < 2 or any(part.shape != parts[0].shape or part.dim() != whole.dim() for part in parts):
+        return None
+    return next(dim for dim, size in enumerate(whole.shape) if parts[0].shape[dim] != size)
+
+
 def _pieces(*names: str) -> None:
     for name in names:
 
@@ -252,7 +269,11 @@ def _pieces(*names: str) -> None:
                 count = len(operation(torch.empty(x.shape, device="meta"), *args, **kwargs))
                 part = [lambda t, i=i: operation(t, *args, **kwargs)[i] for i in range(count)]
                 return tuple(x.moved(function, semantics.offsets) for function in part)
-            return tuple(operation(x, *args, **kwargs))
+            parts = tuple(operation(x, *args, **kwargs))
+            dim = _cut_along(x, parts)
+            if dim is not None:
+                semantics.regrouped(x.unflatten(dim, (len(parts), -1)), [range(dim, dim + 2)])
+            return parts
 
 
 _pieces("split", "split_with_sizes", "chunk", "unbind", "tensor_split", "unsafe_split", "unsafe_chunk")

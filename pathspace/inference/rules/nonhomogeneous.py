@@ -9,17 +9,28 @@ from torch.utils import _pytree as pytree
 
 from pathspace.inference.registry import rule
 from pathspace.inference.semantics import Semantics
-from pathspace.inference.values import Weight, constant, shape_of
+from pathspace.inference.values import Value, Weight, constant, shape_of
 
 
 def _pins(reason: str, kind: str, *names: str, **stated: Any) -> None:
     @rule(*(f"aten.{name}{end}" for name in names for end in ("", "_")), kind=kind, **stated)
     def pinned(semantics: Semantics, *args: Any, **kwargs: Any) -> Any:
         values = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, Tensor | Weight)]
+        if stated.get("elementwise"):
+            return semantics.opaque(values, reason)
         semantics.pin(values, reason)
         return pytree.tree_map(
             lambda leaf: constant(shape_of(leaf)) if isinstance(leaf, Tensor) else leaf, semantics.place.result
         )
+
+
+def _along(reason: str, kind: str, *names: str, **stated: Any) -> None:
+    @rule(*(f"aten.{name}{end}" for name in names for end in ("", "_")), kind=kind, **stated)
+    def normalised(semantics: Semantics, x: Value, dim: Any, *args: Any, **kwargs: Any) -> Tensor:
+        """A function of slices along dimensions, which may be gone in the result."""
+        dims, shape = [dim] if isinstance(dim, int) else dim, shape_of(semantics.place.result)
+        ids = semantics.opaque([x], reason, dims)
+        return ids if tuple(ids.shape) == shape else semantics.reduce(ids, dims, keepdim=ids.dim() == len(shape))
 
 
 BENT = "not positively homogeneous"
@@ -68,12 +79,12 @@ _pins(
     *["round", "floor", "ceil", "trunc", "fix", "frac", "fake_quantize_per_tensor_affine"],
     elementwise=True,
 )
-_pins(
+_along(
     "normalised exponentials depend on scale",
     "softmax",
     *["softmax", "log_softmax", "_softmax", "_log_softmax", "softmin", "_safe_softmax"],
 )
-_pins("normalised exponentials depend on scale", "softmax", "logsumexp", "logcumsumexp", infinite=True)
+_along("normalised exponentials depend on scale", "softmax", "logsumexp", "logcumsumexp", infinite=True)
 _pins(
     "a loss that is not homogeneous",
     "loss",

@@ -38,7 +38,7 @@ def add(semantics: Semantics, x: Any, y: Any, *args: Any, **kwargs: Any) -> Valu
         sum_ = shifted(semantics, x, y, args[0] if args else kwargs.get("alpha", 1))
         if sum_ is not None:
             return sum_
-        semantics.pin([semantics.activation(x)], "a constant is added")
+        semantics.opaque([semantics.activation(x)], "a constant is added")
     return semantics.join(semantics.activation(x), semantics.activation(y))
 
 
@@ -97,12 +97,12 @@ def lerp(semantics: Semantics, x: Value, y: Value, weight: Any) -> Tensor:
 @rule("aten.where", kind="choice", **COMBINED)
 def where(semantics: Semantics, condition: Value, x: Any, y: Any) -> Tensor:
     """A choice between operands, by a condition whose own scale is fixed."""
-    semantics.pin([semantics.activation(condition)], "a condition compares values")
+    chosen = semantics.opaque([semantics.activation(condition)], "a condition compares values")
     one, other, known = semantics.activation(x), semantics.activation(y), value_of(condition)
     shape = shape_of(semantics.place.result)
     if known is not None:
         return compress(torch.where(known, one, other).expand(shape))
-    return semantics.join(one, other).expand(shape)
+    return times(semantics, semantics.join(one, other), chosen).expand(shape)
 
 
 @rule("aten.masked_fill", "aten.masked_fill_", kind="choice", **COMBINED)
@@ -139,8 +139,7 @@ def mul(semantics: Semantics, x: Any, y: Any) -> Value:
 def div(semantics: Semantics, x: Any, y: Any, **kwargs: Any) -> Value:
     """A quotient by a number keeps the scale (unless it is rounded); scales of two activations are subtracted."""
     if kwargs.get("rounding_mode") is not None or semantics.place.op == "aten.floor_divide":
-        semantics.pin([semantics.activation(v) for v in (x, y)], "rounding is not homogeneous")
-        return constant(shape_of(semantics.place.result))
+        return semantics.opaque([semantics.activation(v) for v in (x, y)], "rounding is not homogeneous")
     if not isinstance(y, Tensor | Weight):
         return x
     if is_plain(y) and isinstance(x, Weight) and x.shape == torch.broadcast_shapes(x.shape, y.shape):
@@ -186,8 +185,7 @@ def pow_(semantics: Semantics, x: Any, exponent: Any) -> Value:
         if abs(float(close) - exponent) < 1e-12 and abs(close) <= 8:
             return raised(semantics, ids, close)
     values = [semantics.activation(v) for v in (x, exponent)]
-    semantics.pin(values, "a power with this exponent is not followed")
-    return constant(torch.broadcast_shapes(*(v.shape for v in values)))
+    return semantics.opaque(values, "a power with this exponent is not followed")
 
 
 # --- one-sided functions
@@ -211,8 +209,7 @@ def bounded(semantics: Semantics, x: Value, low: Any, high: Any, how: str) -> Te
     # max(x, eps) guards a division: without eps it is a rectifier
     guard = numbers == [low] and low > 0 and negligible(semantics, float(low), ids)
     if numbers and not guard:
-        semantics.pin([ids], how)
-        return constant(ids.shape)
+        return semantics.opaque([ids], how)
     return ids
 
 
@@ -243,16 +240,17 @@ def threshold(semantics: Semantics, x: Value, bound: float, value: float) -> Ten
     ids = semantics.activation(x)
     if bound == -float("inf") or (bound == 0 and value in (0, *INFINITE)):
         return ids
-    semantics.pin([ids], "a threshold is not homogeneous")
-    return constant(ids.shape)
+    return semantics.opaque([ids], "a threshold is not homogeneous")
 
 
 @rule("aten.glu", kind="gate")
 def glu(semantics: Semantics, x: Value, dim: int = -1) -> Tensor:
     """``a sigmoid(b)``: the gate is fixed, the gated half is free."""
     gated, gate = semantics.activation(x).chunk(2, dim)
-    semantics.pin([gate], "not positively homogeneous")
-    return gated
+    semantics.regrouped(
+        semantics.activation(x).unflatten(dim, (2, -1)), [range(dim % len(x.shape), dim % len(x.shape) + 2)]
+    )
+    return times(semantics, gated, semantics.opaque([gate], "not positively homogeneous"))
 
 
 @rule("aten.prelu", "aten._prelu_kernel", kind="activation", elementwise=True)
@@ -273,8 +271,10 @@ def prelu(semantics: Semantics, x: Value, slope: Value) -> Tensor:
 def looked_at(semantics: Semantics, *values: Any) -> Any:
     """Something that feels no positive scale, as long as the operands have one and the same."""
     ids, shown = semantics.join(*(semantics.activation(value) for value in values)), semantics.place.result
-    semantics.observe(ids)
-    return constant(shape_of(shown)) if isinstance(shown, Tensor) else shown
+    seen = semantics.observe(ids)
+    if not isinstance(shown, Tensor):
+        return shown
+    return seen if seen.shape == shown.shape else constant(shape_of(shown))
 
 
 @rule(*(f"aten.{name}{end}" for name in ("gt", "lt", "ge", "le", "eq", "ne", "greater", "less", "not_equal")
@@ -284,11 +284,9 @@ def compare(semantics: Semantics, x: Value, y: Any, *args: Any, **kwargs: Any) -
     """Comparisons with zero, or between operands of one scale, feel no scale."""
     close = semantics.place.op == "aten.isclose" and bool(kwargs.get("atol", args[1] if len(args) > 1 else 1e-8))
     if close:
-        semantics.pin([semantics.activation(v) for v in (x, y)], "differences are compared with a number")
-        return constant(shape_of(semantics.place.result))
+        return semantics.opaque([semantics.activation(v) for v in (x, y)], "differences are compared with a number")
     if _is_number(y) and y not in (0, *INFINITE):
-        semantics.pin([semantics.activation(x)], "a comparison with a number")
-        return constant(shape_of(semantics.place.result))
+        return semantics.opaque([semantics.activation(x)], "a comparison with a number")
     return looked_at(semantics, x, y)
 
 
@@ -319,15 +317,13 @@ def sign(semantics: Semantics, x: Any) -> Tensor:
       "aten.bitwise_and", "aten.bitwise_or", "aten.bitwise_xor", kind="comparison", elementwise=True)  # fmt: skip
 def logical(semantics: Semantics, x: Any, y: Any) -> Tensor:
     """Whether each operand, by itself, is zero."""
-    for value in (x, y):
-        if isinstance(value, Tensor | Weight):
-            semantics.observe(semantics.activation(value))
-    return constant(shape_of(semantics.place.result))
+    seen = [semantics.observe(semantics.activation(value)) for value in (x, y) if isinstance(value, Tensor | Weight)]
+    return semantics.join(*seen).expand(shape_of(semantics.place.result))
 
 
 @rule("aten.copysign", "aten.copysign_", kind="choice", elementwise=True)
 def copysign(semantics: Semantics, x: Value, y: Any) -> Tensor:
     """The sign of one operand on the size of the other."""
     if isinstance(y, Tensor | Weight):
-        semantics.observe(semantics.activation(y))
+        x = times(semantics, semantics.activation(x), semantics.observe(semantics.activation(y)))
     return semantics.activation(x).expand(shape_of(semantics.place.result))

@@ -1,0 +1,287 @@
+"""Channels of a model: what can be left out, moved and matched as a whole."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from pathspace.capture import capture
+from pathspace.errors import InputError, UnsupportedError
+from pathspace.importance import importance
+from pathspace.inference.channels import Channels, Side
+from pathspace.inference.interpreter import interpret
+from pathspace.inputs import arranged
+from pathspace.surgery import Adjustments, Bench, Cut, check_same, masked, tensors_of, without
+
+Keep = float | Mapping[str, Any]
+
+
+@dataclass(frozen=True, eq=False)
+class ChannelGroup:
+    """Channels that lie in the same tensors, in the same way: they can change places.
+
+    Attributes:
+        name: the tensor that writes them.
+        slices: (tensor, dimension) -> positions of every channel, shape ``(channels, positions)``.
+        readers: those along which a weight reads the channels.
+        reason: why none of them can be left out, or ``""``.
+    """
+
+    name: str
+    slices: Mapping[Side, Tensor]
+    readers: frozenset[Side]
+    reason: str = ""
+
+    def __len__(self) -> int:
+        """Number of channels."""
+        return len(next(iter(self.slices.values())))
+
+    def __repr__(self) -> str:
+        """Name and size."""
+        return f"ChannelGroup({self.name!r}, {len(self)} channels in {len(self.slices)} places)"
+
+
+@dataclass(frozen=True, eq=False)
+class ChannelGroups:
+    """All channels of a model, made by :func:`channels`.
+
+    Attributes:
+        model: the model.
+        groups: its groups of channels, in the order of the model's tensors.
+    """
+
+    model: nn.Module
+    groups: tuple[ChannelGroup, ...]
+    _inputs: tuple[tuple[Any, ...], Mapping[str, Any]] = field(repr=False)
+    _adjustments: Adjustments = field(default_factory=Adjustments, repr=False)
+
+    def __len__(self) -> int:
+        """Number of groups."""
+        return len(self.groups)
+
+    def __iter__(self) -> Iterator[ChannelGroup]:
+        """One group after the other."""
+        return iter(self.groups)
+
+    def __getitem__(self, key: int | str) -> ChannelGroup:
+        """A group by its number, or its name."""
+        if isinstance(key, int):
+            return self.groups[key]
+        found = next((group for group in self.groups if group.name == key), None)
+        if found is None:
+            names = ", ".join(group.name for group in self.groups[:8])
+            raise InputError(f"There is no channel group {key!r}; the first groups are {names}.")
+        return found
+
+    @cached_property
+    def refused(self) -> dict[str, str]:
+        """Group -> why its channels cannot be left out: what mixes them, or what in the model's code stands against it.
+
+        Found by trying: half of the channels of every group are left out of a copy with random numbers, and its outputs
+        are compared with those of the masked copy.
+        """
+        found = {group.name: group.reason for group in self.groups if group.reason}
+        cuts = {
+            group.name: self._cut(group, torch.arange(0, len(group), 2)) for group in self.groups if not group.reason
+        }
+        return found | Bench.of(self.model, self._inputs, self._adjustments).refusals(cuts)
+
+    @property
+    def removable(self) -> tuple[ChannelGroup, ...]:
+        """Groups whose channels can be left out."""
+        return tuple(group for group in self.groups if group.name not in self.refused)
+
+    def importance(self, by: str = "weights") -> dict[str, Tensor]:
+        """How much each channel matters.
+
+        Args:
+            by: ``"weights"`` (length of the vector of all its weights), ``"paths"`` (the same after balancing, which
+                depends on path values alone: equal for all rescaled models), or ``"gradients"`` (first-order change of
+                the loss without it, from ``.grad``).
+
+        Returns:
+            Group -> numbers, shape ``(channels,)``.
+
+        Raises:
+            InputError: unknown ``by``, or gradients are missing.
+        """
+        scores = importance(self.model, self._inputs, by)
+        groups = [group for group in self.groups if group.readers or by != "gradients"]
+        return {group.name: scores(group.slices, group.readers) for group in groups}
+
+    def remove(self, keep: Keep = 0.5, by: str = "weights") -> nn.Module:
+        """A smaller model that computes what :meth:`masked` does; it was run and compared.
+
+        Args:
+            keep: the share of channels to keep in every group where that is possible, or, by group, a share, a boolean
+                mask, or the numbers of the channels to keep.
+            by: what to keep where a share is given, see :meth:`importance`.
+
+        Returns:
+            A new model; this one is left as it is.
+
+        Raises:
+            InputError: unknown groups or channels, or nothing would be left.
+            UnsupportedError: channels of this group cannot be left out, with the reason.
+
+        Example:
+            >>> import torch, pathspace as ps
+            >>> model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.GELU(), torch.nn.Linear(8, 2))
+            >>> ps.channels(model, torch.randn(1, 4)).remove(0.25)
+            Sequential(
+              (0): Linear(in_features=4, out_features=2, bias=True)
+              (1): GELU(approximate='none')
+              (2): Linear(in_features=2, out_features=2, bias=True)
+            )
+        """
+        cuts = self._cuts(keep, by)
+        small = without(self.model, cuts, self._adjustments)
+        check_same(small, masked(self.model, cuts), *self._inputs)
+        return small
+
+    def masked(self, keep: Keep = 0.5, by: str = "weights") -> nn.Module:
+        """The model at its full size with zeros in the weights that read the channels that are left out.
+
+        Args:
+            keep: see :meth:`remove`.
+            by: see :meth:`remove`.
+
+        Returns:
+            A new model.
+        """
+        return masked(self.model, self._cuts(keep, by))
+
+    def kept(self, keep: Keep = 0.5, by: str = "weights") -> dict[str, Tensor]:
+        """Numbers of the channels that :meth:`remove` keeps, by group.
+
+        Args:
+            keep: see :meth:`remove`.
+            by: see :meth:`remove`.
+
+        Returns:
+            Group -> ascending numbers of channels, for every group of which some are left out.
+        """
+        if isinstance(keep, Mapping):
+            chosen = {self[name].name: value for name, value in keep.items()}
+        else:
+            chosen = {group.name: keep for group in self.removable}
+        scores = self.importance(by) if any(isinstance(value, float | int) for value in chosen.values()) else {}
+        found = {}
+        for name, value in chosen.items():
+            numbers = _numbers(self[name], value, scores.get(name))
+            if len(numbers) == len(self[name]):
+                continue
+            if name in self.refused:
+                raise UnsupportedError(
+                    f"Channels of {name!r} cannot be left out: {self.refused[name]}; keep all of them."
+                )
+            found[name] = numbers
+        return found
+
+    def _cuts(self, keep: Keep, by: str) -> list[Cut]:
+        return [self._cut(self[name], numbers) for name, numbers in self.kept(keep, by).items()]
+
+    @staticmethod
+    def _cut(group: ChannelGroup, kept: Tensor) -> Cut:
+        return Cut(group.slices, group.readers, kept)
+
+    def __repr__(self) -> str:
+        """How many groups and channels there are."""
+        count = sum(len(group) for group in self.groups)
+        return f"ChannelGroups({type(self.model).__name__}, {count} channels in {len(self.groups)} groups)"
+
+
+def _numbers(group: ChannelGroup, value: Any, scores: Tensor | None) -> Tensor:
+    """The channels to keep, ascending."""
+    size = len(group)
+    if isinstance(value, float | int) and not isinstance(value, bool):
+        if not 0 < value <= 1:
+            raise InputError(f"{group.name!r} found keep={value!r}, expected a share of channels above 0 and up to 1.")
+        assert scores is not None
+        return scores.topk(max(1, math.ceil(value * size - 1e-9))).indices.sort().values
+    numbers = torch.as_tensor(value)
+    if numbers.dtype == torch.bool:
+        if tuple(numbers.shape) != (size,):
+            raise InputError(f"{group.name!r} found a mask of shape {tuple(numbers.shape)}, expected ({size},).")
+        numbers = numbers.nonzero().reshape(-1)
+    numbers = numbers.long().reshape(-1).unique()
+    if not len(numbers) or int(numbers[0]) < 0 or int(numbers[-1]) >= size:
+        raise InputError(
+            f"{group.name!r} found no channels to keep, or others than 0 to {size - 1}; keep at least one."
+        )
+    return numbers
+
+
+def channels(model: nn.Module, *args: Any, kwargs: Mapping[str, Any] | None = None) -> ChannelGroups:
+    """Find the channels of a model: slices of its parameters and buffers that can be left out or moved as a whole.
+
+    Elements that are combined elementwise belong to one channel, whatever the function: channels pass activation
+    functions, normalisations, gates and residual connections. The features of an attention head make one channel, with
+    its queries, keys and values; so do the channels of a group of a grouped convolution. Where an operation mixes
+    channels among themselves (layer norm, softmax) they can change places, but none can be left out.
+
+    Args:
+        model: any module that :func:`pathspace.trace` can capture.
+        *args: example inputs, positional.
+        kwargs: example inputs by keyword.
+
+    Returns:
+        The groups of channels.
+
+    Raises:
+        CaptureError: the model fails on these inputs or cannot be captured.
+
+    Example:
+        >>> import torch, pathspace as ps
+        >>> model = torch.nn.Sequential(torch.nn.Conv2d(3, 8, 3), torch.nn.BatchNorm2d(8), torch.nn.ReLU(),
+        ...                             torch.nn.Conv2d(8, 2, 3))
+        >>> groups = ps.channels(model, torch.randn(1, 3, 9, 9))
+        >>> groups[0]
+        ChannelGroup('0.weight', 8 channels in 7 places)
+    """
+    captured = capture(model, args, kwargs)
+    with torch.device("cpu"), torch.inference_mode(False):
+        found, _ = interpret(captured, Channels)
+        sides, mixed = found.solve()
+    order = {name: number for number, name in enumerate(tensors_of(model))}
+    members: dict[int, dict[Side, Tensor]] = {}
+    for side in sorted(sides, key=lambda side: (order[side[0]], side[1])):
+        numbers = sides[side]
+        for channel in numbers.unique().tolist():
+            if channel:
+                members.setdefault(channel, {})[side] = (numbers == channel).nonzero().reshape(-1)
+    alike: dict[tuple[Any, ...], list[int]] = {}
+    for channel, slices in members.items():
+        signature = (channel in mixed, *((side, len(where)) for side, where in slices.items()))
+        alike.setdefault(signature, []).append(channel)
+    groups: dict[str, ChannelGroup] = {}
+    parameters = {name for name, _ in model.named_parameters(remove_duplicate=False)}
+    for together in alike.values():
+        if len(together) > 1 and any(name in parameters for name, _ in members[together[0]]):
+            group = _group([members[channel] for channel in together], found.reads, mixed.get(together[0], ""), groups)
+            groups[group.name] = group
+    return ChannelGroups(model, tuple(groups.values()), arranged(model, args, kwargs))
+
+
+def _group(
+    together: Sequence[Mapping[Side, Tensor]], reads: set[Side], reason: str, others: Mapping[str, ChannelGroup]
+) -> ChannelGroup:
+    """One group, its channels in the order of their first positions, named after the tensor that writes it."""
+    first = next(iter(together[0]))
+    together = sorted(together, key=lambda slices: int(slices[first][0]))
+    slices = {side: torch.stack([one[side] for one in together]) for side in together[0]}
+    readers = frozenset(side for side in slices if side in reads)
+    writers = [name for name, dim in slices if (name, dim) not in readers] or [first[0]]
+    name = next((name for name in writers if name.endswith("weight")), writers[0])
+    numbered = (name if n == 1 else f"{name} ({n})" for n in range(1, len(others) + 2))
+    name = next(option for option in numbered if option not in others)
+    return ChannelGroup(name, slices, readers, reason or ("" if readers else "no weight reads these channels"))
+
+
+__all__ = ["ChannelGroup", "ChannelGroups", "channels"]

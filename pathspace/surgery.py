@@ -1,0 +1,381 @@
+"""Slices of a model's tensors left out, and the numbers in its modules that speak of their sizes adjusted."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from pathspace.capture import first_line, quiet
+from pathspace.errors import UnsupportedError
+from pathspace.inference.channels import Side
+from pathspace.invariance import cast
+from pathspace.nested import leaves
+from pathspace.safe_deepcopy import safe_deepcopy
+from pathspace.stand_in import switch_off_caches
+
+# how many ways to adjust a module's numbers are tried before its channels are refused
+TRIALS = 64
+TOLERANCE = 1e-5
+# attributes of torch's own modules by the dimension of a tensor that they speak of
+DECLARED: Sequence[tuple[type[nn.Module], str, tuple[str | None, ...]]] = (
+    (nn.Linear, "weight", ("out_features", "in_features")),
+    (nn.Embedding, "weight", ("num_embeddings", "embedding_dim")),
+    (nn.modules.batchnorm._NormBase, "running_mean", ("num_features",)),
+    (nn.modules.batchnorm._NormBase, "weight", ("num_features",)),
+    (nn.GroupNorm, "weight", ("num_channels",)),
+    (nn.PReLU, "weight", ("num_parameters",)),
+    (nn.RNNBase, "weight_ih_l0", (None, "input_size")),
+    (nn.RNNBase, "weight_hh_l0", (None, "hidden_size")),
+)
+
+
+class Cut(NamedTuple):
+    """Channels of one group that are left out.
+
+    Attributes:
+        slices: (tensor, dimension) -> positions of every channel, shape ``(channels, positions)``.
+        readers: sides along which a weight reads the channels.
+        kept: numbers of the channels that stay.
+    """
+
+    slices: Mapping[Side, Tensor]
+    readers: frozenset[Side]
+    kept: Tensor
+
+    @property
+    def channels(self) -> int:
+        """How many there are."""
+        return len(next(iter(self.slices.values())))
+
+    def removed(self, side: Side) -> Tensor:
+        """Positions that are left out along a side."""
+        gone = torch.ones(self.channels, dtype=torch.bool)
+        gone[self.kept] = False
+        return self.slices[side][gone].reshape(-1)
+
+
+class Choice(NamedTuple):
+    """A number in modules of one type that follows the size of a channel group: which, and what it counts."""
+
+    module: type
+    attribute: str
+    counts: str
+
+
+@dataclass
+class Adjustments:
+    """What was found out about the numbers in a model's modules.
+
+    Attributes:
+        known: kind of a group -> the numbers that have to follow it.
+    """
+
+    known: dict[tuple[Any, ...], tuple[Choice, ...]] = field(default_factory=dict)
+
+
+def tensors_of(model: nn.Module) -> dict[str, Tensor]:
+    """Every parameter and buffer under all its names."""
+    return dict(model.named_parameters(remove_duplicate=False)) | dict(model.named_buffers(remove_duplicate=False))
+
+
+@torch.no_grad()
+def masked(model: nn.Module, cuts: Sequence[Cut]) -> nn.Module:
+    """A copy in which nothing reads the channels that are left out: zeros in the weights that did."""
+    copy = safe_deepcopy(model)
+    tensors = tensors_of(copy)
+    for cut in cuts:
+        for name, dim in cut.readers:
+            tensors[name].index_fill_(dim, cut.removed((name, dim)), 0)
+    return copy
+
+
+@torch.no_grad()
+def without(model: nn.Module, cuts: Sequence[Cut], adjustments: Adjustments) -> nn.Module:
+    """A smaller copy: channels are left out of every tensor, and the numbers in modules follow."""
+    copy = safe_deepcopy(model)
+    tensors, gone = tensors_of(copy), dict[Side, Tensor]()
+    for cut in cuts:
+        for side in cut.slices:
+            held = gone.setdefault(side, torch.zeros(tensors[side[0]].shape[side[1]], dtype=torch.bool))
+            held[cut.removed(side)] = True
+    new: dict[int, Tensor] = {}
+    for (name, dim), lost in gone.items():
+        old = tensors[name]
+        left = new.get(id(old), old).index_select(dim, (~lost).nonzero().reshape(-1).to(old.device)).contiguous()
+        new[id(old)] = nn.Parameter(left, old.requires_grad) if isinstance(old, nn.Parameter) else left
+    for module in copy.modules():
+        before = dict(module.named_parameters(recurse=False)) | dict(module.named_buffers(recurse=False))
+        changed = {key: old for key, old in before.items() if id(old) in new}
+        for key, old in changed.items():
+            setattr(module, key, new[id(old)])
+        if changed:
+            _declare(module, before)
+    for cut in cuts:
+        for choice in adjustments.known.get(kind(model, cut), ()):
+            for _, module in owners(copy, cut):
+                if type(module) is choice.module:
+                    _adjust(module, choice, cut)
+    return copy
+
+
+def _declare(module: nn.Module, before: Mapping[str, Tensor]) -> None:
+    """Attributes of torch's own modules say the new sizes."""
+    for type_, key, attributes in DECLARED:
+        now = getattr(module, key, None)
+        if isinstance(module, type_) and isinstance(now, Tensor):
+            if isinstance(module, nn.GroupNorm) and module.num_groups > 1:
+                module.num_groups = module.num_groups * len(now) // module.num_channels
+            for attribute, size in zip(attributes, now.shape, strict=True):
+                if attribute is not None and hasattr(module, attribute):
+                    setattr(module, attribute, size)
+    if isinstance(module, nn.modules.conv._ConvNd):
+        # whole groups are left out
+        split = 0 if not module.transposed else 1
+        first, second = module.weight.shape[:2]
+        module.groups = module.groups * first // before["weight"].shape[0] if module.groups > 1 else 1
+        wide = second * module.groups
+        module.out_channels, module.in_channels = (first, wide) if split == 0 else (wide, first)
+
+
+def owners(model: nn.Module, cut: Cut) -> Iterator[tuple[str, nn.Module]]:
+    """Modules that hold a tensor of the group, at any depth, innermost first; not torch's own."""
+    paths = {name.rpartition(".")[0] for name, _ in cut.slices}
+    within = {path[:end] for path in paths for end in [i for i, c in enumerate(path) if c == "."] + [len(path)]} | {""}
+    for path in sorted(within, key=lambda entry: -entry.count(".") - bool(entry)):
+        module = model.get_submodule(path)
+        if not type(module).__module__.startswith("torch."):
+            yield path, module
+
+
+def kind(model: nn.Module, cut: Cut) -> tuple[Any, ...]:
+    """What groups have in common that the same code works on: types of modules, tensors and their parts."""
+    sides = [
+        (type(model.get_submodule(name.rpartition(".")[0])), name.rpartition(".")[2], dim, where.shape[1])
+        for (name, dim), where in cut.slices.items()
+    ]
+    direct = [type(model.get_submodule(name.rpartition(".")[0].rpartition(".")[0])) for name, _ in cut.slices]
+    return tuple(sorted(map(str, [*sides, *direct])))
+
+
+def _counts(cut: Cut) -> dict[str, int]:
+    """Numbers that may stand for a group in code: its channels, or the positions of them along a side."""
+    found = {"channels": 1}
+    for where in cut.slices.values():
+        found[f"{where.shape[1]} times the channels"] = where.shape[1]
+    return found
+
+
+def _adjust(module: nn.Module, choice: Choice, cut: Cut) -> None:
+    each = _counts(cut)[choice.counts]
+    old, new = cut.channels * each, len(cut.kept) * each
+    value = getattr(module, choice.attribute)
+    if isinstance(value, int):
+        setattr(module, choice.attribute, new if value == old else value)
+    else:
+        setattr(module, choice.attribute, type(value)(new if entry == old else entry for entry in value))
+
+
+def choices(model: nn.Module, cut: Cut) -> list[Choice]:
+    """Numbers in modules that may have to follow the group, likely ones first."""
+    found: dict[Choice, None] = {}
+    for _, module in owners(model, cut):
+        for attribute, value in vars(module).items():
+            entries = list(value) if isinstance(value, list | tuple) else [value]
+            if attribute == "training" or not all(type(entry) is int for entry in entries):
+                continue
+            for counts, each in _counts(cut).items():
+                if cut.channels * each in entries and cut.channels * each > 1:
+                    found[Choice(type(module), attribute, counts)] = None
+    return sorted(found, key=lambda choice: choice.counts != "channels" or "head" not in choice.attribute)
+
+
+def sets_of(options: Sequence[Choice]) -> Iterator[tuple[Choice, ...]]:
+    """Ways to choose some of them, up to :data:`TRIALS`: large sets first, and those without sizes of heads."""
+    likely = [option for option in options if option.counts != "channels" or "dim" not in option.attribute]
+    seen: set[tuple[Choice, ...]] = set()
+    for pool in (likely, options):
+        for size in range(len(pool), 0, -1):
+            for some in itertools.combinations(pool, size):
+                once = len({(choice.module, choice.attribute) for choice in some}) == len(some)
+                if once and some not in seen:
+                    seen.add(some)
+                    yield some
+                if len(seen) >= TRIALS:
+                    return
+
+
+# --- does it compute the same?
+
+
+def outputs(model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Tensor]:
+    """Every tensor that a model returns, in evaluation mode."""
+    before = {module: module.training for module in model.modules()}
+    try:
+        with quiet(), torch.no_grad():
+            return [leaf for leaf in leaves(model.eval()(*args, **kwargs)) if isinstance(leaf, Tensor)]
+    finally:
+        for module, training in before.items():
+            module.training = training
+
+
+def distance(one: Sequence[Tensor], two: Sequence[Tensor]) -> float:
+    """Largest difference over the largest number, of tensors of equal shapes; infinite for others."""
+    worst = 0.0
+    if len(one) != len(two):
+        return float("inf")
+    for a, b in zip(one, two, strict=True):
+        if a.shape != b.shape:
+            return float("inf")
+        if a.numel() and a.dtype.is_floating_point:
+            same = torch.nan_to_num(a - b, nan=0.0) if bool((a.isnan() == b.isnan()).all()) else a - b
+            worst = max(worst, float(same.abs().max()) / max(float(b.nan_to_num().abs().max()), 1e-30))
+    return worst if worst == worst else float("inf")
+
+
+@torch.no_grad()
+def redrawn(model: nn.Module, seed: int = 0) -> nn.Module:
+    """A copy in float64 whose vectors, and whatever was zero, have random numbers: nothing is hidden by a zero."""
+    copy, generator = safe_deepcopy(model).double(), torch.Generator().manual_seed(seed)
+    for name, tensor in tensors_of(copy).items():
+        if not tensor.is_floating_point() or not tensor.numel():
+            continue
+        if isinstance(tensor, nn.Parameter) and tensor.numel() == max(tensor.shape, default=1):
+            tensor.copy_(0.5 + torch.rand(tensor.shape, generator=generator, dtype=tensor.dtype))
+        elif name.endswith("running_var"):
+            tensor.mul_(0.5 + torch.rand(tensor.shape, generator=generator, dtype=tensor.dtype))
+        elif isinstance(tensor, nn.Parameter) and not bool(tensor.any()):
+            tensor.copy_(torch.randn(tensor.shape, generator=generator, dtype=tensor.dtype) / tensor.shape[-1] ** 0.5)
+    switch_off_caches(copy)
+    return copy
+
+
+@dataclass
+class Bench:
+    """A model with random numbers in it, on which cuts are tried.
+
+    Attributes:
+        model: the redrawn copy.
+        args: example inputs in its type.
+        kwargs: the same by keyword.
+        adjustments: what was found out so far.
+    """
+
+    model: nn.Module
+    args: Sequence[Any]
+    kwargs: Mapping[str, Any]
+    adjustments: Adjustments
+
+    @classmethod
+    def of(cls, model: nn.Module, inputs: tuple[Sequence[Any], Mapping[str, Any]], known: Adjustments) -> Bench:
+        """A bench in float64, or in the model's own type where its code insists on that."""
+        twin = redrawn(model)
+        wide = cast(inputs, torch.float64)
+        try:
+            outputs(twin, *wide)
+        except Exception:
+            types = {name: tensor.dtype for name, tensor in tensors_of(model).items()}
+            for name, tensor in tensors_of(twin).items():
+                tensor.data = tensor.data.to(types[name])
+            wide = inputs
+        return cls(twin, wide[0], wide[1], known)
+
+    def failure(self, cuts: Sequence[Cut]) -> str:
+        """Why the smaller model does not compute what the masked one does; ``""`` if it does."""
+        wanted = outputs(masked(self.model, cuts), self.args, self.kwargs)
+        return self._differs(cuts, wanted)
+
+    def _differs(self, cuts: Sequence[Cut], wanted: Sequence[Tensor]) -> str:
+        try:
+            found = outputs(without(self.model, cuts, self.adjustments), self.args, self.kwargs)
+        except Exception as error:
+            return f"the model's code holds a number that does not follow ({first_line(error)})"
+        far = distance(found, wanted)
+        return "" if far <= TOLERANCE else f"the smaller model computes something else (by {far:.1e})"
+
+    def adjust(self, cut: Cut) -> str:
+        """Find the numbers that have to follow one group; why there are none, or ``""``."""
+        wanted, name, reason = outputs(masked(self.model, [cut]), self.args, self.kwargs), kind(self.model, cut), ""
+        self.adjustments.known.pop(name, None)
+        reason = self._differs([cut], wanted)
+        if not reason:
+            return ""
+        for some in sets_of(choices(self.model, cut)):
+            self.adjustments.known[name] = some
+            if not self._differs([cut], wanted):
+                return ""
+        self.adjustments.known.pop(name, None)
+        return reason
+
+    def refusals(self, cuts: Mapping[str, Cut]) -> dict[str, str]:
+        """Name of a group -> why its channels cannot be left out."""
+        refused: dict[str, str] = {}
+        if not cuts or not self.failure(list(cuts.values())):
+            return refused
+        tried: dict[tuple[Any, ...], str] = {}
+        for name, cut in cuts.items():
+            same = kind(self.model, cut)
+            if same not in tried:
+                tried[same] = self.adjust(cut)
+            if tried[same]:
+                refused[name] = tried[same]
+        left = {name: cut for name, cut in cuts.items() if name not in refused}
+        if left and self.failure(list(left.values())):
+            refused |= self._one_by_one(left)
+        return refused
+
+    def _one_by_one(self, cuts: Mapping[str, Cut]) -> dict[str, str]:
+        """Add group by group, and leave out every one that does not go with those before."""
+        good, refused = list[Cut](), dict[str, str]()
+        pending = [list(cuts.items())]
+        while pending:
+            some = pending.pop()
+            reason = self.failure([*good, *(cut for _, cut in some)])
+            if not reason:
+                good += [cut for _, cut in some]
+            elif len(some) == 1:
+                refused[some[0][0]] = reason
+            else:
+                pending += [some[len(some) // 2 :], some[: len(some) // 2]]
+        return refused
+
+
+def check_same(small: nn.Module, large: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+    """Compare the outputs of two models on the same inputs.
+
+    Raises:
+        UnsupportedError: they differ by more than rounding.
+    """
+    switches = [safe_deepcopy(model) for model in (small, large)]
+    for model in switches:
+        switch_off_caches(model)
+    try:
+        far = distance(*(outputs(model, args, kwargs) for model in switches))
+    except Exception as error:
+        raise UnsupportedError(
+            f"The smaller model does not run ({first_line(error)}); keep all channels of the groups that are new in "
+            "this call."
+        ) from error
+    if far > 10 * TOLERANCE:
+        raise UnsupportedError(
+            f"The smaller model differs from the masked one by {far:.1e} of the largest output, expected at most "
+            f"{TOLERANCE:.0e}; keep all channels of the groups that are new in this call."
+        )
+
+
+__all__ = [
+    "Adjustments",
+    "Bench",
+    "Cut",
+    "check_same",
+    "distance",
+    "masked",
+    "outputs",
+    "redrawn",
+    "tensors_of",
+    "without",
+]

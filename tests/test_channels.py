@@ -1,0 +1,245 @@
+"""Channels: what is left out of a smaller model, against hooks that silence the same channels in the full one."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+import pathspace as ps
+
+
+def conv(a: int, b: int, kernel: int = 3, groups: int = 1) -> nn.Sequential:
+    return nn.Sequential(nn.Conv2d(a, b, kernel, padding=kernel // 2, groups=groups, bias=False), nn.BatchNorm2d(b))
+
+
+class Residual(nn.Module):
+    """Residual, depthwise, squeeze and excitation."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem, self.wide, self.deep = conv(3, 8), conv(8, 16, 1), conv(16, 16, 3, groups=16)
+        self.down, self.up, self.back = nn.Conv2d(16, 4, 1), nn.Conv2d(4, 16, 1), conv(16, 8, 1)
+        self.head = nn.Linear(8, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = F.silu(self.stem(x))
+        z = F.hardswish(self.deep(F.silu(self.wide(x))))
+        z = z * torch.sigmoid(self.up(F.relu(self.down(z.mean((2, 3), keepdim=True)))))
+        return self.head((x + self.back(z)).mean((2, 3)))
+
+
+class Dense(nn.Module):
+    """Concatenation, a grouped convolution, group norm, a flattened map."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b, self.c = conv(3, 8), conv(8, 8), conv(16, 16, 3, groups=4)
+        self.norm, self.head = nn.GroupNorm(4, 16), nn.Linear(16 * 4, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = F.relu(self.a(x))
+        x = torch.cat([x, F.gelu(self.b(x))], 1)
+        return self.head(F.adaptive_avg_pool2d(self.norm(self.c(x)), 2).flatten(1))
+
+
+class Attention(nn.Module):
+    def __init__(self, size: int, heads: int) -> None:
+        super().__init__()
+        self.num_heads, self.head_dim, self.inner = heads, size // heads, size
+        self.qkv, self.proj = nn.Linear(size, 3 * size), nn.Linear(size, size)
+
+    def forward(self, x: Tensor) -> Tensor:
+        batch, length, _ = x.shape
+        q, k, v = self.qkv(x).reshape(batch, length, 3, self.num_heads, self.head_dim).permute(2, 0, 3, 1, 4)
+        x = F.scaled_dot_product_attention(q, k, v)
+        return self.proj(x.transpose(1, 2).reshape(batch, length, self.inner))
+
+
+class Block(nn.Module):
+    """A transformer block with a gated feed-forward part."""
+
+    def __init__(self, attention: nn.Module) -> None:
+        super().__init__()
+        self.embed, self.place, self.attention = nn.Linear(3, 16), nn.Parameter(torch.randn(5, 16)), attention
+        self.one, self.two = nn.LayerNorm(16), nn.LayerNorm(16)
+        self.up, self.down, self.head = nn.Linear(16, 24), nn.Linear(12, 16), nn.Linear(16, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.embed(x) + self.place
+        x = x + self.attention(self.one(x))
+        gate, value = self.up(self.two(x)).chunk(2, -1)
+        return self.head(x + self.down(F.silu(gate) * value))
+
+
+class Stubborn(Attention):
+    """Its code takes the size of what comes out from what came in."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = self.qkv(x).reshape(*x.shape[:2], 3, self.num_heads, self.head_dim).permute(2, 0, 3, 1, 4)
+        return self.proj(F.scaled_dot_product_attention(q, k, v).transpose(1, 2).reshape(x.shape))
+
+
+class Shuffled(nn.Module):
+    """Halves that take different ways and are shuffled."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b, self.head = nn.Conv2d(3, 8, 1), conv(4, 4), nn.Conv2d(8, 2, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        left, right = self.a(x).chunk(2, 1)
+        x = torch.cat([left, torch.relu(self.b(right))], 1)
+        batch, size, height, width = x.shape
+        x = x.view(batch, 2, size // 2, height, width).transpose(1, 2).reshape(batch, size, height, width)
+        return self.head(torch.relu(x))
+
+
+IMAGE, TOKENS = torch.randn(2, 3, 6, 6), torch.randn(2, 5, 3)
+MODELS = {
+    "residual": (Residual, IMAGE),
+    "dense": (Dense, IMAGE),
+    "block": (lambda: Block(Attention(16, 4)), TOKENS),
+    "stubborn": (lambda: Block(Stubborn(16, 4)), TOKENS),
+    "shuffled": (Shuffled, IMAGE),
+    "plain": (
+        lambda: nn.Sequential(nn.Linear(3, 7), nn.Tanh(), nn.Linear(7, 5), nn.PReLU(5), nn.Linear(5, 2)),
+        TOKENS[0],
+    ),
+}
+
+
+def build(name: str, seed: int = 0) -> tuple[nn.Module, Tensor]:
+    make, x = MODELS[name]
+    torch.manual_seed(seed)
+    model = make().double().eval()
+    for tensor in (*model.parameters(), *(b for b in model.buffers() if b.is_floating_point())):
+        if tensor.dim() == 1:
+            nn.init.uniform_(tensor, 0.5, 1.5)
+    return model, x.double()
+
+
+def silenced(model: nn.Module, groups: ps.ChannelGroups, kept: dict[str, Tensor], x: Tensor) -> Tensor:
+    """The oracle: channels are zero where a layer reads them, by hooks on the model as it is."""
+    hooks = []
+    for name, numbers in kept.items():
+        group = groups[name]
+        gone = [c for c in range(len(group)) if c not in numbers.tolist()]
+        for tensor, dim in group.readers:
+            layer, where = model.get_submodule(tensor.rpartition(".")[0]), group.slices[tensor, dim][gone].reshape(-1)
+            last = isinstance(layer, nn.Linear)
+
+            def hook(module: nn.Module, args: tuple[Tensor], where: Tensor = where, last: bool = last) -> tuple[Tensor]:
+                return (args[0].index_fill(-1 if last else 1, where, 0),)
+
+            hooks.append(layer.register_forward_pre_hook(hook))
+    with torch.no_grad():
+        out = model(x)
+    for handle in hooks:
+        handle.remove()
+    return out
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_smaller_model_computes_what_hooks_leave(name):
+    model, x = build(name)
+    before = {key: tensor.clone() for key, tensor in model.state_dict().items()}
+    groups = ps.channels(model, x)
+    assert groups.removable
+    for keep in (0.5, {group.name: torch.arange(len(group)) % 2 == 1 for group in groups.removable}):
+        small, kept = groups.remove(keep), groups.kept(keep)
+        assert sum(p.numel() for p in small.parameters()) < 0.9 * sum(p.numel() for p in model.parameters())
+        expected = silenced(model, groups, kept, x)
+        torch.testing.assert_close(small(x), expected, rtol=1e-10, atol=1e-10)
+        torch.testing.assert_close(groups.masked(keep)(x), expected, rtol=1e-10, atol=1e-10)
+        assert not torch.allclose(expected, model(x))
+    assert all(torch.equal(before[key], tensor) for key, tensor in model.state_dict().items())
+
+
+def test_channels_of_known_layers():
+    def sizes(name):
+        return {group.name: (len(group), len(group.slices)) for group in ps.channels(*build(name))}
+
+    assert sizes("residual") == {"stem.0.weight": (8, 12), "wide.0.weight": (16, 14), "down.weight": (4, 3)}
+    assert sizes("block") == {
+        "embed.weight": (16, 14),
+        "attention.qkv.weight": (4, 3),
+        "up.weight": (12, 3),
+    }
+    heads = ps.channels(*build("block"))["attention.qkv.weight"]
+    assert heads.slices["attention.qkv.bias", 0][1].tolist() == [i + 4 for p in (0, 16, 32) for i in range(p, p + 4)]
+    # a channel of a grouped convolution is a whole group: four channels, each read in four places of a flattened map
+    dense = ps.channels(*build("dense"))
+    assert [len(group) for group in dense] == [2, 2]
+    assert dense["a.0.weight"].slices["head.weight", 1].shape == (2, 16)
+
+
+def test_sizes_in_modules_follow():
+    model, x = build("block")
+    small = ps.channels(model, x).remove({"attention.qkv.weight": [1]})
+    assert (small.attention.num_heads, small.attention.inner, small.attention.head_dim) == (1, 4, 4)
+    assert small.attention.proj.in_features == 4 and model.attention.num_heads == 4
+    model, x = build("dense")
+    small = ps.channels(model, x).remove(0.5)
+    assert small.c[0].groups == 2 and small.norm.num_groups == 2 and small.b[0].in_channels == 4
+
+
+def test_what_stays_is_refused_with_a_reason():
+    model, x = build("stubborn")
+    groups = ps.channels(model, x)
+    assert set(groups.refused) == {"embed.weight", "attention.qkv.weight"}
+    assert (
+        "layer_norm" in groups.refused["embed.weight"]
+        and "number that does not follow" in groups.refused["attention.qkv.weight"]
+    )
+    with pytest.raises(ps.UnsupportedError, match="cannot be left out"):
+        groups.remove({"attention.qkv.weight": 0.5})
+    for keep in ({"nothing": 0.5}, {"up.weight": 0.0}, {"up.weight": []}, {"up.weight": [12]}, {"up.weight": [True]}):
+        with pytest.raises(ps.InputError):
+            groups.remove(keep)
+
+
+def test_importance():
+    model, x = build("plain")
+    groups = ps.channels(model, x)
+    name = groups[1].name
+    by_hand = (
+        model[2].weight.square().sum(1) + model[2].bias ** 2 + model[3].weight ** 2 + model[4].weight.square().sum(0)
+    )
+    torch.testing.assert_close(groups.importance()[name], by_hand.sqrt().detach())
+    with pytest.raises(ps.InputError, match="backward"):
+        groups.importance("gradients")
+    model(x).square().sum().backward()
+    taylor = (model[4].weight * model[4].weight.grad).sum(0).abs().detach()
+    torch.testing.assert_close(groups.importance("gradients")[name], taylor)
+    with pytest.raises(ps.InputError, match="expected one of"):
+        groups.importance("luck")
+
+
+def test_a_rescaled_model_keeps_the_same_channels_by_paths():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 9), nn.ReLU(), nn.Linear(9, 6), nn.ReLU(), nn.Linear(6, 2)).double()
+    x = torch.randn(3, 4).double()
+    graph, before = ps.trace(model, x), ps.channels(model, x).importance("paths")
+    ps.rescale(model, graph, torch.randn(graph.num_units).double())
+    for name, scores in ps.channels(model, x).importance("paths").items():
+        torch.testing.assert_close(scores, before[name])
+
+
+@settings(deadline=None, max_examples=10)
+@given(widths=st.lists(st.integers(2, 6), min_size=1, max_size=3), seed=st.integers(0, 99), share=st.floats(0.2, 0.9))
+def test_any_chain(widths, seed, share):
+    torch.manual_seed(seed)
+    sizes, layers = [3, *widths, 2], []
+    for a, b in itertools.pairwise(sizes):
+        layers += [nn.Linear(a, b), nn.GELU()]
+    model, x = nn.Sequential(*layers).double(), torch.randn(4, 3).double()
+    groups = ps.channels(model, x)
+    assert [len(group) for group in groups] == widths
+    expected = silenced(model, groups, groups.kept(share), x)
+    torch.testing.assert_close(groups.remove(share)(x), expected)
