@@ -41,6 +41,8 @@ MOST_VALUES = 1_500
 MOST_SECONDS = 300.0
 # singular values below this share of the largest count as zero: that errs on the safe side
 ZERO = 1e-8
+# by how much columns are evened out: rounding errors must stay well below that limit
+EVEN = 1e-5
 MARGIN = 12
 ROUNDS = 3
 # draws of weights and inputs at least
@@ -281,6 +283,18 @@ def _smallest(rows: Tensor, seed: int) -> tuple[Tensor, Tensor]:
     count = rows.shape[1]
     if not count:
         return torch.ones(0, dtype=torch.float64), torch.zeros(0, 0, dtype=torch.float64)
+    # columns of about the same size: what is small throughout is not taken for zero
+    size = rows.norm(dim=0)
+    size = size.clamp_min(EVEN * float(size.max()) or 1.0)
+    rows = rows / size
+    rows /= rows.norm(dim=1, keepdim=True).clamp_min(1e-300)
+    values, vectors = _decomposed(rows, seed)
+    return values, vectors / size[:, None]
+
+
+def _decomposed(rows: Tensor, seed: int) -> tuple[Tensor, Tensor]:
+    """Singular values relative to the largest, and right singular vectors."""
+    count = rows.shape[1]
     if count <= MOST_VALUES:
         _, values, vectors = torch.linalg.svd(torch.linalg.qr(rows, mode="r").R)
         return values / values[0].clamp_min(1e-300), vectors.T

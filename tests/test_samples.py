@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+import pathspace as ps
 from pathspace.convolutions import convolved
 from pathspace.sample_sizes import sample_sizes
 
@@ -78,8 +79,6 @@ def test_batches_grow_where_the_model_lets_them() -> None:
 
 def test_a_batch_of_two_does_not_open_the_bracket() -> None:
     # batch norm of two numbers is 1 and -1, whatever they are
-    import pathspace as ps
-
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.ReLU(), nn.Linear(4, 2))
     certificate = ps.verify(model, torch.randn(2, 3), upper_bound=True)

@@ -113,13 +113,13 @@ def the_graph(name: str) -> Facts:
 def the_certificate(name: str) -> Facts:
     """What `verify` says, with the bound from above."""
     subject = Subject(name)
-    bound: dict[str, Any] = {"upper_bound": True} if "upper_bound" in (ps.verify.__kwdefaults__ or {}) else {}
-    found = ps.verify(subject.model, *subject.args, kwargs=subject.kwargs, **bound)
+    found = ps.verify(subject.model, *subject.args, kwargs=subject.kwargs, upper_bound=True)
     return {
         "holds": found.holds,
         "theorems": [part["holds"] for part in (found.theorem1, found.theorem2, found.theorem3, found.invariance)],
         "units_exact": found.units_exact,
-        "units_at_most": getattr(found, "units_at_most", None),
+        "units_at_most": found.units_at_most,
+        "evidence": found.upper_bound["evidence"],
         "method": found.method,
     }
 
