@@ -7,7 +7,8 @@ Signal: :func:`signal` and :func:`gradients` by layer, :func:`jacobian` and its 
 :func:`critical_point`), :func:`residual_control`.
 Parameters: :func:`degeneracy`, growing a model (:func:`predict_growth`, :func:`rank_growths`, :func:`widen`,
 :func:`deepen`), :func:`cost` and :func:`compare_costs`, :func:`suggest_decay`.
-Page: :func:`report` looks at a model from all sides and returns a :class:`Report`, one self-contained HTML page.
+Page: :func:`report` looks at a model from all sides and returns a :class:`Report`, one self-contained HTML page;
+:func:`versus` puts two of them side by side.
 Together: :func:`diagnose`, on your own checkpoint, data and loss.
 Training: :func:`watching` measures a training loop (:class:`Watching`) and raises each :class:`Alarm` with its cause.
 Results: :class:`Table` and :class:`Estimate`; :func:`compare` for two runs or checkpoints.
@@ -25,6 +26,7 @@ from pathspace.diagnostics.gradients import gradients
 from pathspace.diagnostics.growth import deepen, predict_growth, rank_growths, widen
 from pathspace.diagnostics.noise import suggest_decay
 from pathspace.diagnostics.report import Report, report
+from pathspace.diagnostics.report.versus import Comparison, versus
 from pathspace.diagnostics.run.alarms import Alarm
 from pathspace.diagnostics.run.callbacks import fabric_callback, lightning_callback, transformers_callback
 from pathspace.diagnostics.run.watching import Watching, watching
@@ -35,6 +37,7 @@ from pathspace.diagnostics.tables import Estimate, Table, compare
 __all__ = [
     "Alarm",
     "ChainRecord",
+    "Comparison",
     "Diagnosis",
     "Estimate",
     "MarkovChain",
@@ -66,6 +69,7 @@ __all__ = [
     "top_singular",
     "trace_k",
     "transformers_callback",
+    "versus",
     "watching",
     "widen",
 ]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 from xml.etree import ElementTree
 
@@ -22,7 +22,14 @@ _AXIS = {"gridColor": RULE, "domainColor": SOFT, "tickColor": RULE, "labelColor"
 _CONFIG: Spec = {
     "font": "sans-serif",
     "view": {"stroke": None},
-    "axis": {**_AXIS, "labelFontSize": 12, "titleFontSize": 12, "titleFontWeight": "normal", "labelLimit": 130},
+    "axis": {
+        **_AXIS,
+        "labelFontSize": 12,
+        "titleFontSize": 12,
+        "titleFontWeight": "normal",
+        "titlePadding": 12,
+        "labelLimit": 130,
+    },
     "legend": {
         "labelColor": SOFT,
         "labelFontSize": 12,
@@ -87,7 +94,7 @@ def _powers(title: str) -> Spec:
     return {"type": "quantitative", "title": title, "scale": {"zero": False}, "axis": _TENS}
 
 
-_TENS = {"labelExpr": "'1e' + format(datum.value, '~g')", "tickCount": 5, "tickMinStep": 1}
+_TENS = {"labelExpr": "format(pow(10, datum.value), '.1~e')", "tickCount": 5}
 
 
 def histogram(facts: Mapping[str, Any], label: str, across: str) -> Markup:
@@ -195,6 +202,58 @@ def shares(parts_of: Sequence[tuple[str, int, str]], label: str) -> Markup:
     return draw({"data": {"values": rows}, "mark": "bar", "encoding": encoding}, label, 28)
 
 
+def both(names: Sequence[str], series: Mapping[str, Sequence[float | None]], label: str, up: str) -> Markup:
+    """Positive numbers layer by layer of several models, on one logarithmic axis.
+
+    Args:
+        names: the layers, in order.
+        series: model -> one number per layer; what is missing or not positive leaves a gap.
+        label: what the chart is called.
+        up: what is shown.
+    """
+    values = [
+        {"i": i, "log": math.log10(v), "name": model, "tip": f"{model}, {names[i]}: {number(v)}"}
+        for model, numbers in series.items()
+        for i, v in enumerate(numbers)
+        if v is not None and v > 0 and math.isfinite(v)
+    ]
+    encoding = {"x": _names(names, "in order"), "y": {**_powers(up), "field": "log"}, "color": _hues(series), **_tips()}
+    return draw({"data": {"values": values}, "encoding": encoding, "layer": _LINE}, label)
+
+
+def histograms(facts: Mapping[str, Mapping[str, Any]], label: str, across: str) -> Markup:
+    """Shares of numbers given as powers of ten, of several models, as outlines.
+
+    Args:
+        facts: model -> ``edges`` and ``counts``.
+        label: what the chart is called.
+        across: what is counted.
+    """
+    values = []
+    for model, found in facts.items():
+        edges, total = found["edges"], sum(found["counts"])
+        density = [count / total / (edges[1] - edges[0]) for count in found["counts"]]
+        values += [{"at": at, "share": share, "name": model} for at, share in zip(edges, [*density, 0.0], strict=True)]
+    x, y = {**_powers(across), "field": "at"}, {"field": "share", "type": "quantitative", "title": "share per decade"}
+    mark = {"type": "area", "interpolate": "step-after", "line": True, "opacity": 0.35}
+    encoding = {"x": x, "y": {**y, "stack": None}, "color": _hues(facts)}
+    return draw({"data": {"values": values}, "mark": mark, "encoding": encoding}, label)
+
+
+_LINE: list[Spec] = [
+    {"mark": {"type": "line", "strokeWidth": 1.5}},
+    {"mark": {"type": "circle", "size": 14, "opacity": 1}},
+]
+
+
+def _hues(names: Iterable[str]) -> Spec:
+    """A colour for each name, and a legend unless there is one name or too many."""
+    domain = list(names)
+    legend: Spec | None = None if len(domain) < 2 or len(domain) > MOST_NAMES else {}
+    scale = {"domain": domain, "range": [HUES[i % len(HUES)] for i in range(len(domain))]}
+    return {"field": "name", "type": "nominal", "scale": scale, "legend": legend}
+
+
 def lines(
     rows: Sequence[Mapping[str, float]], columns: Mapping[str, str], label: str, up: str, log: bool = False
 ) -> Markup:
@@ -219,22 +278,10 @@ def lines(
             }
             for step, v in kept
         ]
-    names = list(columns.values())
-    colours = [HUES[i % len(HUES)] for i in range(len(names))]
-    scale = {"domain": names, "range": colours}
-    many = len(names) > 9
-    colour: Spec = {
-        "field": "name",
-        "type": "nominal",
-        "scale": scale,
-        "legend": None if len(names) < 2 or many else {},
-    }
     up_axis: Spec = _powers(up) if log else {"type": "quantitative", "title": up, "scale": {"zero": False}}
     x = {"field": "step", "type": "quantitative", "title": "step", "axis": {"grid": False, "tickCount": 6}}
-    encoding = {"x": x, "y": {**up_axis, "field": "value"}, "color": colour, **_tips()}
-    layer: list[Spec] = [{"mark": {"type": "line", "strokeWidth": 1.5}, "encoding": encoding}]
-    layer.append({"mark": {"type": "circle", "size": 14, "opacity": 1}, "encoding": encoding})
-    return draw({"data": {"values": values}, "layer": layer}, label)
+    encoding = {"x": x, "y": {**up_axis, "field": "value"}, "color": _hues(columns.values()), **_tips()}
+    return draw({"data": {"values": values}, "encoding": encoding, "layer": _LINE}, label)
 
 
-__all__ = ["cosines", "depth", "draw", "histogram", "lines", "shares"]
+__all__ = ["both", "cosines", "depth", "draw", "histogram", "histograms", "lines", "shares"]

@@ -31,6 +31,15 @@ def report(
     data: DataOption = None,
     loss: LossOption = None,
     batches: BatchesOption = 4,
+    against: Annotated[
+        str | None,
+        typer.Option(
+            "--against",
+            metavar="TARGET|FILE",
+            help="Set a second model beside it: another target, or another checkpoint of the same one.",
+            show_default=False,
+        ),
+    ] = None,
     json: JsonOption = None,
     seed: SeedOption = 0,
     rule: RuleOption = Rule.modulo,
@@ -43,6 +52,7 @@ def report(
     few samples. Without data and a loss gradients are those of random classes.
 
     [bold]pathspace report net.py:Net --input 8x3x32x32 -o report.html[/]
+    [bold]pathspace report net.py:Net --data net.py:loader --checkpoint after.pt --against before.pt -o report.html[/]
 
     Exit codes: 0 written, whatever the certificate says; 2 bad input; an existing file stays whole unless the new one
     is complete.
@@ -62,24 +72,38 @@ def report(
     for file in (output, json):
         if file is not None:
             ensure_writable(file)
+    models = [(target, checkpoint)]
+    if against is not None:
+        models.append((against, None) if ":" in against else (target, against))
+    reports = []
     with show_progress("Loading", target) as status:
-        loaded = load_target(target, inputs or (), seed=seed, train=train, need_inputs=data is None)
-        status("Reading", 0.0)
+        from pathspace.diagnostics.report.page import Report
         from pathspace.diagnostics.report.page import report as look
+        from pathspace.diagnostics.report.versus import Comparison, versus
 
-        found = look(
-            loaded.model,
-            *loaded.args,
-            kwargs=loaded.kwargs,
-            checkpoint=checkpoint,
-            data=data,
-            loss=loss,
-            batches=batches,
-            rule=rule.value,
-            norm_eps=norm_eps.value,
-            seed=seed,
-            progress=lambda doing, share: status(f"{doing}:", share),
-        )
+        for number, (name, weights) in enumerate(models):
+            loaded = load_target(name, inputs or (), seed=seed, train=train, need_inputs=data is None)
+            start, part = number / len(models), 1 / len(models)
+            one: Report = look(
+                loaded.model,
+                *loaded.args,
+                kwargs=loaded.kwargs,
+                checkpoint=weights,
+                data=data,
+                loss=loss,
+                batches=batches,
+                rule=rule.value,
+                norm_eps=norm_eps.value,
+                seed=seed,
+                progress=lambda doing, share, a=start, b=part: status(f"{doing}:", a + b * share),  # type: ignore[misc]
+            )
+            reports.append(one)
+    found: Report | Comparison = reports[0]
+    told = [reports[0].sentences["model"], reports[0].sentences["certificate"]]
+    if len(models) > 1:
+        first, second = (weights or name for name, weights in models)
+        found = versus(reports[0], reports[1], names=(first, second))
+        told = found.sentences
     with delivering(output, ".html", sys.stdout) as page:
         found.save(page)
     if json is not None:
@@ -91,8 +115,8 @@ def report(
                 temporary.write_text(text, encoding="utf-8")
     if json != "-":
         console = Console(stderr=output == STDOUT)
-        for part in ("model", "certificate"):
-            console.print(found.sentences[part], soft_wrap=True, markup=False, highlight=False)
+        for sentence in told:
+            console.print(sentence, soft_wrap=True, markup=False, highlight=False)
         console.print(f"Wrote {output}", soft_wrap=True, markup=False, highlight=False)
 
 

@@ -7,10 +7,8 @@ import math
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from importlib.resources import files
 from typing import Any
 
-from jinja2 import Environment, PackageLoader, StrictUndefined, select_autoescape
 from markupsafe import Markup
 from torch import Tensor, nn
 
@@ -18,10 +16,10 @@ from pathspace import Skeleton, explain
 from pathspace.diagnostics import charts
 from pathspace.diagnostics.given import Subject, given
 from pathspace.diagnostics.losses import Function
+from pathspace.diagnostics.pages import asset, render
 from pathspace.diagnostics.report import measure, pictures, sentences
 from pathspace.diagnostics.report.layers import describe
 from pathspace.diagnostics.report.measure import Facts, attempt
-from pathspace.diagnostics.wording import number
 from pathspace.errors import InputError
 from pathspace.files import expect_suffix, replacing
 from pathspace.log_prefix import log_prefixes, log_suffixes
@@ -243,28 +241,18 @@ def _figures(facts: dict[str, Facts], skeleton: Skeleton) -> dict[str, Markup]:
 
 
 def _render(facts: dict[str, Facts], told: dict[str, str], skeleton: Skeleton) -> str:
-    environment = Environment(
-        loader=PackageLoader("pathspace.diagnostics.report"),
-        autoescape=select_autoescape(default=True, default_for_string=True),
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    environment.filters["n"] = number
-    folder = files("pathspace.diagnostics.report") / "templates"
-    style, script = (Markup((folder / name).read_text(encoding="utf-8")) for name in ("report.css", "report.js"))
     shown = {"graph": facts["graph"], "account": facts["account"], "signal": facts["signal"], "sentences": told}
     shown |= {
         name: facts[name] for name in ("model", "values", "chain", "gradients", "degeneracy", "certificate", "alarms")
     }
-    return environment.get_template("report.html.j2").render(
+    return render(
+        "report.html.j2",
         facts=facts,
         told=told,
         figures=_figures(facts, skeleton),
         pins=_grouped(facts["account"]["pins"]),
         data=_embedded(shown),
-        style=style,
-        script=script,
+        script=asset("report.js"),
         most=pictures.MOST_ROWS,
     )
 

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from importlib.resources import files
-
-from jinja2 import Environment, PackageLoader, StrictUndefined, select_autoescape
 from markupsafe import Markup
 
-from pathspace.diagnostics import charts
+from pathspace.diagnostics import charts, pages
 from pathspace.diagnostics.run.log import RunLog
-from pathspace.diagnostics.wording import number, plural
+from pathspace.diagnostics.wording import plural
 
 # title, columns or the prefix of columns, what is shown, logarithmic
 CHARTS = (
@@ -38,16 +35,8 @@ def render(watch: RunLog, running: bool) -> str:
     Returns:
         The page.
     """
-    environment = Environment(
-        loader=PackageLoader("pathspace.diagnostics.report"),
-        autoescape=select_autoescape(default=True, default_for_string=True),
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    environment.filters["n"] = number
-    style = (files("pathspace.diagnostics.report") / "templates" / "report.css").read_text(encoding="utf-8")
-    return environment.get_template("run.html.j2").render(
+    return pages.render(
+        "run.html.j2",
         name=type(watch.model).__name__,
         verdict=verdict(watch),
         figures=_figures(watch.rows),
@@ -56,7 +45,6 @@ def render(watch: RunLog, running: bool) -> str:
         last=watch.rows[-1],
         watch=watch,
         running=running,
-        style=Markup(style),
     )
 
 

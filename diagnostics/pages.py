@@ -1,0 +1,44 @@
+"""Pages from templates: everything is escaped, nothing may be missing, the style is inside."""
+
+from __future__ import annotations
+
+from importlib.resources import files
+from typing import Any
+
+from jinja2 import Environment, PackageLoader, StrictUndefined, select_autoescape
+from markupsafe import Markup
+
+from pathspace.diagnostics.wording import number
+
+
+def asset(name: str) -> Markup:
+    """A file beside the templates, as it is.
+
+    Args:
+        name: of the file.
+    """
+    return Markup((files("pathspace.diagnostics.report") / "templates" / name).read_text(encoding="utf-8"))
+
+
+def render(template: str, **values: Any) -> str:
+    """Fill a template; ``style`` is the style sheet of all pages, and the filter ``n`` writes numbers.
+
+    Args:
+        template: name of the template.
+        **values: what it shows.
+
+    Returns:
+        The page.
+    """
+    environment = Environment(
+        loader=PackageLoader("pathspace.diagnostics.report"),
+        autoescape=select_autoescape(default=True, default_for_string=True),
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters["n"] = number
+    return environment.get_template(template).render(style=asset("report.css"), **values)
+
+
+__all__ = ["asset", "render"]

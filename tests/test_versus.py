@@ -1,0 +1,74 @@
+"""Two reports on one page: the figures are those of the reports, the sentences follow from the numbers."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import torch
+import typer
+from torch import nn
+from typer.testing import CliRunner
+
+from pathspace.cli_errors import ErrorSentenceGroup
+from pathspace.diagnostics import cli, report, versus
+
+FILE = """
+import torch
+from torch import nn
+
+class Net(nn.Sequential):
+    def __init__(self):
+        super().__init__(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 5), nn.ReLU(), nn.Linear(5, 3))
+
+class Wide(nn.Sequential):
+    def __init__(self):
+        super().__init__(nn.Linear(4, 9), nn.ReLU(), nn.Linear(9, 3))
+
+def batches():
+    torch.manual_seed(0)
+    return [(torch.randn(16, 4), torch.randint(0, 3, (16,))) for _ in range(2)]
+"""
+
+
+def test_a_checkpoint_and_another_architecture(tmp_path: Path) -> None:
+    path = tmp_path / "net.py"
+    path.write_text(FILE)
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 5), nn.ReLU(), nn.Linear(5, 3))
+    torch.save(model.state_dict(), tmp_path / "before.pt")
+    with torch.no_grad():
+        model[2].weight.mul_(20)
+    torch.save(model.state_dict(), tmp_path / "after.pt")
+    app = typer.Typer(cls=ErrorSentenceGroup)
+    app.callback()(lambda: None)
+    cli.register(app)
+    words = ["report", f"{path}:Net", "--data", f"{path}:batches", "--loss", "cross_entropy"]
+    words += ["--checkpoint", str(tmp_path / "after.pt"), "-o", str(tmp_path / "r.html"), "--json", "-"]
+    result = CliRunner().invoke(app, [*words, "--against", str(tmp_path / "before.pt")])
+    assert result.exit_code == 0, result.output
+    found = json.loads(result.output)
+    rows = {row["figure"]: (row["first"], row["second"]) for row in found["figures"]}
+    assert rows["units"] == (11, 11) and rows["alarms"] == ("exploding", "none")
+    variance = [
+        {row["layer"]: row["variance"] for row in found[side]["signal"]["rows"]} for side in ("first", "second")
+    ]
+    worst = max(variance[0], key=lambda layer: abs(torch.tensor(variance[0][layer] / variance[1][layer]).log()))
+    assert found["sentences"][0].startswith(f"The variance of activations differs most at {worst}:")
+    page = (tmp_path / "r.html").read_text()
+    assert page.count("<svg") >= 4 and "<script" not in page and all(s in page for s in found["sentences"])
+    result = CliRunner().invoke(app, [*words, "--against", str(tmp_path / "none.pt")])
+    assert result.exit_code == 2 and "There is no file" in result.output
+
+
+def test_models_of_other_shapes() -> None:
+    torch.manual_seed(0)
+    x = torch.randn(16, 4)
+    one = report(nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 3)), x)
+    other = report(nn.Sequential(nn.Linear(4, 3)), x)
+    both = versus(one, other, ("one", "other"))
+    rows = {title: (a, b) for title, a, b in both.rows}
+    assert rows["units"] == (6, 0) and rows["dimension"][0] == one.facts["certificate"]["dimension"]
+    same = versus(one, one)
+    assert same.sentences == [s for s in same.sentences if "same everywhere" in s] and len(same.sentences) >= 2
+    assert same.to_dict()["first"] == one.to_dict()
