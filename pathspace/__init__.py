@@ -31,6 +31,7 @@ from pathspace.inference.registry import rule
 from pathspace.masks import Masks, load_masks, save_masks
 from pathspace.norms import path_norm, path_statistics
 from pathspace.proof import proof
+from pathspace.rebasin import Matching
 from pathspace.reduction import ReductionGraph, WeightBlock
 from pathspace.rescale import rescale
 from pathspace.skeleton import Skeleton
@@ -56,6 +57,7 @@ __all__ = [
     "InputError",
     "InputTypeError",
     "Masks",
+    "Matching",
     "Path",
     "PathspaceError",
     "Pin",

@@ -17,6 +17,7 @@ from pathspace.importance import importance
 from pathspace.inference.channels import Channels, Side
 from pathspace.inference.interpreter import interpret
 from pathspace.inputs import arranged
+from pathspace.rebasin import Matching, by_activations, by_weights, interpolated, permuted, weight_distance
 from pathspace.surgery import Adjustments, Bench, Cut, check_same, masked, tensors_of, without
 
 Keep = float | Mapping[str, Any]
@@ -183,6 +184,94 @@ class ChannelGroups:
                 )
             found[name] = numbers
         return found
+
+    def permute(self, orders: Mapping[str, Any]) -> nn.Module:
+        """The same function with channels in another order; it was run and compared.
+
+        Args:
+            orders: group -> number of the channel that comes first, second, ...
+
+        Returns:
+            A new model.
+
+        Raises:
+            InputError: unknown groups, or no order of all channels.
+            UnsupportedError: these channels cannot change places.
+
+        Example:
+            >>> import torch, pathspace as ps
+            >>> model = torch.nn.Sequential(torch.nn.Linear(1, 2), torch.nn.GELU(), torch.nn.Linear(2, 1))
+            >>> other = ps.channels(model, torch.randn(1, 1)).permute({"0.weight": [1, 0]})
+            >>> bool((other[0].weight == model[0].weight.flip(0)).all())
+            True
+        """
+        chosen = {}
+        for name, order in orders.items():
+            chosen[self[name].name] = numbers = torch.as_tensor(order).long()
+            if sorted(numbers.tolist()) != list(range(len(self[name]))):
+                raise InputError(f"{name!r} found no order of its {len(self[name])} channels; give every number once.")
+        return self._permuted(self.model, chosen)
+
+    def _permuted(self, model: nn.Module, orders: Mapping[str, Tensor]) -> nn.Module:
+        found = permuted(model, {group.name: group.slices for group in self.groups}, orders)
+        check_same(found, model, *self._inputs)
+        return found
+
+    def match(self, other: nn.Module, by: str = "weights", inputs: Any = None, seed: int = 0) -> Matching:
+        """Bring the channels of another model of the same architecture into the order of this one's.
+
+        Args:
+            other: the other model; it is left as it is.
+            by: ``"weights"`` (largest ``sum a b`` over all parameters) or ``"activations"`` (largest correlation of
+                what weights read, on ``inputs``).
+            inputs: a tensor, or a tuple of positional inputs; the example inputs by default.
+            seed: draws the order in which groups are visited.
+
+        Returns:
+            The other model in the new order, with distances before and after.
+
+        Raises:
+            InputError: unknown ``by``, or a model of another architecture.
+            UnsupportedError: channels cannot change places.
+
+        Example:
+            >>> import torch, pathspace as ps
+            >>> model = torch.nn.Sequential(torch.nn.Linear(3, 5), torch.nn.GELU(), torch.nn.Linear(5, 2))
+            >>> groups = ps.channels(model, torch.randn(1, 3))
+            >>> shuffled = groups.permute({"0.weight": [3, 1, 4, 0, 2]})
+            >>> groups.match(shuffled).after
+            0.0
+        """
+        shapes = {name: tensor.shape for name, tensor in tensors_of(other).items()}
+        if shapes != {name: tensor.shape for name, tensor in tensors_of(self.model).items()}:
+            raise InputError(
+                f"match found a {type(other).__name__} with other tensors, expected the same architecture."
+            )
+        if by == "weights":
+            orders = by_weights(self.model, other, {group.name: group.slices for group in self.groups}, seed)
+        elif by == "activations":
+            given = self._inputs if inputs is None else ((inputs,) if isinstance(inputs, Tensor) else tuple(inputs), {})
+            read = [(group.name, group.slices, group.readers) for group in self.groups]
+            orders = by_activations(self.model, other, read, given)
+        else:
+            raise InputError(f"match found by={by!r}, expected 'weights' or 'activations'.")
+        moved = self._permuted(other, orders)
+        return Matching(moved, orders, weight_distance(self.model, other), weight_distance(self.model, moved))
+
+    def interpolate(self, other: nn.Module | Matching, t: float = 0.5) -> nn.Module:
+        """A new model between this one (``t = 0``) and another (``t = 1``), tensor by tensor.
+
+        Args:
+            other: a model of the same architecture, or what :meth:`match` found.
+            t: where between them.
+
+        Returns:
+            A new model; statistics of its batch norms may have to be computed anew.
+
+        Raises:
+            InputError: the models have other tensors.
+        """
+        return interpolated(self.model, other.model if isinstance(other, Matching) else other, t)
 
     def _cuts(self, keep: Keep, by: str) -> list[Cut]:
         return [self._cut(self[name], numbers) for name, numbers in self.kept(keep, by).items()]

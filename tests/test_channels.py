@@ -243,3 +243,59 @@ def test_any_chain(widths, seed, share):
     assert [len(group) for group in groups] == widths
     expected = silenced(model, groups, groups.kept(share), x)
     torch.testing.assert_close(groups.remove(share)(x), expected)
+
+
+# --- order
+
+
+def redone(groups: ps.ChannelGroups, seed: int = 0) -> dict[str, Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    return {group.name: torch.randperm(len(group), generator=generator) for group in groups}
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_another_order_of_channels_is_the_same_function_and_is_found_again(name):
+    model, x = build(name)
+    groups = ps.channels(model, x)
+    orders = redone(groups)
+    moved = groups.permute(orders)
+    torch.testing.assert_close(moved(x), model(x), rtol=1e-10, atol=1e-10)
+    assert any(not torch.equal(p, q) for p, q in zip(model.parameters(), moved.parameters(), strict=True))
+    found = groups.match(moved)
+    assert found.before > 0 and found.after == 0
+    for order, back in ((orders[group.name], found.orders[group.name]) for group in groups):
+        assert order[back].tolist() == list(range(len(order)))
+
+
+def test_activations_find_the_order_too():
+    model, x = build("residual")
+    groups = ps.channels(model, x)
+    data = torch.randn(16, 3, 6, 6).double()
+    assert groups.match(groups.permute(redone(groups)), by="activations", inputs=data).after == 0
+
+
+def test_matching_of_other_weights_by_brute_force():
+    model = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2))
+    other = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2))
+    groups = ps.channels(model, torch.randn(2, 3))
+    every = [groups.match(other).after]
+    for order in itertools.permutations(range(4)):
+        a, b = other[0], other[2]
+        parts = [model[0].weight - a.weight[list(order)], model[0].bias - a.bias[list(order)], model[2].bias - b.bias]
+        parts.append(model[2].weight - b.weight[:, list(order)])
+        every.append(float(sum(part.detach().double().square().sum() for part in parts)) ** 0.5)
+    assert every[0] == pytest.approx(min(every), rel=1e-9)
+
+
+def test_between_two_models():
+    (one, x), (two, _) = build("plain"), build("plain", seed=1)
+    groups = ps.channels(one, x)
+    half = groups.interpolate(groups.match(two), 0.25)
+    expected = 0.75 * one[0].weight + 0.25 * groups.match(two).model[0].weight
+    torch.testing.assert_close(half[0].weight, expected)
+    with pytest.raises(ps.InputError, match="same architecture"):
+        groups.match(build("residual")[0])
+    with pytest.raises(ps.InputError, match="every number once"):
+        groups.permute({"0.weight": [0, 0, 1, 2, 3, 4, 5]})
+    with pytest.raises(ps.InputError, match="expected 'weights'"):
+        groups.match(two, by="luck")

@@ -1,0 +1,197 @@
+"""Two models brought together: the order of channels of one that fits the other best."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from scipy.optimize import linear_sum_assignment
+from torch import Tensor, nn
+
+from pathspace.errors import InputError
+from pathspace.inference.channels import Side
+from pathspace.safe_deepcopy import safe_deepcopy
+from pathspace.surgery import outputs, tensors_of
+
+Orders = Mapping[str, Tensor]
+Slices = Mapping[str, Mapping[Side, Tensor]]
+
+SWEEPS = 50
+
+
+@dataclass(frozen=True, eq=False)
+class Matching:
+    """A model whose channels are in the order of another's, made by ``groups.match``.
+
+    Attributes:
+        model: the model with its channels in that order; it computes what it computed before.
+        orders: group -> which of its channels comes first, second, ...
+        before: distance ``(sum (a - b)^2)^(1/2)`` of the weights of both models as given.
+        after: the same with the channels in order.
+    """
+
+    model: nn.Module
+    orders: Orders
+    before: float
+    after: float
+
+
+@torch.no_grad()
+def permuted(model: nn.Module, slices: Slices, orders: Orders) -> nn.Module:
+    """A copy with channels in another order.
+
+    Args:
+        model: the model.
+        slices: group -> (tensor, dimension) -> positions, shape ``(channels, positions)``.
+        orders: group -> number of the channel that comes first, second, ...
+    """
+    copy = safe_deepcopy(model)
+    tensors = tensors_of(copy)
+    for name, order in orders.items():
+        for (tensor, dim), where in slices[name].items():
+            tensors[tensor].copy_(_moved(tensors[tensor], dim, where, order))
+    return copy
+
+
+def _moved(tensor: Tensor, dim: int, where: Tensor, order: Tensor) -> Tensor:
+    index = torch.arange(tensor.shape[dim])
+    index[where.reshape(-1)] = where[order].reshape(-1)
+    return tensor.index_select(dim, index.to(tensor.device))
+
+
+def weight_distance(one: nn.Module, two: nn.Module) -> float:
+    """``(sum (a - b)^2)^(1/2)`` over all parameters."""
+    pairs = zip(one.parameters(), two.parameters(), strict=True)
+    return float(sum(float((a.detach().double() - b.detach().double()).square().sum()) for a, b in pairs)) ** 0.5
+
+
+@torch.no_grad()
+def by_weights(one: nn.Module, two: nn.Module, slices: Slices, seed: int = 0, starts: int = 3) -> dict[str, Tensor]:
+    """Orders of the second model's channels that maximise ``sum a b`` over all parameters, group by group.
+
+    Coordinate ascent with a linear assignment in each step (weight matching, Ainsworth et al. 2023, Algorithm 1), from
+    several orders of groups; the best is kept.
+
+    Args:
+        one: the model that stays.
+        two: the model whose channels move.
+        slices: see :func:`permuted`.
+        seed: draws the order in which groups are visited.
+        starts: how many times.
+
+    Returns:
+        Group -> order.
+    """
+    a = {name: p.detach().double() for name, p in one.named_parameters()}
+    best: tuple[float, dict[str, Tensor]] = (-float("inf"), {})
+    generator = torch.Generator().manual_seed(seed)
+    names = list(slices)
+    for _ in range(starts):
+        b = {name: p.detach().double() for name, p in two.named_parameters()}
+        orders = {name: torch.arange(len(next(iter(slices[name].values())))) for name in names}
+        for _ in range(SWEEPS):
+            gained = 0.0
+            for number in torch.randperm(len(names), generator=generator).tolist():
+                gained += _improve(a, b, slices[names[number]], orders, names[number])
+            if gained <= 1e-9:
+                break
+        total = sum(float((a[name] * b[name]).sum()) for name in a)
+        if total > best[0]:
+            best = (total, orders)
+    return best[1]
+
+
+def _improve(
+    a: Mapping[str, Tensor], b: dict[str, Tensor], sides: Mapping[Side, Tensor], orders: dict[str, Tensor], name: str
+) -> float:
+    """The best order of one group, all others fixed; what is gained by it."""
+    like = torch.zeros(len(orders[name]), len(orders[name]), dtype=torch.float64)
+    own = {side: where for side, where in sides.items() if side[0] in a}
+    for (tensor, dim), where in own.items():
+        rows = [held[tensor].movedim(dim, 0)[where].flatten(1) for held in (a, b)]
+        like += rows[0] @ rows[1].T
+    best = torch.from_numpy(linear_sum_assignment(like.numpy(), maximize=True)[1])
+    count = torch.arange(len(best))
+    gain = float(like[count, best].sum() - like.diagonal().sum())
+    if gain <= 1e-12 * float(like.abs().sum()):
+        return 0.0
+    before = sum(float((a[tensor] * b[tensor]).sum()) for tensor, _ in own)
+    moved = dict(b)
+    for (tensor, dim), where in own.items():
+        moved[tensor] = _moved(moved[tensor], dim, where, best)
+    # (where a tensor has the group along two dimensions the assignment is no more than a guess)
+    gain = sum(float((a[tensor] * moved[tensor]).sum()) for tensor, _ in own) - before
+    if gain <= 0:
+        return 0.0
+    b.update(moved)
+    orders[name] = orders[name][best]
+    return gain
+
+
+def by_activations(
+    one: nn.Module, two: nn.Module, groups: Iterable[tuple[str, Mapping[Side, Tensor], frozenset[Side]]], inputs: Any
+) -> dict[str, Tensor]:
+    """Orders of the second model's channels that maximise the correlation of what is read of them."""
+    kept = list(groups)
+    sides = {name: sorted(readers) for name, _, readers in kept}
+    features = [_read(model, {side for some in sides.values() for side in some}, inputs) for model in (one, two)]
+    orders = {}
+    for name, slices, _ in kept:
+        like = torch.zeros(len(next(iter(slices.values()))), dtype=torch.float64).repeat(
+            len(next(iter(slices.values()))), 1
+        )
+        for side in sides[name]:
+            if side[0] in features[0] and side[0] in features[1]:
+                rows = [_standard(held[side[0]][:, slices[side]]) for held in features]
+                like = like + torch.einsum("nap,nbp->ab", *rows)
+        orders[name] = torch.from_numpy(linear_sum_assignment(like.numpy(), maximize=True)[1])
+    return orders
+
+
+def _standard(values: Tensor) -> Tensor:
+    centred = values - values.mean(0, keepdim=True)
+    return centred / centred.square().sum((0, 2), keepdim=True).sqrt().clamp(min=1e-12)
+
+
+def _read(model: nn.Module, sides: set[Side], inputs: tuple[Sequence[Any], Mapping[str, Any]]) -> dict[str, Tensor]:
+    """What layers read, weight -> ``(samples, features)``, by hooks."""
+    found: dict[str, Tensor] = {}
+    hooks = []
+    for name, _ in sides:
+        layer = model.get_submodule(name.rpartition(".")[0])
+        hook: Callable[..., None] | None = None
+        if isinstance(layer, nn.Linear | nn.modules.conv._ConvNd):
+            last = isinstance(layer, nn.Linear)
+
+            def hook(module: nn.Module, args: tuple[Tensor, ...], name: str = name, last: bool = last) -> None:
+                x = args[0].detach().double()
+                found[name] = (x if last else x.movedim(1, -1)).flatten(0, -2)
+
+            hooks.append(layer.register_forward_pre_hook(hook))
+    try:
+        outputs(model, *inputs)
+    finally:
+        for handle in hooks:
+            handle.remove()
+    return found
+
+
+@torch.no_grad()
+def interpolated(one: nn.Module, two: nn.Module, t: float) -> nn.Module:
+    """``(1 - t) a + t b`` for every parameter and buffer of numbers; others are those of the first model.
+
+    Raises:
+        InputError: the models have other tensors.
+    """
+    copy, other = safe_deepcopy(one), tensors_of(two)
+    for name, tensor in tensors_of(copy).items():
+        if name not in other or other[name].shape != tensor.shape:
+            raise InputError(f"interpolate found no {name!r} of shape {tuple(tensor.shape)} in the other model.")
+        if tensor.is_floating_point():
+            tensor.copy_(tensors_of(one)[name].detach().lerp(other[name].detach().to(tensor), t))
+    return copy
+
+
+__all__ = ["Matching", "by_activations", "by_weights", "interpolated", "permuted", "weight_distance"]
