@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
-from pathspace.training.experiments.reproduce import leaderboard
+from pathspace.training.experiments.reproduce import Setting, leaderboard
 from pathspace.training.experiments.reproduce.leaderboard import Journal, contest
 from pathspace.training.experiments.reproduce.leaderboard_run import (
     ARMS,
@@ -21,6 +22,7 @@ from pathspace.training.experiments.reproduce.leaderboard_run import (
     rates,
     score,
 )
+from pathspace.training.experiments.reproduce.record import Record
 
 QUICK = Run("MLP", "default", "AdamW", 0.01, seed=3, steps=5)
 
@@ -60,7 +62,29 @@ def test_rates_are_chosen_by_the_tuning_seed_alone() -> None:
         return Result(abs(run.lr - 0.003) + run.seed / 1e4, run.lr, 0.5, run.lr > 0.5, "", 0.0)
 
     found = list(contest(result, ("default",), (0, 1), 5, ["MLP"], ["SGD", "AdamW", "LoRA+"]))
-    assert [(arm, rate, len(results)) for _, _, arm, rate, results in found] == [("SGD", 0.003, 2), ("AdamW", 0.003, 2)]
+    assert [(e.arm, e.lr, len(e.results)) for e in found] == [("SGD", 0.003, 2), ("AdamW", 0.003, 2)]
+
+
+def test_the_record_counts_failures_and_compares_pairs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def pretend(run: Run) -> Result:
+        if run.arm == "SGD":
+            return Result(math.nan, math.nan, math.nan, True, "diverged", 1.0)
+        test = (1.0 if run.arm == "AdamW" and run.start != "default" else 0.5) + run.seed / 1e3
+        return Result(test + run.lr, test, 0.1, False, "", 1.0)
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(leaderboard, "carry_out", pretend)
+    found = leaderboard.run(Setting(run=lambda trials: [], shrink=10))
+    found.write(tmp_path / "record.json")
+    again = Record.read(tmp_path / "record.json")
+    assert again.ours == found.ours and leaderboard.draw(again).axes
+    rows = {row[:2]: row[2:] for row in found.ours.rows}
+    assert len(rows) == 10 * len(TASKS) + 2
+    assert rows["MLP", "SGD"][0] == "2.303 ± 0.000 (0.001*, 5 failed)"
+    verdicts = {claim["statement"]: claim["verdict"] for claim in found.claims}
+    ours = "gauge-fixed AdamW ends lower than AdamW"
+    assert verdicts[f"MLP, scrambled 100 start: {ours}"] == "confirmed"
+    assert verdicts[f"MLP, default start: {ours}"] != "confirmed"
 
 
 def test_a_journal_goes_on_where_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

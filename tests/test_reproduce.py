@@ -263,7 +263,19 @@ def test_records_of_measured_experiments_hold_together(name: str, monkeypatch: p
 
 
 def test_all_experiments_of_the_papers_are_there() -> None:
-    names = {"race", "smnist", "language", "rcnn", "time", "toy", "translation", "image", "depth", "ideal-direction"}
+    names = {
+        "optimizers",
+        "race",
+        "smnist",
+        "language",
+        "rcnn",
+        "time",
+        "toy",
+        "translation",
+        "image",
+        "depth",
+        "ideal-direction",
+    }
     assert set(EXPERIMENTS) == names
     text = flat(call("reproduce", "--help").output)
     assert all(name in text for name in names)

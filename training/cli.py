@@ -299,7 +299,8 @@ def reproduce(
             "G-Adam, Adam on sequential digits; 10), language (stacked ReLU RNN; 6), rcnn (recurrent convolutions; 4), "
             "time (of a step; 3), toy (28 parameters; 3), translation (efficiency of the chain; 8), image and depth "
             "(penal connection; 6 each), "
-            "ideal-direction (1); or page, which writes page and pictures again from the records in --out.",
+            "ideal-direction (1), optimizers (a leaderboard; 90); "
+            "or page, which writes page and pictures again from the records in --out.",
         ),
     ],
     scale: Annotated[

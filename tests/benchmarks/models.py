@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from pathspace.training.experiments.models import CharacterGPT
+
 CONFIGURATION = (64, 64, "M", 128, 128, "M", 256, 256, 256, "M", 512, 512, 512, "M", 512, 512, 512, "M")
 
 
@@ -109,3 +111,28 @@ def recurrent_cnn_128() -> tuple[nn.Module, tuple[Tensor, ...]]:
 def recurrent_cnn_160() -> tuple[nn.Module, tuple[Tensor, ...]]:
     """With 160 channels."""
     return recurrent_cnn(160)
+
+
+def resnet18() -> tuple[nn.Module, tuple[Tensor, ...]]:
+    """ResNet-18 on images of 224 x 224, batch 32: 11,689,512 weights."""
+
+    class Wider(Block):
+        """A block that halves the image and doubles the channels."""
+
+        def __init__(self, channels: int) -> None:
+            super().__init__(2 * channels)
+            self.body[0] = nn.Conv2d(channels, 2 * channels, 3, 2, padding=1, bias=False)
+            self.skip = nn.Sequential(nn.Conv2d(channels, 2 * channels, 1, 2, bias=False), nn.BatchNorm2d(2 * channels))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return torch.relu(self.skip(x) + self.body(x))
+
+    stem = [nn.Conv2d(3, 64, 7, 2, padding=3, bias=False), nn.BatchNorm2d(64), nn.ReLU(), nn.MaxPool2d(3, 2, 1)]
+    blocks = [Block(64), Block(64), *(b for c in (64, 128, 256) for b in (Wider(c), Block(2 * c)))]
+    model = nn.Sequential(*stem, *blocks, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(512, 1000))
+    return model, (torch.randn(32, 3, 224, 224),)
+
+
+def gpt_10m() -> tuple[nn.Module, tuple[Tensor, ...]]:
+    """A character GPT of 6 layers with 384 features, 8 texts of 128: 10,746,624 weights."""
+    return CharacterGPT(65, 128, width=384, heads=6, layers=6), (torch.randint(0, 65, (8, 128)),)

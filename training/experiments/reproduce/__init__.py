@@ -8,6 +8,7 @@ An experiment trains ``Trial`` s through a resumable ``TrialCache``
 
 from pathspace.training.experiments.reproduce.convolutions import DEPTH, IMAGE, RCNN
 from pathspace.training.experiments.reproduce.experiment import Experiment, Setting
+from pathspace.training.experiments.reproduce.leaderboard import OPTIMIZERS
 from pathspace.training.experiments.reproduce.race import RACE
 from pathspace.training.experiments.reproduce.smnist import SMNIST
 from pathspace.training.experiments.reproduce.texts import LANGUAGE, TRANSLATION
@@ -16,7 +17,7 @@ from pathspace.training.experiments.reproduce.toys import IDEAL, TOY
 
 EXPERIMENTS: dict[str, Experiment] = {
     experiment.name: experiment
-    for experiment in (RACE, SMNIST, LANGUAGE, RCNN, TIME, TOY, TRANSLATION, IMAGE, DEPTH, IDEAL)
+    for experiment in (OPTIMIZERS, RACE, SMNIST, LANGUAGE, RCNN, TIME, TOY, TRANSLATION, IMAGE, DEPTH, IDEAL)
 }
 
 __all__ = ["EXPERIMENTS", "Experiment", "Setting"]

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.optim import SGD, AdamW, Muon, Optimizer, RMSprop
+from torch.optim.lr_scheduler import LambdaLR
 
 import pathspace as ps
 from pathspace.errors import PathspaceError
@@ -166,6 +167,12 @@ ARMS: dict[str, tuple[float, Maker]] = {
 ONLY = {"Path-SGD": ("MLP",), "LoRA+": ("adapters",)}
 
 
+def chance(task: str) -> float:
+    """Loss of guessing every class alike."""
+    classes = len(set(topics_text())) if task == "character GPT" else 10
+    return math.log(classes)
+
+
 def rates(arm: str) -> tuple[float, ...]:
     """Eight rates, by factors of about three.
 
@@ -179,7 +186,7 @@ def rates(arm: str) -> tuple[float, ...]:
 
 @dataclass(frozen=True)
 class Run:
-    """A run, named completely."""
+    """A run, named completely; its rate falls to 0 in a straight line."""
 
     task: str
     start: str
@@ -260,6 +267,7 @@ def carry_out(run: Run) -> Result:
             optimizer = ARMS[run.arm][1](model, graph, run.lr)
         except PathspaceError as error:
             return Result(math.nan, math.nan, math.nan, True, str(error), time.process_time() - started)
+        schedule = LambdaLR(optimizer, lambda step: 1 - step / run.steps)
         order = torch.Generator().manual_seed(run.seed)
         for _ in range(run.steps):
             some = torch.randint(0, len(train), (BATCH,), generator=order)
@@ -269,6 +277,7 @@ def carry_out(run: Run) -> Result:
                 break
             loss.backward()
             optimizer.step()
+            schedule.step()
         model.eval()
         ends = score(model, valid)
         failed = not math.isfinite(ends[0]) or not bool(loss.isfinite()) or ends[0] > before
@@ -277,4 +286,4 @@ def carry_out(run: Run) -> Result:
     return Result(ends[0], tested[0], tested[1], failed, reason, time.process_time() - started)
 
 
-__all__ = ["ARMS", "ONLY", "STARTS", "TASKS", "Result", "Run", "carry_out", "prepared", "rates", "score"]
+__all__ = ["ARMS", "ONLY", "STARTS", "TASKS", "Result", "Run", "carry_out", "chance", "prepared", "rates", "score"]
