@@ -216,8 +216,8 @@ class Forward:
             return self._raised(facts, args)
         if facts.kind == "normalisation":
             return self._frozen(node, run, args, kwargs)
-        if facts.kind == "recurrence" and len(args) == 9:
-            return self._recurrent(node, args, kwargs)
+        if "recurrence" in facts.kind and len(args) == 9:
+            return self._recurrent(facts, args, kwargs)
         if facts.elementwise and facts.degree == (1,) and not facts.linear and facts.kind != "complex":
             # max(x, y), relu(x): all paths of the operands
             parts = [leaf for leaf in map(self._weight, sums.leaves(args)) if isinstance(leaf, Sum)]
@@ -258,15 +258,13 @@ class Forward:
             return self._kept(found if batched is x else Sum(found.values.squeeze(0), found.log), shown)
         return sums.by_unit_vectors(run, args, kwargs, p)
 
-    def _recurrent(self, node: fx.Node, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def _recurrent(self, facts: Facts, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """A recurrent layer: step by step with ReLU, else to the gates of every step."""
         states = [sums.as_sum(each, self.p) for each in (args[1] if isinstance(args[1], list | tuple) else [args[1]])]
-        x, name = sums.as_sum(args[0], self.p), operation_name(node.target)
-        if isinstance(args[3], bool) and name == "aten.rnn_relu":
-            return sums.recurrent(x, states[0], args[2], args[3:], self.p)
-        if not self.fixed_ends:
-            self.refuse(name, args, kwargs, "gates fix the scale of what they read")
-        if not isinstance(args[3], bool) or len(args[2]) % (4 if args[3] else 2):
+        x, packed = sums.as_sum(args[0], self.p), not isinstance(args[3], bool)
+        if facts.kind == "recurrence":
+            return None if packed else sums.recurrent(x, states[0], args[2], args[3:], self.p)
+        if packed or not self.fixed_ends or len(args[2]) % (4 if args[3] else 2):
             return None
         out, last = sums.recurrent(x, states[0], args[2], args[3:], self.p, self.ends)
         return (out, *([last] * len(states)))
@@ -320,7 +318,8 @@ class Forward:
                 node, name, args, kwargs, self.is_decided, self.p, self.captured.sources, self.exact_norms
             )
         except UnsupportedError:
-            return self.stopped(name, args, kwargs, "too many paths to tell apart go through it")
+            why = "gates fix the scale of what they read" if facts.kind == "gated recurrence" else "too many paths"
+            return self.stopped(name, args, kwargs, why)
         if ended and self.bound and facts.slope is not None and facts.elementwise:
             return Sum(args[0].values * facts.slope**self.p, args[0].log)
         if ended and not self.fixed_ends:

@@ -65,7 +65,7 @@ def is_homogeneous(call: Call, operands: list[Tensor], facts: Facts) -> bool:
     """``f(c x) = c^d f(x)`` in each operand by itself, or in all together."""
     together = len(facts.degree) == 1
     bias = [facts.bias] if facts.bias is not None and len(operands) > facts.bias else []
-    for place in [None] if together else range(len(operands) - len(bias)):
+    for place in [None] if together else [i for i in range(len(operands)) if i not in bias]:
         changed = [value * 1.7 if place in (None, i) or i in bias else value for i, value in enumerate(operands)]
         degree = facts.degree[0]
         if not same(call(changed), [value * 1.7**degree for value in call(operands)]):
@@ -100,9 +100,9 @@ def test_what_is_stated_is_true(case: tuple[str, tuple[Any, ...], dict[str, Any]
     # (an operand that is read twice is in no product linear)
     read = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, Act | Par)]
     if facts.linear == "each" and len(set(map(id, read))) == len(read):
-        last = facts.bias if facts.bias is not None and facts.bias < len(operands) else None
-        for place in range(len(operands) if last is None else last):
-            assert is_affine(call, operands, [place] if last is None else [place, last])
+        bias = [facts.bias] if facts.bias is not None and facts.bias < len(operands) else []
+        for place in (i for i in range(len(operands)) if i not in bias):
+            assert is_affine(call, operands, [place, *bias])
     if facts.linear and facts.coefficients != "real" and operands and not operands[0].is_complex():
         ones = [torch.ones_like(value) for value in operands]
         start = call([value * 0 for value in ones])

@@ -13,7 +13,6 @@ second does not, and near identity it dominates the diagonal of the recurrent ma
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -29,20 +28,15 @@ from pathspace import InputError, UnsupportedError
 from pathspace import trace as trace_graph
 from pathspace.eps import precision
 from pathspace.functional_call import evaluate
-from pathspace.inference.registry import operation_name
+from pathspace.inference.registry import facts_of, operation_name
 from pathspace.invariance import cast
 from pathspace.training.optim.settings import check_group, number
 from pathspace.training.optim.sharding import refuse_shards
 
 CHUNK = 256
-# choices among paths, sizes, and recurrent layers with gates: no sums over paths
-CROOKED = re.compile(
-    r"aten\.(_?adaptive_|fractional_)?max_pool|aten\.(a|f|cum)?(max|min)(imum)?$|aten\.(nan)?(median|quantile)$"
-    r"|aten\.(topk|sort|kthvalue|mode|std|var|_?lstm|_?gru|rnn_tanh)|aten\.\w*(norm|dist)"
-)
-POWERS = ("aten.pow", "aten.pow_", "aten.square", "aten.square_")
-PRODUCTS = re.compile(
-    r"aten\.(mul|multiply|matmul|b?mm|baddbmm|einsum|bilinear|addcmul|dot|mv|outer|div|pow|square)(_|$)"
+# choices among paths, sizes, and gates: no sums over paths
+CROOKED = frozenset(
+    ["maximum pooling", "norm pooling", "maximum", "order", "norm", "normalisation", "gated recurrence", "attention"]
 )
 
 
@@ -87,15 +81,20 @@ class PathNorm:
         expected = "expected weighted sums, averages and ReLU-like activations from the inputs to the outputs"
         driven: set[fx.Node] = set()
         for node in graph.captured.graph.graph.nodes:
-            name = operation_name(node.target) if node.op == "call_function" else ""
+            facts = facts_of(node)
             kind = graph.captured.sources.get(node.name, ("", ""))[0]
             leaves = pytree.tree_leaves((node.args, node.kwargs))
             operands = [each for each in leaves if isinstance(each, fx.Node) and each in driven]
             if operands or (node.op == "placeholder" and kind == "input"):
                 driven.add(node)
-            if PRODUCTS.match(name) and (len(operands) > 1 or (operands and name in POWERS)):
+            bias = node.args[facts.bias] if facts.bias is not None and len(node.args) > facts.bias else None
+            factors = [each for each in operands if each is not bias]
+            multiplies = facts.linear == "each" or facts.kind == "quotient"
+            if (multiplies and len(factors) > 1) or (facts.kind == "power" and factors):
+                name = operation_name(node.target)
                 raise UnsupportedError(f"PathSGD found {name} of values that depend on the inputs, {expected}.")
-            if CROOKED.match(name):
+            if facts.kind in CROOKED:
+                name = operation_name(node.target)
                 raise UnsupportedError(
                     f"PathSGD found {name} in the model, {expected}; leave it out, or pool by averages."
                 )

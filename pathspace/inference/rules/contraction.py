@@ -76,14 +76,14 @@ def _vector(semantics: Semantics, ids: Tensor, vector: Value) -> Tensor:
 
 
 @rule("aten.addmm", "aten.addmm_", "aten.addmv", "aten.baddbmm", "aten.baddbmm_", "aten._sparse_addmm",
-      "aten.sspaddmm", kind="contraction")  # fmt: skip
+      "aten.sspaddmm", **BILINEAR, bias=0)  # fmt: skip
 def addmm(semantics: Semantics, bias: Value, x: Value, weight: Value, **kwargs: Any) -> Tensor:
     """``b + x W`` with ``W`` of shape (in, out)."""
     product = matmul(semantics, x, weight)
     return product if kwargs.get("beta") == 0 else semantics.join(bias, product).expand(product.shape)
 
 
-@rule("aten.addbmm", kind="contraction")
+@rule("aten.addbmm", **BILINEAR, bias=0)
 def addbmm(semantics: Semantics, bias: Value, x: Value, y: Value, **kwargs: Any) -> Tensor:
     """``b + sum over the batch of x y``."""
     return semantics.join(bias, semantics.reduce(matmul(semantics, x, y), [0]))

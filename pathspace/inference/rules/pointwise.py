@@ -147,7 +147,7 @@ def div(semantics: Semantics, x: Any, y: Any, **kwargs: Any) -> Value:
     return times(semantics, semantics.activation(x), semantics.activation(y), -1)
 
 
-@rule("aten.addcmul", "aten.addcmul_", kind="combination", elementwise=True)
+@rule("aten.addcmul", "aten.addcmul_", kind="combination", degree=(1, 1), linear="each", elementwise=True, bias=0)
 @rule("aten.addcdiv", "aten.addcdiv_", kind="combination", elementwise=True, infinite=True)
 def addcmul(semantics: Semantics, x: Any, y: Any, z: Any, **kwargs: Any) -> Tensor:
     """``x + a y z``, or ``x + a y / z``."""

@@ -94,7 +94,7 @@ def _direction(
     return torch.stack(states, time), hidden
 
 
-@rule("aten.rnn_tanh", "aten.lstm", "aten.gru", kind="recurrence")
+@rule("aten.rnn_tanh", "aten.lstm", "aten.gru", kind="gated recurrence")
 def gated(semantics: Semantics, *args: Any) -> Any:
     """Tanh and gates fix the scale of what they read; inputs, and an LSTM's projected state, keep theirs free.
 
@@ -145,7 +145,7 @@ def _gated(semantics: Semantics, x: Value, state: Any, weights: Any, *args: Any)
     return (sequence, last, *(constant(shape_of(entry)) for entry in shown[2:]))
 
 
-@rule("aten.lstm_cell", "aten.gru_cell", "aten.rnn_tanh_cell", kind="recurrence")
+@rule("aten.lstm_cell", "aten.gru_cell", "aten.rnn_tanh_cell", kind="gated recurrence")
 def gated_cell(
     semantics: Semantics, x: Value, state: Any, w_ih: Value, w_hh: Value, b_ih: Any = None, b_hh: Any = None
 ) -> Any:
