@@ -15,34 +15,24 @@ from torch import fx
 from pathspace.capture import Captured
 from pathspace.diagnostics.addition_hooks import ADDITIONS
 from pathspace.diagnostics.inline_regions import inline_regions
-from pathspace.inference.registry import operation_name
+from pathspace.inference.registry import facts_of, operation_name
 
-# Operations that hand one activation on, value by value (a dropped or reordered value is still that value).
-_MOVES = [
-    "view", "reshape", "_unsafe_view", "permute", "transpose", "t", "contiguous", "clone", "alias",
-    "detach", "dropout", "dropout_", "feature_dropout", "native_dropout", "identity", "to", "_to_copy",
-    "unsqueeze", "squeeze", "flatten", "unflatten", "movedim", "swapaxes", "lift_fresh_copy", "roll",
-    "alpha_dropout", "expand_as",
-]  # fmt: skip
-# Operations that are affine in their one activation: what a down-sampling shortcut is made of.
-_AFFINE = [
-    "linear", "conv1d", "conv2d", "conv3d", "convolution", "batch_norm", "instance_norm", "group_norm",
-    "layer_norm", "rms_norm", "addmm", "matmul", "mm", "avg_pool1d", "avg_pool2d", "avg_pool3d",
-    "adaptive_avg_pool1d", "adaptive_avg_pool2d", "max_pool2d", "mul", "div", "mul_", "div_", "add", "add_",
-    "sub", "neg", "constant_pad_nd", "pad", "cat", "mean", "conv_transpose2d", "upsample_nearest2d",
-    "upsample_bilinear2d", "slice", "_native_batch_norm_legit", "native_layer_norm", "native_group_norm",
-]  # fmt: skip
-MOVES, AFFINE = frozenset(_MOVES), frozenset(_AFFINE)
-SUMS = frozenset(["add", "add_", "sub", "sub_"])
-SCALES = frozenset(["mul", "mul_", "div", "div_"])
-_JOINS = frozenset(["cat", "stack"])
-_SPLITS = frozenset(["split", "split_with_sizes", "chunk", "unbind", "tensor_split", "unsafe_split", "unsafe_chunk"])
-_PARTS = frozenset(["slice", "select", "narrow", "getitem"])
+# kinds of operations that hand one activation on, value by value (a dropped or reordered value is still that value)
+MOVES = frozenset(["copy", "movement", "dropout"])
+# what a down-sampling shortcut is made of: affine in its one activation, or nearly so
+AFFINE = frozenset(
+    ["contraction", "convolution", "transposed convolution", "normalisation", "average pooling", "maximum pooling",
+     "product", "quotient", "sum", "combination", "padding", "concatenation", "mean", "upsampling", "part"]
+)  # fmt: skip
+SCALES = frozenset(["product", "quotient"])
 # linear, too, but no stream's way: they make several values of one, or one of several
-_SPREADS = frozenset(["expand", "repeat", "sum", "rsub"])
-_FALLS = ("conv1d", "conv2d", "conv3d", "convolution", "avg_pool", "max_pool", "adaptive_avg_pool", "adaptive_max_pool",
-          "fractional_max_pool", "upsample", "grid_sampler", "pixel_unshuffle")  # fmt: skip
-_PADS = ("constant_pad_nd", "pad", "reflection_pad", "replication_pad")
+_SPREADS = frozenset(["repetition", "total", "split"])
+_FALLS = frozenset(["convolution", "average pooling", "maximum pooling", "norm pooling", "upsampling", "resampling"])
+
+
+def kind_of(node: fx.Node) -> str:
+    """What sort of operation a node is, by the table of operations."""
+    return facts_of(node).kind
 
 
 def short(node: fx.Node) -> str:
@@ -129,7 +119,7 @@ class Dataflow:
         passed = {source: 0}  # bit sets
         for node in self.between(source, value):
             above = [passed[operand] for operand in self.inputs[self.index[node]] if operand in passed]
-            bits = max(above, key=int.bit_count) if short(node) in SUMS else reduce(or_, above)
+            bits = max(above, key=int.bit_count) if kind_of(node) == "sum" else reduce(or_, above)
             passed[node] = bits | bool(self._own_weights(node)) << self.index[node]
         return passed[value].bit_count()
 
@@ -160,20 +150,21 @@ class Dataflow:
 
     def carries(self, node: fx.Node) -> bool:
         """Whether an operation hands on its one activation, value by value."""
-        operation, arguments = short(node), [*node.args, *node.kwargs.values()]
+        operation, arguments = kind_of(node), [*node.args, *node.kwargs.values()]
         # sum() of a list starts with 0 + x
-        nothing = operation in SUMS and any(isinstance(a, int | float) and a == 0 for a in arguments[:2])
-        moves = operation in MOVES or nothing or (operation in _PARTS and not self.is_part(node))
+        nothing = operation == "sum" and any(isinstance(a, int | float) and a == 0 for a in arguments[:2])
+        whole = (operation == "part" or short(node) == "getitem") and not self.is_part(node)
+        moves = operation in MOVES or nothing or whole
         return moves and len(self.data_inputs(node)) == 1
 
     def is_affine(self, node: fx.Node) -> bool:
         """Whether an operation is affine in its activations; sums and joins may have several."""
-        operation = short(node)
-        if operation in SUMS | _JOINS:
+        operation = kind_of(node)
+        if operation in ("sum", "concatenation"):
             return True
         activations = sum(isinstance(a, fx.Node) and self.data(a) and is_float(a) for a in node.args)
-        known = MOVES | AFFINE | _PARTS | _SPLITS | _SPREADS
-        return operation in known and activations <= 1 and len(self.data_inputs(node)) <= 1
+        known = operation in MOVES | AFFINE | _SPREADS or short(node) == "getitem"
+        return known and activations <= 1 and len(self.data_inputs(node)) <= 1
 
     def affine(self, source: fx.Node, value: fx.Node) -> bool:
         """Whether ``value`` is affine in ``source``: every operation on the way is."""
@@ -181,10 +172,10 @@ class Dataflow:
 
     def is_part(self, node: fx.Node) -> bool:
         """Whether a value is cut out of a larger one."""
-        operation, operands = short(node), self.inputs[self.index[node]]
-        if operation == "getitem":
-            return short(operands[0]) in _SPLITS
-        return operation in _PARTS and operands[0].meta["val"].shape != node.meta["val"].shape
+        operands = self.inputs[self.index[node]]
+        if short(node) == "getitem":
+            return kind_of(operands[0]) == "split"
+        return kind_of(node) == "part" and operands[0].meta["val"].shape != node.meta["val"].shape
 
     def whole(self, node: fx.Node) -> fx.Node:
         """What a part is cut out of."""
@@ -211,11 +202,11 @@ class Dataflow:
     def falls(self, node: fx.Node) -> bool:
         """Whether an operation at least halves a side of the image."""
         data = self.data_inputs(node)
-        if not short(node).startswith(_FALLS) or not data:
+        if kind_of(node) not in _FALLS or not data:
             return False
         before = data[0]
         # (a margin added for the window of a convolution is no resolution: 3 -> 7 -> 3 pixels lose nothing)
-        while short(before).startswith(_PADS) and self.data_inputs(before):
+        while kind_of(before) == "padding" and self.data_inputs(before):
             before = self.data_inputs(before)[0]
         return halves(before, node)
 
@@ -231,7 +222,4 @@ def halves(before: fx.Node, after: fx.Node) -> bool:
     return any(new < old and 2 * new <= old + 1 for old, new in sides)
 
 
-__all__ = [
-    "AFFINE", "MOVES", "SCALES", "SUMS", "Dataflow", "halves", "is_float", "is_seen", "is_strided",
-    "short",
-]  # fmt: skip
+__all__ = ["AFFINE", "MOVES", "SCALES", "Dataflow", "halves", "is_float", "is_seen", "is_strided", "kind_of", "short"]

@@ -14,17 +14,17 @@ from pathspace.diagnostics.dataflow import (
     AFFINE,
     MOVES,
     SCALES,
-    SUMS,
     Dataflow,
     halves,
     is_float,
     is_seen,
     is_strided,
+    kind_of,
     short,
 )
+from pathspace.inference.registry import facts_of
 
-_RISES = ("conv_transpose", "upsample", "pixel_shuffle", "interpolate")
-_FUSED = ("addmm", "baddbmm", "addbmm", "addmv")
+_RISES = ("transposed convolution", "upsampling")
 _NO_STREAM = "neither operand is carried to the sum unchanged or by an affine shortcut"
 
 
@@ -62,16 +62,17 @@ class Finder:
         self._drop_skips_inside_branches()
 
     def _judge(self, node: fx.Node) -> None:
-        operation = short(node)
-        if operation == "cat" and len(self.graph.data_inputs(node)) > 1:
+        operation, facts = kind_of(node), facts_of(node)
+        if short(node) == "cat" and len(self.graph.data_inputs(node)) > 1:
             self._dismiss(node, "joins features side by side; nothing is added to a stream")
-        if operation in ("addcmul", "addcmul_", "lerp") and len(self.graph.data_inputs(node)) > 1:
+        if operation == "combination" and len(node.args) > 2 and len(self.graph.data_inputs(node)) > 1:
             self._dismiss(node, "a fused product and sum: write x + scale * z to make it a chain node")
-        if operation in _FUSED and self._from_data(node.args[0]) and any(map(self._from_data, node.args[1:])):
+        fused = operation == "contraction" and facts.bias == 0
+        if fused and self._from_data(node.args[0]) and any(map(self._from_data, node.args[1:])):
             self._dismiss(node, "a fused product and sum: write x + a @ b to make it a chain node")
-        if operation in ("sum", "mean") and self._sums_stack(node):
+        if operation in ("total", "mean") and self._sums_stack(node):
             self._dismiss(node, "a sum of stacked values: write x + z to make it a chain node")
-        if operation not in SUMS:
+        if operation != "sum":
             return
         arguments = [*node.args[:2], node.kwargs.get("other")]
         operands = [value for value in arguments if isinstance(value, fx.Node)]
@@ -139,10 +140,10 @@ class Finder:
                 continue
             data = graph.data_inputs(node)
             if not graph.carries(node):
-                if short(node) not in AFFINE or len(data) != 1 or not graph.is_affine(node):
+                if kind_of(node) not in AFFINE or len(data) != 1 or not graph.is_affine(node):
                     return "", None, _NO_STREAM
                 kind, parts = "shortcut", []
-                rises |= short(node).startswith(_RISES)
+                rises |= kind_of(node) in _RISES
             node = data[0]
         if graph.depends(stream, branch):
             return "", None, "the stream is computed from the branch"
@@ -160,7 +161,7 @@ class Finder:
             return "", None, "the branch has a single layer: two readings of one value, not a block with a shortcut"
         if kind == "shortcut" and graph.weights(node, stream) & graph.weights(node, branch):
             return "", None, "the shortcut's weights feed the branch, too: an input that is read again at every step"
-        named = not rises and any(short(n).startswith(_RISES) for n in graph.between(node, branch))
+        named = not rises and any(kind_of(n) in _RISES for n in graph.between(node, branch))
         # a branch whose every way loses resolution that the stream keeps has found it again, by whatever operation
         kept = not halves(node, stream) and graph.reaches(node, stream, graph.falls)
         if named or (kept and not graph.reaches(node, branch, graph.falls)):
@@ -196,12 +197,12 @@ class Finder:
         pending, sound = [start], True
         while pending:
             node = pending.pop()
-            operation, data = short(node), graph.data_inputs(node)
+            operation, data = kind_of(node), graph.data_inputs(node)
             direct = [a for a in graph.inputs[graph.index[node]] if sources.get(a.name, ("", ""))[0] == "parameter"]
             weighs = any(not graph.data(a) and graph.weighs(a) for a in graph.inputs[graph.index[node]])
             passes = operation in MOVES or (operation in SCALES and not weighs)
-            sums = operation in ("add", "sub", "add_") and len(data) == 2
-            if operation in SUMS and len(data) == 1 and direct:
+            sums = operation == "sum" and len(data) == 2
+            if operation == "sum" and len(data) == 1 and direct:
                 # a bias of its own: z is linear in it together with what it is added to
                 sound &= all(len(a.users) == 1 for a in direct)
                 names += [sources[a.name][1] for a in direct]
@@ -209,16 +210,16 @@ class Finder:
             elif (passes and len(data) == 1) or sums:
                 pending += data
             else:
-                layer = operation in AFFINE and len(data) == 1 and direct and operation != "cat"
+                layer = operation in AFFINE and len(data) == 1 and direct and operation != "concatenation"
                 sound &= bool(layer) and all(len(a.users) == 1 for a in direct)
                 names += [sources[a.name][1] for a in direct] if layer else []
                 while operation in SCALES and len(data) == 1 and producer is None:
                     # a layer scale does not name the branch, what it scales does
                     node = data[0]
-                    operation, data = short(node), graph.data_inputs(node)
+                    operation, data = kind_of(node), graph.data_inputs(node)
                     while operation in MOVES and len(data) == 1:
                         node = data[0]
-                        operation, data = short(node), graph.data_inputs(node)
+                        operation, data = kind_of(node), graph.data_inputs(node)
                 producer = producer or node
         return (tuple(names) if sound else ()), producer or start
 

@@ -16,25 +16,12 @@ from typing import Any
 import torch
 from torch import fx
 
-from pathspace.inference.registry import operation_name
+from pathspace.inference.registry import facts_of, operation_name
 
-MOVEMENTS = frozenset(
-    ["view", "reshape", "_unsafe_view", "view_as", "reshape_as", "expand", "expand_as", "broadcast_to", "unsqueeze",
-     "squeeze", "transpose", "permute", "movedim", "swapaxes", "t", "contiguous", "clone", "to", "_to_copy", "type_as",
-     "alias", "detach", "repeat", "flatten", "unflatten", "select", "slice"]
-)  # fmt: skip
+# kinds of operations that keep elements as they are
+MOVEMENTS = frozenset(["copy", "movement", "repetition", "part"])
 # what a divisor may go through besides: it stays positively homogeneous
-DIVISORS = frozenset(
-    ["add", "sub", "sum", "mean", "amax", "amin", "abs", "clamp", "clamp_min", "clamp_max", "maximum", "minimum"]
-)
-PRODUCTS = frozenset(["mul", "multiply", "bmm", "mm", "matmul", "einsum"])
-QUOTIENTS = frozenset(["div", "divide", "true_divide"])
-# finite operands may give infinite results
-UNBOUNDED = QUOTIENTS | frozenset(
-    ["reciprocal", "rsqrt", "pow", "float_power", "addcdiv", "log", "log2", "log10", "log1p", "logit", "tan", "xlogy",
-     "exp", "exp2", "expm1", "cosh", "sinh", "atanh", "erfinv", "lgamma", "digamma", "polygamma", "linalg_inv",
-     "inverse", "logsumexp", "logcumsumexp", "linalg_solve", "linalg_vector_norm", "norm", "prod", "cumprod"]
-)  # fmt: skip
+DIVISORS = frozenset(["sum", "total", "mean", "order", "magnitude", "clip", "maximum"])
 # how many operations back a numerator and its divisor may have their common origin
 NEAR = 64
 
@@ -46,7 +33,9 @@ def guards_a_division(node: fx.Node, sources: Mapping[str, tuple[str, str]]) -> 
         node: the operation that adds or clamps to a small constant.
         sources: placeholder name -> (kind, name): inputs, which have no scale, do not count as an origin.
     """
-    if _name(node).endswith("_") and any(len(x.users) > 1 or _kind(x) in MOVEMENTS for x in node.all_input_nodes):
+    if _name(node).endswith("_") and any(
+        len(x.users) > 1 or facts_of(x).kind in MOVEMENTS for x in node.all_input_nodes
+    ):
         # other names of the tensor would see the constant, too
         return False
     origin = _before([node], sources)
@@ -88,7 +77,7 @@ def may_be_infinite(node: fx.Node, sources: Mapping[str, tuple[str, str]]) -> bo
             continue
         number = any(isinstance(arg, float) and math.isinf(arg) for arg in (*source.args, *source.kwargs.values()))
         known = isinstance(source.target, torch._ops.OpOverload) or source.target is operator.getitem
-        if number or not known or _kind(source) in UNBOUNDED:
+        if number or not known or facts_of(source).infinite:
             return True
         pending += source.all_input_nodes
     return False
@@ -96,7 +85,7 @@ def may_be_infinite(node: fx.Node, sources: Mapping[str, tuple[str, str]]) -> bo
 
 def is_parameter_itself(node: fx.Node, sources: Mapping[str, tuple[str, str]]) -> bool:
     """Whether a value is a parameter as it is, or a movement or another type of it."""
-    while node.op == "call_function" and _name(node) in MOVEMENTS and isinstance(node.args[0], fx.Node):
+    while node.op == "call_function" and facts_of(node).kind in MOVEMENTS and isinstance(node.args[0], fx.Node):
         node = node.args[0]
     return node.op == "placeholder" and sources.get(node.name, ("", ""))[0] == "parameter"
 
@@ -108,20 +97,19 @@ def _followed(user: fx.Node, value: fx.Node, inverted: bool) -> tuple[bool, bool
         Whether its other operands are divided, and whether its result is ``1 / divisor``; ``None`` for an operation
         that does something else.
     """
-    kind = _kind(user)
-    if kind in MOVEMENTS or kind in ("sqrt", "square"):
+    facts = facts_of(user)
+    if facts.kind in MOVEMENTS:
         return False, inverted
-    if kind in ("rsqrt", "reciprocal"):
-        return False, not inverted
-    if kind == "pow" and user.args[0] is value and isinstance(user.args[1], int | float):
-        return False, inverted != (user.args[1] < 0)
-    if kind in PRODUCTS:
+    if facts.kind == "power" and user.args[0] is value:
+        exponent = user.args[1] if len(user.args) > 1 else facts.degree[0]
+        return (False, inverted != (exponent < 0)) if isinstance(exponent, int | float) else None
+    if facts.linear == "each" and facts.bias is None:
         return inverted, inverted
-    if kind in QUOTIENTS and not user.kwargs:
+    if facts.kind == "quotient" and not user.kwargs:
         if user.args[1] is not value:
             return inverted, inverted
         return (not inverted, not inverted) if user.args[0] is not value else None
-    if kind in DIVISORS and not inverted:
+    if facts.kind in DIVISORS and not inverted:
         return False, False
     return None
 
@@ -141,11 +129,6 @@ def _before(nodes: list[fx.Node], sources: Mapping[str, tuple[str, str]]) -> set
 
 def _name(node: fx.Node) -> str:
     return operation_name(node.target).removeprefix("aten.") if node.op == "call_function" else node.op
-
-
-def _kind(node: fx.Node) -> str:
-    name = _name(node)
-    return name if name.startswith("_") else name.rstrip("_")
 
 
 __all__ = ["guards_a_division", "is_parameter_itself", "may_be_infinite"]

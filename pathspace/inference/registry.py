@@ -79,6 +79,7 @@ KINDS: dict[str, str] = {
     "comparison": "order or sign only",
     "contraction": "sums of products of elements of two operands",
     "convolution": "the same over windows",
+    "transposed convolution": "its transpose",
     "total": "a sum over dimensions",
     "mean": "a mean over dimensions",
     "order": "maximum, minimum, order statistics along a dimension",

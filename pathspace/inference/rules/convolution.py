@@ -71,7 +71,8 @@ def convolution(
     return out if batched else out.squeeze(0)
 
 
-@rule("aten.conv_transpose1d", "aten.conv_transpose2d", "aten.conv_transpose3d", **CONVOLVED)
+@rule("aten.conv_transpose1d", "aten.conv_transpose2d", "aten.conv_transpose3d",
+      **(CONVOLVED | {"kind": "transposed convolution"}))  # fmt: skip
 def transposed_convolution(
     semantics: Semantics,
     x: Value,

@@ -383,7 +383,7 @@ def copy(semantics: Semantics, x: Value, source: Value, *args: Any) -> Tensor:
     return semantics.activation(source).expand(x.shape)
 
 
-@rule("aten.tril", "aten.triu", "aten.tril_", "aten.triu_", kind="part", **MOVED)
+@rule("aten.tril", "aten.triu", "aten.tril_", "aten.triu_", kind="choice", **MOVED)
 def triangle(semantics: Semantics, x: Value, diagonal: int = 0) -> Value:
     """One triangle of a matrix; the other is exactly zero."""
     lower = "tril" in semantics.place.op
