@@ -29,10 +29,9 @@ browser: $(READY)
 	PYTHONPATH=tests $(BIN)/python -c 'import sys, test_report_browser as t; sys.exit(None if t.CHROME else "found no browser: install chromium, or set PATHSPACE_BROWSER")'
 	$(BIN)/pytest tests/test_report_browser.py
 
-# The optimizers on a GPU, which has to be there, with a build of torch that knows it.
+# The optimizers on a GPU, which has to be there, with a build of torch that knows it: tests and benchmarks, one file, one page.
 gpu: $(READY)
-	$(BIN)/python -c 'import sys, torch; sys.exit(None if torch.cuda.is_available() else "found no GPU, or a torch without CUDA")'
-	$(BIN)/pytest tests/gpu_optimizers.py tests/fused_kernels.py
+	PYTHONPATH=tests $(BIN)/python -m benchmarks.gpu
 
 docs: $(READY)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[docs]'

@@ -245,7 +245,7 @@ class Observer:
         direction = part.detach().clone() if overwritten else part.detach()
         version = direction._version
         with torch.no_grad():
-            norm = self._flat(stream.detach(), node).norm(dim=1).double().cpu()
+            norm = self._flat(stream.detach(), node).norm(dim=1).double()
             kept = self._flat(stream.detach().clone(), node) if self.keep else None
         result = addition.run()
         if result.requires_grad:
@@ -289,7 +289,7 @@ class Observer:
         cosine = (-product / (length * push)).clamp(-1, 1)
         unit = unit.double()
         row = {"cosines": cosine, "direction_norms": length, "gradient_norms": push * unit, "products": product * unit}
-        current.rows[node.index] = {**{key: value.cpu() for key, value in row.items()}, "stream_norms": norm}
+        current.rows[node.index] = {**row, "stream_norms": norm}
         if kept is not None:
             current.tensors[node.index] = NodeTensors(z.clone(), kept, g * unit.to(g.dtype))
         if not current.queued:
@@ -303,11 +303,12 @@ class Observer:
 
     def record(self, current: _Pass, gauge: Tensor | None = None, reduction: str = "sum") -> ChainRecord:
         """The numbers of one pass as a record."""
-        size = max(len(row["cosines"]) for row in current.rows.values())
-        blank = torch.full((size,), torch.nan, dtype=torch.float64)
+        blank = torch.full_like(max((row["cosines"] for row in current.rows.values()), key=len), torch.nan)
         names = ("cosines", "direction_norms", "stream_norms", "gradient_norms", "products")
         rows = [current.rows.get(node.index, {}) for node in self.chain.nodes]
-        values = {name: torch.stack([row.get(name, blank) for row in rows]) for name in names}
+        # the one time that somebody waits for the device
+        table = torch.stack([row.get(name, blank).to(blank.device) for name in names for row in rows]).cpu()
+        values = dict(zip(names, table.split(len(rows)), strict=True))
         absent = torch.full((len(rows),), torch.nan, dtype=torch.float64)
         return ChainRecord(
             names=tuple(node.name for node in self.chain.nodes),
@@ -348,11 +349,16 @@ def gauge(chain: Nodes, gradients: dict[str, Tensor] | None = None) -> Tensor:
     if gradients is None:
         gradients = {name: p.grad for name, p in parameters.items() if p.grad is not None}
     values = torch.full((len(chain.nodes),), torch.nan, dtype=torch.float64)
-    for node in chain.nodes:
-        if node.readout and all(name in gradients for name in node.readout):
-            parts = [(parameters[n].detach().double() * gradients[n].double()).sum().cpu() for n in node.readout]
-            values[node.index] = torch.stack(parts).sum()
-    return values
+    known = [node for node in chain.nodes if node.readout and all(name in gradients for name in node.readout)]
+    if not known:
+        return values
+    products = [
+        torch.stack([(parameters[n].detach().double() * gradients[n].double()).sum() for n in node.readout]).sum()
+        for node in known
+    ]
+    device = gradients[known[0].readout[0]].device
+    found = torch.stack([product.to(device) for product in products]).cpu()
+    return values.index_copy(0, torch.tensor([node.index for node in known]), found)
 
 
 def _backward(

@@ -138,16 +138,19 @@ def signal(
         lives = alive[i]
         if own is not None and lives is not None:
             lives = lives & own
+        dead = value.new_zeros(()) if lives is None else (~lives).sum()
+        numbers = torch.stack([value.mean(), value.var(correction=0), value.count_nonzero().double(), dead.double()])
+        mean, variance, nonzero, dead_units = numbers.tolist()
         rows.append(
             LayerSignal(
                 call.label,
                 type(call.module).__name__,
                 tuple(value.shape),
-                float(value.mean()),
-                float(value.var(correction=0)),
-                1 - int(value.count_nonzero()) / max(value.numel(), 1),
+                mean,
+                variance,
+                1 - nonzero / max(value.numel(), 1),
                 value.shape[axis] if value.dim() else 1,
-                None if lives is None else int((~lives).sum()),
+                None if lives is None else int(dead_units),
                 vjp,
                 forward,
                 expected_gain(call),
@@ -185,12 +188,12 @@ def _from_output(
     run: Run, probes: int, generator: torch.Generator
 ) -> tuple[list[Estimate | None], list[Tensor | None]]:
     """Gain from the model's output back to every layer, and which units any gradient passed."""
-    samples: list[list[float]] = [[] for _ in run.calls]
+    samples: list[list[Tensor]] = [[] for _ in run.calls]
     alive: list[Tensor | None] = [None] * len(run.calls)
 
     def note(i: int, axis: int) -> Callable[[Tensor], None]:
         def hook(gradient: Tensor) -> None:
-            samples[i].append(float(gradient.square().mean(dtype=torch.float64)))
+            samples[i].append(gradient.square().mean(dtype=torch.float64))
             passed = (gradient.movedim(axis, 0).flatten(1) != 0).any(1) if gradient.dim() > 1 else gradient != 0
             before = alive[i]
             alive[i] = passed if before is None else before | passed
@@ -216,7 +219,7 @@ def _from_output(
                 if missed:
                     found = torch.autograd.grad(run.output, missed, cotangent, retain_graph=True, allow_unused=True)
                     start += [sink for sink, gradient in zip(missed, found, strict=True) if gradient is not None]
-    return [Estimate.of(sample) if sample else None for sample in samples], alive
+    return [_estimate(sample) if sample else None for sample in samples], alive
 
 
 def _own_gains(
@@ -227,7 +230,7 @@ def _own_gains(
         return None, None, ["integer inputs have no Jacobian"], None
     if not call.output.requires_grad:
         return None, None, ["the output does not depend differentiably on the input"], None
-    samples: list[float] = []
+    samples: list[Tensor] = []
     own: Tensor | None = None
     for _ in range(probes):
         (back,) = torch.autograd.grad(
@@ -235,23 +238,23 @@ def _own_gains(
         )
         if back is None:
             return None, None, ["the output does not depend differentiably on the input"], None
-        samples.append(float(back.square().mean(dtype=torch.float64)))
+        samples.append(back.square().mean(dtype=torch.float64))
         if isinstance(call.module, ELEMENTWISE) and back.dim() > 1:
             passed = (back.movedim(call.unit_axis, 0).flatten(1) != 0).any(1)
             own = passed if own is None else own | passed
     if not jvp:
-        return Estimate.of(samples), None, [], own
+        return _estimate(samples), None, [], own
     if isinstance(call.module, ELEMENTWISE):
         # a diagonal Jacobian is symmetric
-        return Estimate.of(samples), Estimate.of(samples), [], own
+        return _estimate(samples), _estimate(samples), [], own
     forwards = []
     if isinstance(call.module, (nn.Linear, *_CONVOLUTIONS)) or _frozen_norm(call.module):
         # an affine map is its own derivative, and far cheaper to run than to differentiate twice
         with torch.no_grad():
             for _ in range(probes):
                 pushed = _without_bias(call.module, rademacher(call.source, generator))
-                forwards.append(float(pushed.square().mean(dtype=torch.float64)))
-        return Estimate.of(samples), Estimate.of(forwards), [], own
+                forwards.append(pushed.square().mean(dtype=torch.float64))
+        return _estimate(samples), _estimate(forwards), [], own
     try:
         cotangent = torch.zeros_like(call.output, requires_grad=True)
         # vJ is linear in v, so its derivative with respect to v is J
@@ -260,10 +263,15 @@ def _own_gains(
             (pushed,) = torch.autograd.grad(
                 transposed, cotangent, rademacher(call.source, generator), retain_graph=True
             )
-            forwards.append(float(pushed.square().mean(dtype=torch.float64)))
+            forwards.append(pushed.square().mean(dtype=torch.float64))
     except RuntimeError:
-        return Estimate.of(samples), None, ["no JVP gain: an operation has no second derivative"], own
-    return Estimate.of(samples), Estimate.of(forwards), [], own
+        return _estimate(samples), None, ["no JVP gain: an operation has no second derivative"], own
+    return _estimate(samples), _estimate(forwards), [], own
+
+
+def _estimate(samples: list[Tensor]) -> Estimate:
+    """Mean and standard error of numbers on a device, fetched together: probes do not wait for each other."""
+    return Estimate.of(torch.stack(samples).tolist())
 
 
 def _frozen_norm(module: nn.Module) -> bool:

@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 from benchmarks.__main__ import markdown
+from benchmarks.gpu import page as gpu_page
 from benchmarks.starts import STARTS, table
 
 DOCS = Path(__file__).parent.parent / "docs"
@@ -27,3 +28,15 @@ def test_the_benchmarks_are_those_of_their_file() -> None:
     kept = json.loads((DOCS / "data" / "benchmarks.json").read_text())
     page = (DOCS / "benchmarks.md").read_text()
     assert all(markdown(kept[part]) in page for part in ("analysis", "training"))
+
+
+def test_the_page_about_gpus_is_that_of_its_file() -> None:
+    """It says that nothing was measured until ``make gpu`` has written figures."""
+    file = DOCS / "data" / "gpu.json"
+    kept = json.loads(file.read_text()) if file.exists() else None
+    assert (DOCS / "gpu.md").read_text() == gpu_page(kept)
+    assert "**Not measured.**" in gpu_page(None)
+    times = {"backward_ms": 9.0, "sgd_ms": 1.0, "gsgd_ms": 1.5, "gsgd_fused_ms": 1.1}
+    made = {"device": "H", "torch": "2", "cuda": "12", "tests": {"passed": 3}, "training": [{"model": "m", **times}]}
+    assert "| m | 10.000 | 10.500 | 10.100 | 1.050 | 1.010 | holds |" in gpu_page(made)
+    assert "does not hold" in gpu_page({**made, "training": [{"model": "m", **times, "gsgd_fused_ms": 1.3}]})

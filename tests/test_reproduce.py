@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import hashlib
 import inspect
 import json
 import math
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 import typer
+from rich.console import Console
+from rich.progress import Progress
 from scipy import stats
 from typer.testing import CliRunner, Result
 
@@ -21,7 +24,7 @@ from pathspace.cli_errors import ErrorSentenceGroup
 from pathspace.errors import InputError
 from pathspace.training.experiments.models import Toy
 from pathspace.training.experiments.reproduce import EXPERIMENTS, Setting
-from pathspace.training.experiments.reproduce.command import records
+from pathspace.training.experiments.reproduce.command import records, run_counted, run_reproduction
 from pathspace.training.experiments.reproduce.holm import gain, judge, positive
 from pathspace.training.experiments.reproduce.page import render
 from pathspace.training.experiments.reproduce.record import Record
@@ -323,3 +326,27 @@ def test_bad_input_is_one_sentence(
     result = call(*words)
     assert result.exit_code == 2 and sentence in flat(result.stderr) and "Traceback" not in result.output
     assert {path.name for path in tmp_path.iterdir()} == {"broken"}
+
+
+def test_a_device_names_a_run_unless_it_is_the_processor() -> None:
+    """Runs that were kept before there was a choice are found again."""
+    plain = {key: value for key, value in asdict(SMALL).items() if key != "device"}
+    assert SMALL.key == hashlib.sha256(json.dumps(plain, sort_keys=True).encode()).hexdigest()[:20]
+    assert replace(SMALL, device="cuda").key != SMALL.key
+    seen: list[Trial] = []
+    with pytest.raises(InputError, match="There is no device 'abacus'"):
+        run_reproduction("smnist", Console(), device="abacus")
+    with Progress() as progress:
+        run_counted([SMALL], cache=Noted(seen), jobs=1, progress=progress, device="cuda")  # type: ignore[arg-type]
+    assert [trial.device for trial in seen] == ["cuda"]
+
+
+class Noted:
+    """A cache that knows every run."""
+
+    def __init__(self, seen: list[Trial]) -> None:
+        self.seen = seen
+
+    def find(self, trial: Trial) -> Outcome:
+        self.seen.append(trial)
+        return Outcome((), (), (), 0.0, False)

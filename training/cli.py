@@ -318,6 +318,7 @@ def reproduce(
     shrink: Annotated[
         int, typer.Option(min=1, help="Divide all budgets by this, to try the command out; the record says so.")
     ] = 1,
+    device: Annotated[str, typer.Option(help="Where runs compute: cpu, cuda, mps or auto.")] = "cpu",
 ) -> None:
     """Rerun one of the papers' tables or figures, with intervals, a paired test and a verdict by rule.
 
@@ -332,7 +333,9 @@ def reproduce(
 
     console = _console(None)
     try:
-        run_reproduction(name, console, out=out, scale=scale.value, data=data, jobs=jobs, seeds=seeds, shrink=shrink)
+        run_reproduction(
+            name, console, out=out, scale=scale.value, data=data, jobs=jobs, seeds=seeds, shrink=shrink, device=device
+        )
     except KeyboardInterrupt:
         console.print("Interrupted; runs that had ended are kept: the same command goes on from there.", markup=False)
         raise typer.Exit(INTERRUPTED) from None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import os
 import resource
 import statistics
 import time
@@ -109,6 +110,8 @@ def prepared(
         "adam": lambda m: torch.optim.Adam(m.parameters(), lr=0.0),
         "gadam": lambda m: GAdam(m.named_parameters(), lr=0.0, skeleton=skeleton),
     }
+    if device == "cuda" or os.environ.get("TRITON_INTERPRET") == "1":
+        makers["gsgd_fused"] = lambda m: GSGD(m.named_parameters(), lr=0.0, skeleton=skeleton, fused=True)
     return model.to(device), tuple(x.to(device) for x in inputs), skeleton, makers
 
 

@@ -30,7 +30,8 @@ class Operations(TorchDispatchMode):
 def steps(name: str, device: str, rounds: int, threads: int) -> dict[str, Any]:
     """One model's steps; runs in a process of its own."""
     model, inputs, _, makers = prepared(name, device, threads)
-    del makers["fused"]
+    # neither has a compiled form of its own
+    makers = {key: make for key, make in makers.items() if key not in ("fused", "gsgd_fused")}
     # a step alone is compared with the form that does the same on every device
     makers["adam"] = lambda m: torch.optim.Adam(m.parameters(), lr=0.0, foreach=True)
     wait = torch.cuda.synchronize if device == "cuda" else lambda: None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -18,6 +19,7 @@ from pathspace.training.experiments.reproduce.pictures import save_png
 from pathspace.training.experiments.reproduce.record import Record
 from pathspace.training.experiments.reproduce.trial import Outcome, Trial
 from pathspace.training.experiments.reproduce.trial_cache import TrialCache, run_all
+from pathspace.training.launch import make_fabric
 from pathspace.training.progress import counting
 
 PAGE = "page"
@@ -33,6 +35,7 @@ def run_reproduction(
     jobs: int = 1,
     seeds: int = 5,
     shrink: int = 1,
+    device: str = "cpu",
 ) -> Record | None:
     """Run one experiment and write its record, its picture and the page of all records in the folder.
 
@@ -45,6 +48,7 @@ def run_reproduction(
         jobs: processes.
         seeds: how many seeds are reported.
         shrink: divide budgets by this.
+        device: where runs compute.
 
     Returns:
         The record, ``None`` for ``page``.
@@ -59,6 +63,8 @@ def run_reproduction(
         )
     if experiment is not None and scale == "full":
         check_data(experiment, data)
+    # before anything is computed: the device has to be there
+    make_fabric(device, 1)
     folder = make_folder(out)
     ensure_writable(folder.with_suffix(".md"))
     if experiment is None:
@@ -71,11 +77,12 @@ def run_reproduction(
     cache = TrialCache(Path("runs") / "trials")
     with counting(console) as progress:
         setting = Setting(
-            run=partial(run_counted, cache=cache, jobs=jobs, progress=progress),
+            run=partial(run_counted, cache=cache, jobs=jobs, progress=progress, device=device),
             scale=scale,
             data=Path(data) if data else None,
             seeds=tuple(range(seeds)),
             shrink=shrink,
+            device=device,
         )
         record = experiment.run(setting)
     record.write(folder / f"{name}.json")
@@ -135,8 +142,11 @@ def show(record: Record, console: Console) -> None:
         console.print(f"{claim['statement']}: [bold]{claim['verdict']}[/]", highlight=False)
 
 
-def run_counted(trials: Sequence[Trial], *, cache: TrialCache, jobs: int, progress: Progress) -> list[Outcome]:
+def run_counted(
+    trials: Sequence[Trial], *, cache: TrialCache, jobs: int, progress: Progress, device: str = "cpu"
+) -> list[Outcome]:
     """Run trials behind a progress bar: :func:`~pathspace.training.experiments.reproduce.trial_cache.run_all`."""
+    trials = [replace(trial, device=device) for trial in trials]
     bar = progress.add_task("runs", total=len(set(trials)))
 
     def done(trial: Trial, outcome: Outcome) -> None:

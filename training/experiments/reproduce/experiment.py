@@ -27,6 +27,7 @@ class Setting:
         seeds: seeds that are reported.
         tuning_seeds: seeds that choose learning rates.
         shrink: divide budgets by this; for tests only, a record of a shrunk run says so.
+        device: where runs compute; a record says so where it is not the processor.
     """
 
     run: Callable[[Sequence[Trial]], list[Outcome]]
@@ -35,6 +36,7 @@ class Setting:
     seeds: tuple[int, ...] = SEEDS
     tuning_seeds: tuple[int, ...] = TUNING_SEEDS
     shrink: int = 1
+    device: str = "cpu"
 
     def budget(self, number: int) -> int:
         """Return a number of epochs or steps, shrunk for tests."""
@@ -47,6 +49,7 @@ class Setting:
             f"Learning rates: the same grid size and budget for every arm, chosen by the mean validation metric of "
             f"{len(self.tuning_seeds)} tuning seeds at the last epoch; * marks a choice at the edge of the grid.",
             f"Reported: {len(self.seeds)} fresh seeds at the chosen rate, each shown the test split once.",
+            *((f"Runs computed on the device {self.device}.",) * (self.device != "cpu")),
             *((f"Budgets were divided by {self.shrink}: a trial of the command, not a result.",) * (self.shrink > 1)),
         )
 

@@ -17,10 +17,14 @@ from pathspace.training.experiments.reproduce.experiment import Experiment, Sett
 from pathspace.training.experiments.reproduce.holm import judge, positive
 from pathspace.training.experiments.reproduce.pictures import look, panels
 from pathspace.training.experiments.reproduce.record import Record, Table, judged
+from pathspace.training.launch import make_fabric
 from pathspace.training.optim import GSGD, PathSGD, init_skeleton
 from pathspace.training.threads import one_thread
 
 ROUNDS, STEPS = 8, 6
+ONE_THREAD = (
+    "One processor thread in place of a GPU; processor time of the thread, so that other programs do not count.",
+)
 # ours, the paper's column, model, inputs of a batch, the paper's increase for G-SGD, with Path-SGD or not
 CASES: tuple[tuple[str, Callable[[], nn.Module], tuple[int, ...], float, bool], ...] = (
     ("s-MNIST-28", lambda: ReluRNN(28, 100, 10), (64, 28, 28), 0.082, True),
@@ -44,14 +48,19 @@ def seconds_of_step(model: nn.Module, optimizer: torch.optim.Optimizer, batch: T
         >>> seconds_of_step(model, torch.optim.SGD(model.parameters(), lr=1e-6), torch.zeros(2, 3, 2), 1) > 0
         True
     """
-    targets = torch.zeros(len(batch), dtype=torch.int64)
-    # The time of this thread alone: what other programs do on the machine does not count.
-    started = time.thread_time()
+    targets = torch.zeros(len(batch), dtype=torch.int64, device=batch.device)
+    # The time of this thread alone: what other programs do on the machine does not count. A GPU has no such clock.
+    clock = time.perf_counter if batch.is_cuda else time.thread_time
+    if batch.is_cuda:
+        torch.cuda.synchronize(batch.device)
+    started = clock()
     for _ in range(steps):
         optimizer.zero_grad()
         functional.cross_entropy(model(batch), targets).backward()
         optimizer.step()
-    return (time.thread_time() - started) / steps
+    if batch.is_cuda:
+        torch.cuda.synchronize(batch.device)
+    return (clock() - started) / steps
 
 
 def run(setting: Setting) -> Record:
@@ -62,7 +71,7 @@ def run(setting: Setting) -> Record:
     with one_thread(), torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         for name, make, shape, printed, path_sgd in CASES:
-            batch = torch.randn(shape)
+            batch = torch.randn(shape).to(make_fabric(setting.device, 1).device)
             times = _times(make, batch, rounds, steps, path_sgd)
             data[name] = times
             increase = [g / s - 1 for g, s in zip(times["G-SGD"], times["SGD"], strict=True)]
@@ -97,13 +106,16 @@ def run(setting: Setting) -> Record:
         ),
         ours=Table(("model", "SGD, ms per step", "G-SGD more by", "Path-SGD more by"), tuple(rows)),
         differs=(
-            "One processor thread in place of a GPU; processor time of the thread, so that other programs do "
-            "not count.",
+            *(ONE_THREAD if setting.device == "cpu" else ()),
             "A step is forward, backward and update on random inputs of the shape; nothing is loaded.",
             "The stack has 200 units in place of 1550, the recurrent network 16 maps in place of 96.",
             "Path-SGD computes the first term of its scaling at every step, on one sample.",
         ),
         protocol=(
+            *(
+                (f"Steps computed on the device {setting.device}, G-SGD's in fused kernels.",)
+                * (setting.device != "cpu")
+            ),
             f"{rounds} rounds of {steps} steps per optimizer, taken in turn; ratios are formed round by round, and the "
             "interval is over rounds. A first round warms up and is not counted.",
         ),
@@ -120,12 +132,13 @@ def _times(
     contenders: dict[str, tuple[nn.Module, torch.optim.Optimizer]] = {}
     for name in ("SGD", "G-SGD", *(("Path-SGD",) if path_sgd else ())):
         model = make()
-        skeleton = ps.trace(model, batch[:2]).skeleton()
+        skeleton = ps.trace(model, batch[:2].cpu()).skeleton()
         init_skeleton(model, skeleton)
+        model.to(batch.device)
         # A step so small that no network runs away, whatever the random targets.
         optimizer: torch.optim.Optimizer
         if name == "G-SGD":
-            optimizer = GSGD(model.named_parameters(), lr=1e-6, skeleton=skeleton)
+            optimizer = GSGD(model.named_parameters(), lr=1e-6, skeleton=skeleton, fused=batch.is_cuda or None)
         elif name == "Path-SGD":
             optimizer = PathSGD(model.named_parameters(), lr=1e-6, model=model, example=(batch[:1],), second=False)
         else:

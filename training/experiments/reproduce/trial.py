@@ -9,6 +9,7 @@ from typing import Any
 
 from pathspace.diagnostics import MarkovChain
 from pathspace.training.experiments.tasks import load_task
+from pathspace.training.launch import make_fabric
 from pathspace.training.penal import penalize
 from pathspace.training.recipe import Init, Recipe, Rule, prepare
 from pathspace.training.task import Task
@@ -36,6 +37,7 @@ class Trial:
         options: options of the task, as pairs.
         test: look at the test split after the last epoch.
         efficiency: measure the efficiency of the Markov chain after every epoch.
+        device: where it computes; one of :data:`pathspace.training.launch.DEVICES`.
 
     Example:
         >>> trial = Trial("digits-rows", "sgd", lr=0.1, seed=0, epochs=1, options=(("hidden", 4),))
@@ -55,11 +57,13 @@ class Trial:
     options: tuple[tuple[str, Any], ...] = ()
     test: bool = False
     efficiency: bool = False
+    device: str = "cpu"
 
     @property
     def key(self) -> str:
         """A name for the run that no other run has."""
-        text = json.dumps(asdict(self), sort_keys=True)
+        # runs on a processor are named as they were before there was a choice
+        text = json.dumps({k: v for k, v in asdict(self).items() if (k, v) != ("device", "cpu")}, sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:20]
 
 
@@ -130,6 +134,7 @@ def run_trial(trial: Trial) -> Outcome:
             batch_size=trial.batch_size,
             seed=trial.seed,
             watch=probe,
+            fabric=make_fabric(trial.device, 1),
         )
         history = trainer.fit()
         sound = [record for record in history.records if record.finite]
@@ -161,5 +166,6 @@ class _Probe:
             self.values.append(self._measure())
 
     def _measure(self) -> float:
-        inputs, targets = self.task.valid.inputs[:OBSERVED], self.task.valid.targets[:OBSERVED]
+        place = next(self.model.parameters()).device
+        inputs, targets = (a[:OBSERVED].to(place) for a in (self.task.valid.inputs, self.task.valid.targets))
         return self.chain.observe(self.task.loss, inputs, targets).mean_efficiency

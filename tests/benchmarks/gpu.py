@@ -1,0 +1,100 @@
+"""Tests and benchmarks on a GPU, in one file with the device's name, and the page made of it: ``make gpu``."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import torch
+import typer
+
+from benchmarks.measure import training
+
+FOLDER = Path(__file__).parent.parent
+TESTS = ("gpu_optimizers.py", "fused_kernels.py")
+# the paper's sizes: sequential digits, the stack of four layers, recurrent convolutions
+MODELS = ("small_rnn", "stacked_rnn", "recurrent_cnn_96", "residual_cnn")
+# how much longer a whole training step may take than one of SGD
+BOUND = 1.02
+HEAD = """# On a GPU
+
+`make gpu` runs the optimizers' tests and whole training steps on a GPU, and writes one file, `docs/data/gpu.json`, of
+which this page is made.
+"""
+NOTHING = """
+**Not measured.** No GPU was at hand. What is checked without one: the kernels under Triton's interpreter against the
+steps on whole tensors, their compilation for a GPU of compute capability 9.0, four launches per step whatever the
+number of tensors, and that no hot path asks the device for a number.
+"""
+
+
+def run_tests(device: str) -> dict[str, int]:
+    """How many tests passed, failed or were left out on a device."""
+    environment = {**os.environ, "TRITON_INTERPRET": "0" if device == "cuda" else "1"}
+    files = [str(FOLDER / name) for name in (TESTS if device == "cuda" else TESTS[1:])]
+    command = [sys.executable, "-m", "pytest", *files, "-rN", "-o", "addopts=", "--import-mode=importlib"]
+    ran = subprocess.run(command, env=environment, cwd=FOLDER.parent, capture_output=True, text=True, check=False)
+    last = ran.stdout.strip().splitlines()[-1:] or [""]
+    found = {kind: int(number) for number, kind in re.findall(r"(\d+) (passed|failed|errors?|skipped)", last[0])}
+    return found or {"failed": 1}
+
+
+def measure(device: str, models: Sequence[str], rounds: int) -> list[dict[str, Any]]:
+    """Training steps of every model, each in a process of its own."""
+    with multiprocessing.get_context("spawn").Pool(1, maxtasksperchild=1) as pool:
+        return [pool.apply(training, (name, device, rounds, 1)) for name in models]
+
+
+def page(kept: dict[str, Any] | None) -> str:
+    """The page about what was measured; it says so where nothing was.
+
+    Args:
+        kept: what :func:`main` wrote; ``None`` for nothing.
+    """
+    if kept is None:
+        return HEAD + NOTHING
+    tests = ", ".join(f"{number} {kind}" for kind, number in kept["tests"].items())
+    lines = [f"{HEAD}\nDevice: {kept['device']}; torch {kept['torch']}, CUDA {kept['cuda']}. Tests: {tests}.\n"]
+    lines.append("Medians of whole training steps in milliseconds; *fused* is `GSGD(..., fused=True)`.\n")
+    lines.append("| model | SGD | G-SGD | G-SGD, fused | G-SGD over SGD | fused over SGD | at most 2 % more |")
+    lines.append("| --- | ---: | ---: | ---: | ---: | ---: | --- |")
+    for row in kept["training"]:
+        whole = {key: row["backward_ms"] + row[f"{key}_ms"] for key in ("sgd", "gsgd", "gsgd_fused")}
+        over = [whole[key] / whole["sgd"] for key in ("gsgd", "gsgd_fused")]
+        verdict = "holds" if min(over) <= BOUND else "does not hold"
+        figures = [*(f"{value:.3f}" for value in whole.values()), *(f"{value:.3f}" for value in over)]
+        lines.append(f"| {' | '.join([row['model'], *figures, verdict])} |")
+    return "\n".join(lines) + "\n"
+
+
+def main(
+    device: Annotated[str, typer.Option(help="cuda; cpu tries the command out, with interpreted kernels.")] = "cuda",
+    json_file: Annotated[Path, typer.Option("--json")] = FOLDER.parent / "docs" / "data" / "gpu.json",
+    page_file: Annotated[Path, typer.Option("--page")] = FOLDER.parent / "docs" / "gpu.md",
+    rounds: Annotated[int, typer.Option(min=1)] = 30,
+    models: Annotated[list[str] | None, typer.Option("--only", help="Only this model; several times for more.")] = None,
+) -> None:
+    """Test and measure on a GPU."""
+    if device == "cuda" and not torch.cuda.is_available():
+        raise SystemExit("There is no GPU, or torch was built without CUDA; nothing was written.")
+    kept = {
+        "device": torch.cuda.get_device_name() if device == "cuda" else "cpu",
+        "torch": torch.__version__,
+        "cuda": torch.version.cuda or "none",
+        "tests": run_tests(device),
+        "training": measure(device, models or MODELS, rounds),
+    }
+    json_file.write_text(json.dumps(kept, indent=1) + "\n")
+    page_file.write_text(page(kept))
+    print(f"figures in {json_file}, page in {page_file}")
+
+
+if __name__ == "__main__":
+    typer.run(main)
