@@ -6,7 +6,9 @@ Theorems: :func:`verify`, :class:`Certificate`; :func:`explain`, :class:`Explana
 Clips whose bounds move with the gauge: :func:`lift_clips`. Batch norms folded: :func:`fold_norms`.
 Masks as files: :func:`save_masks`, :func:`load_masks`, :class:`Masks`.
 The gauge: :func:`rescale`, :func:`canonicalise`, :func:`balance`, :func:`balancing`, :class:`Balancing`,
-:func:`register_transport`.
+:func:`register_transport`; :func:`choose_gauge` for :class:`Balance`, :class:`Range`, :class:`Noise`,
+:class:`ActivationRange`, :class:`Smooth`, :class:`Conditioning`, with a :class:`GaugeCertificate`.
+The gauge at work: :func:`equalise`, :func:`fit_dtype`.
 The gauge on checkpoints: :func:`rescale_files`, :func:`balance_files`.
 Proofs as documents: :func:`proof`, judged by :func:`check`. Claims on trial: :func:`claim`, :class:`Claim`.
 Path norms: :func:`path_norm`, :func:`path_statistics`. Symbols: :func:`symbolic`, :class:`SymbolicSpace`. Pictures:
@@ -24,12 +26,16 @@ from pathspace.checker import check
 from pathspace.claims import Claim, claim
 from pathspace.clips import lift_clips
 from pathspace.draw import draw
+from pathspace.dtype_range import Fitted, fit_dtype
+from pathspace.equalisation import Equalised, equalise
 from pathspace.errors import CaptureError, InputError, InputTypeError, PathspaceError, UnsupportedError
 from pathspace.explain import Explanation, explain
 from pathspace.fold_norms import fold_norms
+from pathspace.gauge_choice import Gauge, GaugeCertificate, choose_gauge
 from pathspace.inference.registry import rule
 from pathspace.masks import Masks, load_masks, save_masks
 from pathspace.norms import path_norm, path_statistics
+from pathspace.objectives import ActivationRange, Balance, Conditioning, Noise, Range, Smooth
 from pathspace.proof import proof
 from pathspace.rebasin import Matching
 from pathspace.reduction import ReductionGraph, WeightBlock
@@ -46,6 +52,8 @@ from pathspace.without_values import without_weights
 __version__ = "0.1.0"
 
 __all__ = [
+    "ActivationRange",
+    "Balance",
     "Balancing",
     "BasisPaths",
     "CaptureError",
@@ -53,16 +61,24 @@ __all__ = [
     "ChannelGroup",
     "ChannelGroups",
     "Claim",
+    "Conditioning",
+    "Equalised",
     "Explanation",
+    "Fitted",
+    "Gauge",
+    "GaugeCertificate",
     "InputError",
     "InputTypeError",
     "Masks",
     "Matching",
+    "Noise",
     "Path",
     "PathspaceError",
     "Pin",
+    "Range",
     "ReductionGraph",
     "Skeleton",
+    "Smooth",
     "SymbolicSpace",
     "UnsupportedError",
     "WeightBlock",
@@ -72,9 +88,12 @@ __all__ = [
     "canonicalise",
     "channels",
     "check",
+    "choose_gauge",
     "claim",
     "draw",
+    "equalise",
     "explain",
+    "fit_dtype",
     "fold_norms",
     "lift_clips",
     "load_masks",

@@ -16,7 +16,7 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
-from pathspace import checkpoint_commands
+from pathspace import checkpoint_commands, gauge_cli
 from pathspace.cli_errors import FAILED, ErrorSentenceGroup, guarded, say
 from pathspace.options import (
     InputOption,
@@ -366,6 +366,7 @@ def masks(
 
 
 checkpoint_commands.register(app)
+gauge_cli.register(app)
 
 
 def load_extensions() -> None:

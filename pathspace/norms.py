@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any, overload
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from pathspace.basis import BasisPaths
 from pathspace.capture import capture
 from pathspace.errors import InputError
 from pathspace.log_prefix import log_prefixes, log_suffixes
-from pathspace.path_forward import logs_of_sums
+from pathspace.path_forward import Forward, logs_of_sums
 from pathspace.structure import Structure
 from pathspace.two_trees import TwoTrees
 
@@ -127,6 +127,49 @@ def _norm(
             "with log=True."
         )
     return math.exp(result) if result > -math.inf else 0.0
+
+
+def path_sensitivity(graph: Structure, parameters: Mapping[str, Tensor] | None = None) -> dict[str, Tensor]:
+    """``g_e = sum over paths through e of (product of their other weights)^2``: the diagonal of the path kernel.
+
+    This is the derivative of ``sum over paths v^2`` by ``w_e^2``, by one pass forward and one backward.
+
+    Args:
+        graph: a traced reduction graph.
+        parameters: parameters by name, of the traced model or a copy; the graph's own by default.
+
+    Returns:
+        Parameter name -> ``g``, float64, of the parameter's shape, over its largest entry in the network.
+
+    Raises:
+        UnsupportedError: see :func:`path_norm`.
+
+    Example:
+        >>> import torch, pathspace as ps
+        >>> model = torch.nn.Sequential(torch.nn.Linear(1, 1, bias=False), torch.nn.Linear(1, 1, bias=False)).double()
+        >>> for parameter, value in zip(model.parameters(), (1.0, 3.0)):
+        ...     _ = torch.nn.init.constant_(parameter, value)
+        >>> found = path_sensitivity(ps.trace(model, torch.ones(1, 1).double()))
+        >>> [round(g.item(), 3) for g in found.values()]
+        [1.0, 0.111]
+    """
+    held = graph.parameters if parameters is None else parameters
+    wide = {block.name: held[block.name].detach().cpu().double() for block in graph.blocks}
+    # (a weight of 0 has a derivative by its square all the same)
+    own = {name: torch.where(value == 0, 1e-100, value).requires_grad_() for name, value in wide.items()}
+    spliced: Any = {**graph.captured.parameters, **own}
+    captured = replace(graph.captured, parameters=spliced)
+    with torch.enable_grad():
+        sums = Forward(captured, 2.0, None, False, graph.norm_eps == "respect").outputs()
+        top = max((one.log for one in sums), default=0.0)
+        total = torch.stack([one.values.sum() * math.exp(max(one.log - top, -700.0)) for one in sums]).sum()
+        found = torch.autograd.grad(total, list(own.values()), allow_unused=True)
+    slopes = {
+        name: torch.zeros(value.shape, dtype=torch.float64) if slope is None else slope / (2 * value.detach())
+        for (name, value), slope in zip(own.items(), found, strict=True)
+    }
+    most = max((float(slope.max()) for slope in slopes.values() if slope.numel()), default=0.0)
+    return {name: slope / most if most > 0 else slope for name, slope in slopes.items()}
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, NoReturn
 
 import torch
-from torch import Tensor, fx
+from torch import Tensor, fx, nn
 from torch.utils import _pytree as pytree
 
 from pathspace import path_sums as sums
@@ -96,7 +96,8 @@ class Forward:
         name = node.name if kind == "constant" else name
         if name in held:
             require_values("path_norm", [("a tensor of the model", held[name])])
-            return held[name].detach()
+            # (tensors put in place of parameters are differentiated by)
+            return held[name].detach() if isinstance(held[name], nn.Parameter) else held[name]
         shown = node.meta.get("val")
         if not isinstance(shown, Tensor):
             return shown
@@ -421,4 +422,4 @@ def _plainly(node: fx.Node, args: tuple[Any, ...], kwargs: dict[str, Any]) -> An
     return target(*args, **kwargs)
 
 
-__all__ = ["logs_of_sums"]
+__all__ = ["Forward", "logs_of_sums"]

@@ -35,7 +35,7 @@ class Sum:
     @classmethod
     def of(cls, values: Tensor, log: float = 0.0) -> Sum:
         """Bring the largest value to 1 where it is very large or very small."""
-        size = float(values.max()) if values.numel() else 0.0
+        size = float(values.detach().max()) if values.numel() else 0.0
         if size == 0 or SMALLEST < size < LARGEST:
             return cls(values, log if size else 0.0)
         return cls(values / size, log + math.log(size))
@@ -72,8 +72,8 @@ def added(*sums: Sum) -> Sum:
 
 def power(value: Tensor, p: float) -> Tensor:
     """``|value|^p`` in double precision; infinite entries (masks) carry no path."""
-    size = value.detach().cpu().double().abs()
-    size = size if p == 1 else size.square_() if p == 2 else size**p
+    size = value.cpu().double().abs()
+    size = size if p == 1 else size.square() if p == 2 else size**p
     return torch.nan_to_num(size, nan=math.nan, posinf=0.0) if value.numel() < MANY else size
 
 

@@ -1,0 +1,177 @@
+"""Calibration batches, and what they say about a model: outputs, and how much they feel every weight."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from pathspace.capture import Captured, quiet
+from pathspace.errors import InputError, InputTypeError
+from pathspace.functional_call import evaluate
+from pathspace.inputs import arranged
+from pathspace.nested import leaves
+from pathspace.refusals import failed_run
+from pathspace.stand_in import repeatable, stand_in
+
+Batch = tuple[tuple[Any, ...], dict[str, Any]]
+# made-up batches where none are given
+SAMPLES = 4
+
+
+class Calibrated:
+    """A model and batches to run it on; the model itself is never changed.
+
+    Args:
+        model: the model.
+        batches: a tensor, a tuple of positional inputs, a mapping of keyword inputs, or an iterable of these.
+    """
+
+    def __init__(self, model: nn.Module, batches: Any) -> None:
+        self.model, self.twin = model, repeatable(stand_in(model))
+        self.batches: list[Batch] = [arranged(model, *_batch(one)) for one in _several(batches)]
+        if not self.batches:
+            raise InputError("calibration holds no batch, expected one at least.")
+        self.parameters = {name: p.detach() for name, p in model.named_parameters() if p.is_floating_point()}
+
+    def outputs(self, batch: Batch, tensors: Mapping[str, Tensor]) -> list[Tensor]:
+        """Real outputs of one batch with other tensors in place of the model's own."""
+        buffers = {name: buffer.clone() for name, buffer in self.twin.named_buffers()}
+        try:
+            found = evaluate(self.twin, {**buffers, **tensors}, *batch)
+        except Exception as error:
+            raise failed_run(self.model, *batch, error) from error
+        values = [leaf for leaf in leaves(found) if isinstance(leaf, Tensor) and leaf.is_floating_point()]
+        if not values:
+            raise InputError(f"{type(self.model).__name__} returns no real numbers, expected an output to compare.")
+        return values
+
+    @torch.no_grad()
+    def reference(self) -> list[list[Tensor]]:
+        """Outputs of the model as it stands, for all batches."""
+        with quiet():
+            return [[out.detach().clone() for out in self.outputs(batch, {})] for batch in self.batches]
+
+    @torch.no_grad()
+    def noise(self, reference: Sequence[Sequence[Tensor]], tensors: Mapping[str, Tensor]) -> Tensor:
+        """Change of the outputs over their size, squared: one number for each sample, whose mean is that of all.
+
+        Args:
+            reference: what :meth:`reference` returned.
+            tensors: what is to take the place of the model's own.
+        """
+        found = []
+        with quiet():
+            for batch, wanted in zip(self.batches, reference, strict=True):
+                pairs = list(zip(wanted, self.outputs(batch, tensors), strict=True))
+                sizes = {old.shape[0] if old.dim() else 1 for old, _ in pairs}
+                count = sizes.pop() if len(sizes) == 1 else 1
+                parts = [_change(old.double().cpu(), new.double().cpu(), count) for old, new in pairs]
+                found.append(torch.stack(parts).mean(0))
+        return torch.cat(found)
+
+    def sensitivity(self, draws: int = 4, fisher: bool = False, seed: int = 0) -> dict[str, Tensor]:
+        """``sum over samples of |df/dw|^2`` of every parameter, relative to the energy of the outputs.
+
+        One backward pass with random signs for cotangents estimates the sum without bias, since products of different
+        outputs cancel in the mean. With ``fisher`` the outputs are logits along their last dimension, and the
+        cotangent is that of the log-probability of a class drawn from them.
+
+        Args:
+            draws: backward passes for each batch.
+            fisher: the Fisher information in place of the outputs' sensitivity.
+            seed: seed of the random signs.
+        """
+        generator = torch.Generator().manual_seed(seed)
+        total = {name: torch.zeros(p.shape, dtype=torch.float64) for name, p in self.parameters.items()}
+        for batch in self.batches:
+            own = {name: p.clone().requires_grad_() for name, p in self.parameters.items()}
+            with quiet(), torch.enable_grad():
+                outputs = [out for out in self.outputs(batch, own) if out.requires_grad]
+                for draw in range(draws if outputs else 0):
+                    cotangents = [cotangent(out.detach(), fisher, generator) for out in outputs]
+                    again = draw + 1 < draws
+                    found = torch.autograd.grad(
+                        outputs, list(own.values()), cotangents, retain_graph=again, allow_unused=True
+                    )
+                    for name, gradient in zip(own, found, strict=True):
+                        if gradient is not None:
+                            square = gradient.detach().cpu().double().square_().nan_to_num_(0, 0, 0)
+                            total[name].add_(square, alpha=1 / draws / len(self.batches))
+        return total
+
+
+def _change(old: Tensor, new: Tensor, count: int) -> Tensor:
+    """``count`` numbers: squared change of each sample over the mean energy of a sample."""
+    keep = old.isfinite()
+    change = torch.where(keep, new - old, 0).square().reshape(count, -1).sum(1)
+    energy = torch.where(keep, old, 0).square().sum() / count
+    return change / energy if float(energy) > 0 else change
+
+
+def cotangent(out: Tensor, fisher: bool, generator: torch.Generator) -> Tensor:
+    """What a backward pass starts from, see :meth:`Calibrated.sensitivity`."""
+    if fisher:
+        chances = out.float().softmax(-1)
+        flat = chances.reshape(-1, out.shape[-1]).cpu().nan_to_num(1.0)
+        drawn = torch.multinomial(flat, 1, generator=generator).reshape(out.shape[:-1]).to(out.device)
+        return (torch.nn.functional.one_hot(drawn, out.shape[-1]) - chances).to(out.dtype)
+    signs = torch.randint(0, 2, out.shape, generator=generator).mul_(2).sub_(1)
+    energy = out[out.isfinite()].double().square().sum().sqrt().clamp_min(1e-30)
+    return (signs / float(energy)).to(out)
+
+
+def _several(batches: Any) -> Iterable[Any]:
+    if isinstance(batches, Tensor | Mapping | tuple) or hasattr(batches, "keys"):
+        return [batches]
+    if isinstance(batches, Iterable):
+        return batches
+    raise InputTypeError(
+        f"calibration is of type {type(batches).__name__}, expected a tensor, a tuple of inputs, a mapping of keyword "
+        "inputs, or an iterable of these."
+    )
+
+
+def _batch(one: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    if isinstance(one, list | tuple):
+        return tuple(one), {}
+    return ((), dict(one)) if hasattr(one, "keys") and not isinstance(one, Tensor) else ((one,), {})
+
+
+def made_up(model: nn.Module, captured: Captured, seed: int = 0) -> list[Any]:
+    """Random inputs of the kinds that a model was captured with: normal numbers, and small whole ones.
+
+    Raises:
+        InputError: the model takes something else than tensors, or fails on what was made up.
+    """
+    nodes = [node for node in captured.graph.graph.nodes if node.op == "placeholder"]
+    kinds = {node: captured.sources.get(node.name, ("input", ""))[0] for node in nodes}
+    shown = [node.meta.get("val") for node in nodes if kinds[node] == "input"]
+    refusal = InputError(
+        f"No inputs can be made up for {type(model).__name__}, expected calibration batches; pass some."
+    )
+    if not shown or not all(isinstance(value, Tensor) for value in shown):
+        raise refusal
+    generator = torch.Generator().manual_seed(seed)
+    sizes = [module.num_embeddings for module in model.modules() if isinstance(module, nn.Embedding)]
+    for most in sorted({*sizes, 2}, reverse=True):
+        batches = []
+        for _ in range(SAMPLES):
+            one = tuple(
+                torch.randn(tuple(value.shape), generator=generator).to(value.dtype)
+                if value.is_floating_point()
+                else torch.randint(0, most, tuple(value.shape), generator=generator).to(value.dtype)
+                for value in shown
+            )
+            batches.append(one)
+        try:
+            if all(bool(out.isfinite().all()) for outs in Calibrated(model, batches).reference() for out in outs):
+                return batches
+        except Exception:
+            continue
+    raise refusal
+
+
+__all__ = ["Calibrated", "cotangent", "made_up"]

@@ -1,0 +1,217 @@
+"""A model whose activations and weights lie within the range of a smaller floating point type."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from pathspace.calibration import Calibrated
+from pathspace.capture import quiet
+from pathspace.equalisation import Known
+from pathspace.gauge_choice import choose_gauge
+from pathspace.invariance import cast, computing_in
+from pathspace.nested import leaves
+from pathspace.objectives import ActivationRange
+from pathspace.observed import Sizes, activation_sizes
+from pathspace.reduction import ReductionGraph
+from pathspace.rescale import rescale
+from pathspace.safe_deepcopy import safe_deepcopy
+from pathspace.tracing import trace
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+
+@dataclass(frozen=True)
+class RangeRow:
+    """Activations of one module, or one tensor of weights, before and after.
+
+    Attributes:
+        name: of the module that computes them, or of the parameter.
+        kind: ``"activations"``, ``"fixed scales"`` (which no gauge moves) or ``"weights"``.
+        largest_before: largest absolute value as the model stands.
+        largest_after: the same in the chosen gauge.
+        typical_before: smallest root mean square of a unit of the module, as the model stands.
+        typical_after: the same in the chosen gauge.
+    """
+
+    name: str
+    kind: str
+    largest_before: float
+    largest_after: float
+    typical_before: float
+    typical_after: float
+
+
+@dataclass(frozen=True, eq=False)
+class Fitted:
+    """A model that fits a floating point type, and how it does.
+
+    Attributes:
+        model: the rescaled copy, in its own type still: ``fitted.model.to(dtype)``.
+        phi: log-scales that lead to it, ``(H,)``.
+        dtype: the type.
+        headroom: how far inside its range everything was to be.
+        table: sizes by module and parameter, before and after.
+        fitted_before: whether everything was within the range, with its headroom, as the model stood.
+        fits: whether it is now.
+        error_before: largest change of the outputs in that type, over the largest output, as the model stood; NaN
+            where it gives no numbers, or the type cannot compute the model here.
+        error: the same for ``model``.
+    """
+
+    model: nn.Module
+    phi: Tensor
+    dtype: torch.dtype
+    headroom: float
+    table: tuple[RangeRow, ...]
+    fitted_before: bool
+    fits: bool
+    error_before: float
+    error: float
+
+    def __rich__(self) -> Table:
+        from rich import box
+        from rich.markup import escape
+        from rich.table import Table
+
+        title = (
+            f"{str(self.dtype).removeprefix('torch.')}: fits {'yes' if self.fitted_before else 'no'} -> "
+            f"{'yes' if self.fits else 'no'}, change of the outputs {self.error_before:.1e} -> {self.error:.1e}"
+        )
+        table = Table(box=box.SIMPLE, title=title, title_justify="left")
+        for column in ("name", "what"):
+            table.add_column(column, overflow="fold")
+        for column in ("largest", "then", "smallest unit", "then"):
+            table.add_column(column, justify="right")
+        for row in self.table:
+            figures = (row.largest_before, row.largest_after, row.typical_before, row.typical_after)
+            table.add_row(escape(row.name), row.kind, *(f"{figure:.2g}" for figure in figures))
+        return table
+
+
+def fit_dtype(model: nn.Module, x: Any, dtype: torch.dtype = torch.float16, headroom: float = 4) -> Fitted:
+    """Rescale a model so that its activations and weights lie within the range of a floating point type.
+
+    Every unit is moved to where ``headroom`` times its largest activation is below the largest number of the type and
+    its root mean square above ``headroom`` times the smallest normal one (:class:`pathspace.ActivationRange`), weights
+    as well. A model that fits already stays as it is. Activations with a fixed scale cannot be moved; the table shows
+    them.
+
+    Args:
+        model: any module; it is not changed.
+        x: inputs like those in use: a tensor, a tuple of inputs, a mapping of keyword inputs, or an iterable of these.
+        dtype: the type.
+        headroom: how far inside its range everything is to be.
+
+    Returns:
+        The rescaled copy in its own type, and a table.
+
+    Raises:
+        InputError: no floating point type, or the model does not run on ``x``.
+
+    Example:
+        >>> import torch, pathspace as ps
+        >>> model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 2))
+        >>> graph, x = ps.trace(model, torch.randn(1, 4)), torch.randn(16, 4)
+        >>> scrambled = ps.rescale(model, graph, torch.linspace(9, 14, 8))
+        >>> fitted = ps.fit_dtype(scrambled, x)
+        >>> fitted.fitted_before, fitted.fits, fitted.error < 0.01
+        (False, True, True)
+    """
+    held = Calibrated(model, x)
+    args, kwargs = held.batches[0]
+    objective = ActivationRange(dtype, float(headroom))
+    graph = trace(model, *args, kwargs=kwargs)
+    before = activation_sizes(graph, held)
+    known = Known(objective.programme_of(model, graph, before), str(objective))
+    tensors = {name: p.detach() for name, p in model.named_parameters() if p.is_floating_point()}
+    started = _within(before, tensors, objective)
+    result, phi = safe_deepcopy(model), torch.zeros(graph.num_units, dtype=torch.float64)
+    if not started:
+        phi = choose_gauge(model, graph, known).phi
+        result = rescale(result, graph, phi)
+    after = _moved(before, graph, phi)
+    own = {name: p.detach() for name, p in result.named_parameters() if p.is_floating_point()}
+    return Fitted(
+        model=result,
+        phi=phi,
+        dtype=dtype,
+        headroom=float(headroom),
+        table=_table(graph, before, after, tensors, own),
+        fitted_before=started,
+        fits=_within(after, own, objective),
+        error_before=_error(held, model, dtype),
+        error=_error(held, result, dtype),
+    )
+
+
+def _moved(sizes: Sizes, graph: ReductionGraph, phi: Tensor) -> Sizes:
+    """Sizes in another gauge."""
+    logs = graph.expand @ np.concatenate([np.zeros(1), phi.numpy()])
+    factor = np.exp(logs[np.abs(sizes.ids)] * np.sign(sizes.ids))
+    return Sizes(sizes.ids, sizes.largest * factor, sizes.rms * factor, sizes.gradient / factor)
+
+
+def _within(sizes: Sizes, tensors: dict[str, Tensor], objective: ActivationRange) -> bool:
+    kind, margin = torch.finfo(objective.dtype), objective.headroom
+    weights = max((float(p.abs().max()) for p in tensors.values() if p.numel()), default=0.0)
+    moving = sizes.ids != 0
+    high = max(float(sizes.largest.max(initial=0.0)), weights) * margin <= kind.max
+    return high and bool((sizes.rms[moving] >= margin * kind.tiny).all())
+
+
+def _table(
+    graph: ReductionGraph, before: Sizes, after: Sizes, old: dict[str, Tensor], new: dict[str, Tensor]
+) -> tuple[RangeRow, ...]:
+    groups: dict[tuple[str, str], list[int]] = {}
+    for place, identity in enumerate(np.abs(before.ids).tolist()):
+        if identity == 0:
+            key = ("", "fixed scales")
+        elif identity > graph.num_units:
+            key = ("products of units", "activations")
+        else:
+            key = (graph.activation(identity).rpartition("[")[0], "activations")
+        groups.setdefault(key, []).append(place)
+    rows = [
+        RangeRow(
+            *key,
+            *(float(sizes.largest[places].max()) for sizes in (before, after)),
+            *(float(sizes.rms[places].min()) for sizes in (before, after)),
+        )
+        for key, places in groups.items()
+    ]
+    for name, tensor in old.items():
+        if tensor.numel():
+            both = [each.double().abs() for each in (tensor, new[name])]
+            figures = [*(float(each.max()) for each in both), *(float(each.square().mean().sqrt()) for each in both)]
+            rows.append(RangeRow(name, "weights", *figures))
+    return tuple(rows)
+
+
+@torch.no_grad()
+def _error(held: Calibrated, model: nn.Module, dtype: torch.dtype) -> float:
+    """Largest change of the outputs by computing in a type."""
+    small = safe_deepcopy(model).to(dtype)
+    worst = 0.0
+    for batch in held.batches:
+        wanted = held.outputs(batch, {})
+        args, kwargs = cast(batch, dtype)
+        try:
+            with quiet(), computing_in(dtype):
+                found = [leaf for leaf in leaves(small(*args, **kwargs)) if leaf.is_floating_point()]
+        except (RuntimeError, NotImplementedError):
+            return float("nan")
+        for old, new in zip(wanted, found, strict=True):
+            change = float((new.double() - old.double()).abs().max() / old.double().abs().max().clamp_min(1e-300))
+            worst = max(worst, change) if change == change else float("nan")
+            if worst != worst:
+                return worst
+    return worst
+
+
+__all__ = ["Fitted", "RangeRow", "fit_dtype"]

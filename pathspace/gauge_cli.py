@@ -1,0 +1,218 @@
+"""``pathspace equalise`` and ``pathspace fit``: rescaled models, for rounding and for small types."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+
+from pathspace.options import InputOption, JsonOption, SeedOption, TargetArgument
+from pathspace.progress import show_progress
+
+OutputOption = Annotated[
+    str | None,
+    typer.Option("--output", "-o", metavar="FILE", help="Write the weights as safetensors.", show_default=False),
+]
+CalibrationOption = Annotated[
+    str | None,
+    typer.Option(
+        "--calibration",
+        metavar="FILE",
+        help="Inputs like those in use, the samples along the first dimension: a .npy file, or .safetensors with one "
+        "tensor for each positional input in order of their names.",
+        show_default="the example inputs",
+    ),
+]
+
+
+class Per(StrEnum):
+    """What shares one step."""
+
+    tensor = "tensor"
+    channel = "channel"
+
+
+class Small(StrEnum):
+    """Floating point types to fit."""
+
+    float16 = "float16"
+    bfloat16 = "bfloat16"
+    float8_e4m3fn = "float8_e4m3fn"
+    float8_e5m2 = "float8_e5m2"
+
+
+def _inputs(file: str | None, given: tuple[tuple[Any, ...], dict[str, Any]]) -> Any:
+    """Calibration batches."""
+    if file is None:
+        args, kwargs = given
+        return kwargs if kwargs else args
+    from pathlib import Path
+
+    import numpy as np
+    import torch
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+
+    from pathspace.errors import InputError
+
+    path = Path(file)
+    try:
+        if path.suffix == ".npy":
+            return torch.from_numpy(np.load(path, allow_pickle=False))
+        if path.suffix == ".safetensors":
+            return tuple(tensor for _, tensor in sorted(load_file(path).items()))
+    except (OSError, ValueError, SafetensorError) as error:
+        raise InputError(f"{file!r} cannot be read ({error}), expected tensors; check the file.") from error
+    raise InputError(f"{file!r} is neither .npy nor .safetensors, expected one of these; save the inputs as such.")
+
+
+def _write(model: Any, output: str | None, to_stdout: bool) -> None:
+    if output is None:
+        return
+    from safetensors.torch import save_model
+
+    from pathspace.files import replacing
+
+    with replacing(output) as temporary:
+        save_model(model, str(temporary))
+    if not to_stdout:
+        Console().print(f"Wrote {output}", soft_wrap=True, markup=False, highlight=False)
+
+
+def _dump(result: dict[str, Any], json: str | None) -> None:
+    from json import dumps
+
+    from pathspace.files import replacing
+
+    if json == "-":
+        print(dumps(result))
+    elif json is not None:
+        with replacing(json) as temporary:
+            temporary.write_text(dumps(result) + "\n", encoding="utf-8")
+
+
+def equalise(
+    target: TargetArgument,
+    inputs: InputOption = None,
+    bits: Annotated[int, typer.Option("--bits", help="Bits of each weight.")] = 8,
+    per: Annotated[Per, typer.Option("--per", help="One step for each tensor or output channel.")] = Per.tensor,
+    calibration: CalibrationOption = None,
+    fold: Annotated[
+        bool, typer.Option("--fold/--keep-norms", help="Fold batch norms first, where there are any.")
+    ] = True,
+    lift: Annotated[bool, typer.Option("--lift/--keep-clips", help="Let bounds of ReLU6 move with the gauge.")] = True,
+    output: OutputOption = None,
+    json: JsonOption = None,
+    seed: SeedOption = 0,
+) -> None:
+    """Rescale a model so that rounding its weights hurts least; the function stays the same.
+
+    [bold]pathspace equalise net.py:Net --input 8x3x32x32 --bits 6 -o net.safetensors[/]
+
+    Exit codes: 0 done (also where no gauge is better), 2 bad input.
+    """
+    from pathspace.files import ensure_writable
+    from pathspace.target import load_target
+
+    for file in (None if json == "-" else json, output):
+        if file is not None:
+            ensure_writable(file)
+    with show_progress("Loading", target) as status:
+        loaded = load_target(target, inputs or (), seed=seed, train=False)
+        status("Tracing and equalising")
+        import pathspace as ps
+
+        batches, model = _inputs(calibration, (loaded.args, loaded.kwargs)), loaded.model
+        steps = {"batch norms folded": ps.fold_norms} if fold else {}
+        steps |= {"clips lifted": ps.lift_clips} if lift else {}
+        done = []
+        for word, change in steps.items():
+            try:
+                model = change(model, *loaded.args, kwargs=loaded.kwargs)
+                done.append(word)
+            except ps.InputError:
+                # nothing of the kind is there
+                continue
+        graph = ps.trace(model, *loaded.args, kwargs=loaded.kwargs)
+        found = ps.equalise(model, graph, bits, per.value, batches)
+        _write(found.model, output, json == "-")
+    certificate = found.gauge.certificate
+    result = {
+        "bits": bits,
+        "per": per.value,
+        "changed": done,
+        "units": graph.num_units,
+        "before": found.before,
+        "after": found.after,
+        "helped": found.helped,
+        "predicted": {"before": certificate.before, "after": certificate.after, "at_least": certificate.bound},
+    }
+    _dump(result, json)
+    if json != "-":
+        scales = ", ".join([*done, f"{graph.num_units:,} free scales"])
+        Console().print(f"{found} ({scales})", soft_wrap=True, markup=False, highlight=False)
+
+
+def fit(
+    target: TargetArgument,
+    inputs: InputOption = None,
+    dtype: Annotated[Small, typer.Option("--dtype", help="The type to fit.")] = Small.float16,
+    headroom: Annotated[float, typer.Option("--headroom", help="How far inside its range everything is to be.")] = 4.0,
+    calibration: CalibrationOption = None,
+    output: OutputOption = None,
+    json: JsonOption = None,
+    seed: SeedOption = 0,
+) -> None:
+    """Rescale a model so that activations and weights lie within the range of a smaller type.
+
+    [bold]pathspace fit net.py:Net --input 8x3x32x32 --dtype float16 -o net.safetensors[/]
+
+    Exit codes: 0 everything fits, 1 something with a fixed scale does not, 2 bad input.
+    """
+    import math
+    from dataclasses import asdict
+
+    from pathspace.cli_errors import FAILED
+    from pathspace.files import ensure_writable
+    from pathspace.target import load_target
+
+    for file in (None if json == "-" else json, output):
+        if file is not None:
+            ensure_writable(file)
+    with show_progress("Loading", target) as status:
+        loaded = load_target(target, inputs or (), seed=seed, train=False)
+        status("Tracing and fitting")
+        import torch
+
+        from pathspace import fit_dtype
+
+        batches = _inputs(calibration, (loaded.args, loaded.kwargs))
+        found = fit_dtype(loaded.model, batches, getattr(torch, dtype.value), headroom)
+        _write(found.model, output, json == "-")
+    # (there is no NaN in JSON)
+    errors = {"before": found.error_before, "after": found.error}
+    errors = {key: None if math.isnan(value) else value for key, value in errors.items()}
+    _dump(
+        {
+            "dtype": dtype.value,
+            "fitted_before": found.fitted_before,
+            "fits": found.fits,
+            "error": errors,
+            "table": [asdict(row) for row in found.table],
+        },
+        json,
+    )
+    if json != "-":
+        Console().print(found)
+    raise typer.Exit(0 if found.fits else FAILED)
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands."""
+    app.command()(equalise)
+    app.command()(fit)
+
+
+__all__ = ["register"]

@@ -1,0 +1,159 @@
+"""Sizes of the activations of every unit, and of their gradients, measured on calibration batches.
+
+Which unit an activation belongs to is measured, too: when the model is rescaled by a different factor for each unit,
+an activation changes by the factor of its own. This holds for whatever operation computed it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from pathspace.calibration import Calibrated, cotangent
+from pathspace.capture import quiet
+from pathspace.invariance import cast, computing_in
+from pathspace.moves import moved
+from pathspace.peaks import Logs
+from pathspace.structure import Structure
+
+# log-scales that tell units apart lie in this range
+LOWEST, HIGHEST = 0.5, 2.0
+FIXED = 1e-9
+
+
+@dataclass(frozen=True, eq=False)
+class Sizes:
+    """Sizes of activations, one entry for each id of a scale that some activation has.
+
+    Attributes:
+        ids: signed ids; 0 stands for everything whose scale is fixed.
+        largest: largest absolute value of the activations with this scale.
+        rms: root of the mean square of those that are not 0.
+        gradient: the same of derivatives by them of the outputs, signs of the outputs drawn at random; NaN unless
+            they were asked for.
+    """
+
+    ids: np.ndarray
+    largest: np.ndarray
+    rms: np.ndarray
+    gradient: np.ndarray
+
+
+class _Record(TorchDispatchMode):
+    """Keep what operations compute; views show nothing new."""
+
+    supports_higher_order_operators = True
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.values: list[Tensor] = []
+        self.live: list[Tensor] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        name = func.overloadpacket.__name__
+        known = {leaf.untyped_storage()._cdata for leaf in args if isinstance(leaf, Tensor)}
+        for leaf in result if isinstance(result, tuple | list) else (result,):
+            if not (isinstance(leaf, Tensor) and leaf.is_floating_point() and leaf.numel()):
+                continue
+            if name.endswith("_") or leaf.untyped_storage()._cdata not in known:
+                self.values.append(leaf.detach().clone())
+                self.live.append(leaf)
+        return result
+
+
+def activation_sizes(graph: Structure, calibrated: Calibrated, gradients: bool = False) -> Sizes:
+    """Measure the activations of every scale.
+
+    Args:
+        graph: the reduction graph.
+        calibrated: the model and its batches.
+        gradients: measure derivatives as well.
+
+    Returns:
+        The sizes. Units that are free at ``eps = 0`` only count as fixed, and so do activations whose scale is a
+        product that no weight speaks of.
+    """
+    scales = Logs(graph)
+    places = np.random.default_rng(0).permutation(scales.count)
+    codes = LOWEST + (HIGHEST - LOWEST) * (places + 0.5) / max(scales.count, 1)
+    logs = scales(torch.from_numpy(codes))[0].numpy()
+    phi = torch.from_numpy(scales.basis @ codes)
+    names, table = _codes(logs)
+    near = (HIGHEST - LOWEST) / max(scales.count, 1) / 8
+    model = calibrated.twin
+    own = {n: t.detach() for n, t in (*model.named_parameters(), *model.named_buffers())}
+    wide = {n: t.double() if t.is_floating_point() else t for n, t in own.items()}
+    other = dict(wide)
+    for name, (head, tail) in graph.gauge_factors(phi).items():
+        other[name] = moved(wide[name], head.to(wide[name]), tail.to(wide[name]), graph.shifts.get(name, 0.0))
+    found = {key: torch.zeros(len(names), dtype=torch.float64) for key in ("largest", "square", "count", "gradient")}
+    for batch in calibrated.batches:
+        batch = cast(batch, torch.float64)
+        first, second = _Record(), _Record()
+        given = {n: t.clone().requires_grad_(gradients and t.is_floating_point()) for n, t in wide.items()}
+        with quiet(), computing_in(torch.float64):
+            with torch.set_grad_enabled(gradients), first:
+                outputs = calibrated.outputs(batch, given)
+            with torch.no_grad(), second:
+                calibrated.outputs(batch, other)
+            slopes = _slopes(outputs, first.live) if gradients else [None] * len(first.values)
+        # (another number of operations would be another computation)
+        for a, b, slope in zip(first.values, second.values, slopes, strict=True):
+            _note(a.cpu(), b.cpu(), None if slope is None else slope.cpu(), table, near, found)
+    met = np.flatnonzero(found["count"].numpy() > 0)
+    count = found["count"][met]
+    gradient = found["gradient"][met] if gradients else torch.full((len(met),), torch.nan)
+    largest, rms = found["largest"][met], (found["square"][met] / count).sqrt()
+    return Sizes(names[met], largest.numpy(), rms.numpy(), gradient.numpy())
+
+
+def _codes(logs: np.ndarray) -> tuple[np.ndarray, Tensor]:
+    """Signed ids and the log-scales that tell them, in order of these; ids of no scale stand with the root."""
+    moving = np.flatnonzero(np.abs(logs) > FIXED)
+    ids = np.concatenate([[0], moving, -moving])
+    code = np.concatenate([[0.0], logs[moving], -logs[moving]])
+    # (units come before what is derived from them)
+    order = np.lexsort((np.abs(ids), code))
+    return ids[order], torch.from_numpy(code[order])
+
+
+def _slopes(outputs: list[Tensor], live: list[Tensor]) -> list[Tensor | None]:
+    generator = torch.Generator().manual_seed(0)
+    wanted = [leaf for leaf in live if leaf.requires_grad]
+    outputs = [out for out in outputs if out.requires_grad]
+    if not outputs or not wanted:
+        return [None] * len(live)
+    signs = [cotangent(out.detach(), False, generator) for out in outputs]
+    found = iter(torch.autograd.grad(outputs, wanted, signs, allow_unused=True))
+    return [next(found) if leaf.requires_grad else None for leaf in live]
+
+
+def _note(a: Tensor, b: Tensor, slope: Tensor | None, table: Tensor, near: float, found: dict[str, Tensor]) -> None:
+    """Sort the entries of one tensor by their scales."""
+    if a.shape != b.shape:
+        return
+    a, b = a.reshape(-1), b.reshape(-1)
+    # (what is infinite or not a number belongs to a mask, or to nothing)
+    keep = (a != 0) & (b != 0) & a.isfinite() & b.isfinite()
+    a, b = a[keep].abs().double(), b[keep].abs().double()
+    change = (b / a).log()
+    place = torch.searchsorted(table, change).clamp(1, max(len(table) - 1, 1)) if len(table) > 1 else change.long() * 0
+    if len(table) > 1:
+        place -= ((change - table[place - 1]) < (table[place] - change)).long()
+    root = int((table == 0).nonzero()[0, 0])
+    place = torch.where((change - table[place]).abs() < near, place, root)
+    found["largest"].scatter_reduce_(0, place, a, "amax")
+    found["square"].index_add_(0, place, a.square())
+    found["count"].index_add_(0, place, torch.ones_like(a))
+    if slope is not None:
+        steep = slope.reshape(-1)[keep].abs().double()
+        found["gradient"].scatter_reduce_(0, place, steep, "amax")
+
+
+__all__ = ["Sizes", "activation_sizes"]

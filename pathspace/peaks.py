@@ -1,0 +1,231 @@
+"""Largest entries and sums of weighted entries of tensors, as convex functions of the log-scales of the units."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from scipy.sparse import coo_array, csr_array, eye_array
+from torch import Tensor
+
+from pathspace.structure import Structure
+
+
+class Logs:
+    """Log-scales of all ids as linear functions of free variables.
+
+    Args:
+        graph: the reduction graph.
+        exact: the variables are those of the gauge transformations that are exact as the model stands; else one for
+            each unit.
+    """
+
+    def __init__(self, graph: Structure, exact: bool = True) -> None:
+        every = csr_array(graph.expand[:, 1:].astype(np.float64))
+        self.basis = csr_array(graph.exact.astype(np.float64)) if exact else eye_array(graph.num_units, format="csr")
+        table = coo_array(every @ self.basis)
+        places = torch.from_numpy(np.stack(table.coords).astype(np.int64))
+        self.table = torch.sparse_coo_tensor(
+            places, torch.from_numpy(table.data), table.shape, check_invariants=False
+        ).coalesce()
+        self.ids, self.count = int(table.shape[0]), int(self.basis.shape[1])
+
+    def __call__(self, variables: Tensor) -> Tensor:
+        """Log-scales of ids, twice: for heads and for tails."""
+        return torch.sparse.mm(self.table, variables[:, None])[:, 0].expand(2, -1)
+
+
+def at(logs: Tensor, ids: Tensor) -> Tensor:
+    """Log-scales of signed ids."""
+    return logs[ids.abs()] * ids.sign()
+
+
+class Layout:
+    """A tensor as a matrix whose entries ``[r, c]`` scale by ``exp(phi(head r) - phi(side r) - phi(tail c))``.
+
+    Rows are the places that the heads tell apart and columns those that the tails do; where both vary along one
+    dimension (grouped convolutions) everything is a row.
+
+    Args:
+        tail: ids of the near side, every size 1 or the tensor's.
+        head: those of the far side.
+        shape: the tensor's.
+        axis: a dimension whose places are never summed over, those of the channels.
+    """
+
+    def __init__(self, tail: Tensor, head: Tensor, shape: Sequence[int], axis: int | None = None) -> None:
+        dims = range(len(shape))
+        rows = {d for d in dims if head.shape[d] > 1}
+        columns = {d for d in dims if tail.shape[d] > 1}
+        mixed = bool(rows & columns)
+        if mixed:
+            rows, columns = rows | columns, set()
+        if axis is not None and axis not in columns:
+            rows.add(axis)
+        self.rows, self.columns = sorted(rows), sorted(columns)
+        self.rest = [d for d in dims if d not in rows and d not in columns]
+        heights, widths = ([shape[d] if d in own else 1 for d in dims] for own in (rows, columns))
+        root = torch.zeros([1] * len(shape), dtype=torch.int64)
+        self.head = head.expand(heights).reshape(-1)
+        self.side = (tail if mixed else root).expand(heights).reshape(-1)
+        self.tail = (root if mixed else tail).expand(widths).reshape(-1)
+        self.groups: Tensor | None = None
+        self.by_row = axis is None or axis in rows
+        if axis is not None:
+            own = torch.arange(shape[axis]).reshape([-1 if d == axis else 1 for d in dims])
+            self.groups = own.expand(heights if self.by_row else widths).reshape(-1)
+
+    def matrix(self, values: Tensor, largest: bool) -> Tensor:
+        """Values as a matrix: the largest or the sum over places with the same ends."""
+        if self.rest:
+            values = values.amax(self.rest, keepdim=True) if largest else values.sum(self.rest, keepdim=True)
+        order = [*self.rows, *self.columns, *self.rest]
+        return values.permute(order).reshape(len(self.head), len(self.tail)).contiguous()
+
+    def ends(self, logs: Tensor) -> tuple[Tensor, Tensor]:
+        """Log-scales ``(up, down)`` of rows and columns: entries scale by ``exp(up r - down c)``."""
+        return at(logs[0], self.head) - at(logs[1], self.side), at(logs[1], self.tail)
+
+    def group_of(self, row: Tensor, column: Tensor) -> Tensor:
+        """To which channel entries belong; 0 where there is one group."""
+        if self.groups is None:
+            return torch.zeros_like(row)
+        return self.groups[row if self.by_row else column]
+
+    def group_by_tail(self) -> None:
+        """Let all entries with one near side be a group, numbered by its id."""
+        self.by_row = bool((self.side != 0).any())
+        self.groups = (self.side if self.by_row else self.tail).abs()
+
+    @property
+    def count(self) -> int:
+        """How many groups."""
+        return 1 if self.groups is None else int(self.groups.max()) + 1
+
+
+@dataclass(eq=False)
+class Entry:
+    """One tensor: logarithms of its largest entries, and weights of its squares."""
+
+    layout: Layout
+    logs: Tensor
+    start: int
+    weights: Tensor | None = None
+
+    def tops(self, top: Tensor) -> Tensor:
+        """The values of the groups, to be compared with the entries."""
+        layout = self.layout
+        if layout.groups is None:
+            return top[self.start]
+        own = top[self.start + layout.groups]
+        return own[:, None] if layout.by_row else own[None, :]
+
+
+class Peaks:
+    """The largest entry of every group, smoothly from a few entries or exactly from all of them.
+
+    Args:
+        scales: log-scales of ids.
+    """
+
+    def __init__(self, scales: Logs) -> None:
+        self.scales, self.count = scales, 0
+        self.known: list[set[int]] = []
+        # log value, head, side, tail, group
+        self.values = torch.zeros(0, dtype=torch.float64)
+        self.ids = torch.zeros((3, 0), dtype=torch.int64)
+        self.group = torch.zeros(0, dtype=torch.int64)
+        self.entries: list[Entry] = []
+
+    def add(self, layout: Layout, sizes: Tensor, weights: Tensor | None = None, shared: bool = False) -> None:
+        """Take a tensor in.
+
+        Args:
+            layout: its ends.
+            sizes: absolute values, as :meth:`Layout.matrix` gives them.
+            weights: weights of the squares in the sums of :meth:`sums`.
+            shared: whether groups are numbered by the ids of the graph, for all tensors together.
+        """
+        self.entries.append(Entry(layout, sizes.log(), 0 if shared else self.count, weights))
+        self.known.append(set())
+        self.count = self.scales.ids if shared else self.count + layout.count
+
+    def grow(self, phi: Tensor) -> bool:
+        """Take in the largest entries of all rows and columns at ``phi``; whether there were new ones."""
+        logs, new = self.scales(phi), False
+        for entry, known in zip(self.entries, self.known, strict=True):
+            up, down = entry.layout.ends(logs)
+            now = entry.logs + up[:, None] - down[None, :]
+            width = now.shape[1]
+            most = now.argmax(1) + torch.arange(len(now)) * width, now.argmax(0) * width + torch.arange(width)
+            flat = torch.cat(most).unique()
+            flat = flat[now.reshape(-1)[flat] > -torch.inf]
+            flat = torch.tensor(sorted(set(flat.tolist()) - known), dtype=torch.int64)
+            known.update(flat.tolist())
+            if len(flat):
+                new = True
+                row, column = flat // width, flat % width
+                layout = entry.layout
+                self.values = torch.cat([self.values, entry.logs.reshape(-1)[flat]])
+                own = torch.stack([layout.head[row], layout.side[row], layout.tail[column]])
+                self.ids = torch.cat([self.ids, own], 1)
+                self.group = torch.cat([self.group, layout.group_of(row, column) + entry.start])
+        return new
+
+    def few(self, logs: Tensor) -> Tensor:
+        """Logarithms of the entries taken in so far."""
+        head, side, tail = self.ids
+        return self.values + at(logs[0], head) - at(logs[1], side) - at(logs[1], tail)
+
+    def exact(self, phi: Tensor) -> Tensor:
+        """Logarithm of the largest entry of every group, ``-inf`` where there is none."""
+        logs, found = self.scales(phi), torch.full((self.count,), -torch.inf, dtype=torch.float64)
+        for entry in self.entries:
+            up, down = entry.layout.ends(logs)
+            now = entry.logs + up[:, None] - down[None, :]
+            layout = entry.layout
+            if layout.groups is None:
+                found[entry.start] = now.max()
+            else:
+                best = now.amax(1 if layout.by_row else 0)
+                found.scatter_reduce_(0, layout.groups + entry.start, best, "amax")
+        return found
+
+    def sums(self, logs: Tensor, power: float) -> Tensor:
+        """Logarithms of ``sum of weight * exp(power * change)`` over every group."""
+        parts = []
+        for entry in self.entries:
+            assert entry.weights is not None
+            up, down = entry.layout.ends(logs)
+            high, low = (power * up).max().detach(), (-power * down).max().detach()
+            left, right = (power * up - high).exp(), (-power * down - low).exp()
+            layout = entry.layout
+            terms = left * (entry.weights @ right) if layout.by_row else right * (left @ entry.weights)
+            if layout.groups is None:
+                total = terms.sum().reshape(1)
+            else:
+                total = terms.new_zeros(layout.count).index_add(0, layout.groups, terms)
+            parts.append(total.clamp_min(1e-300).log() + high + low)
+        return torch.cat(parts)
+
+
+def grouped(values: Tensor, group: Tensor, count: int, sharpness: float) -> tuple[Tensor, Tensor]:
+    """A smooth largest value of every group, at least the largest: ``log sum exp(s a) / s``.
+
+    Returns:
+        The values, and how far each lies above the mean of its entries by the weights ``exp(s a) / sum``.
+    """
+    scaled = sharpness * values
+    top = torch.full((count,), -torch.inf, dtype=values.dtype).scatter_reduce(0, group, scaled.detach(), "amax")
+    # (groups of zeros alone)
+    top = torch.where(top.isfinite(), top, 0)
+    shares = (scaled - top[group]).exp()
+    total = values.new_zeros(count).index_add(0, group, shares).clamp_min(1e-300)
+    smooth = (total.log() + top) / sharpness
+    mean = values.new_zeros(count).index_add(0, group, (shares / total[group] * values).detach())
+    return smooth, smooth.detach() - mean
+
+
+__all__ = ["Layout", "Logs", "Peaks", "at", "grouped"]

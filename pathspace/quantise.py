@@ -1,0 +1,85 @@
+"""Weights rounded to a few bits, and what that costs."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
+
+from pathspace.errors import InputError
+
+LAYERS = (nn.Linear, _ConvNd, nn.Embedding)
+
+
+def check_format(bits: int, per: str) -> None:
+    """Refuse numbers of bits and granularities that make no sense.
+
+    Raises:
+        InputError: see above.
+    """
+    if not (isinstance(bits, int) and 2 <= bits <= 16):
+        raise InputError(f"bits is {bits!r}, expected a whole number from 2 to 16.")
+    if per not in ("tensor", "channel"):
+        raise InputError(f"per is {per!r}, expected 'tensor' or 'channel'.")
+
+
+def weight_axes(model: nn.Module) -> dict[str, int]:
+    """The tensors that are quantised, by name, and along which of their dimensions their output channels lie.
+
+    These are the weights of linear, convolution and embedding layers, and all other parameters that are longer than 1
+    in two dimensions or more.
+
+    Args:
+        model: any module.
+
+    Example:
+        >>> from torch import nn
+        >>> weight_axes(nn.Sequential(nn.Linear(2, 3), nn.LayerNorm(3), nn.ConvTranspose1d(3, 1, 2)))
+        {'0.weight': 0, '2.weight': 1}
+    """
+    found = {}
+    modules = dict(model.named_modules())
+    for name, parameter in model.named_parameters():
+        path, _, key = name.rpartition(".")
+        layer = isinstance(modules.get(path), LAYERS) and key == "weight"
+        if parameter.is_floating_point() and (layer or sum(size > 1 for size in parameter.shape) > 1):
+            found[name] = 1 if isinstance(modules.get(path), _ConvTransposeNd) and parameter.dim() > 1 else 0
+    return found
+
+
+def quantised(weight: Tensor, bits: int, axis: int | None = None) -> Tensor:
+    """``step * round(w / step)`` with ``step = max |w| / (2^(bits - 1) - 1)``, for the tensor or for each channel.
+
+    Args:
+        weight: a tensor.
+        bits: how many.
+        axis: the dimension of the channels; ``None`` for one step for all.
+
+    Example:
+        >>> import torch
+        >>> quantised(torch.tensor([[1.0, 0.4], [0.3, 0.1]]), 2, 0)
+        tensor([[1.0000, 0.0000],
+                [0.3000, 0.0000]])
+    """
+    dims = [dim for dim in range(weight.dim()) if dim != axis]
+    peak = weight.detach().abs().amax(dims, keepdim=True) if dims else weight.detach().abs()
+    step = peak / (2 ** (bits - 1) - 1)
+    return torch.where(step > 0, (weight / step).round() * step, 0).to(weight.dtype)
+
+
+def quantised_weights(
+    parameters: Mapping[str, Tensor], axes: Mapping[str, int], bits: int, per: str
+) -> dict[str, Tensor]:
+    """All weights of a model, quantised."""
+    return {name: quantised(parameters[name], bits, axis if per == "channel" else None) for name, axis in axes.items()}
+
+
+def decibels(noise: float) -> float:
+    """Signal over noise, where the signal is 1."""
+    return -10 * math.log10(noise) if noise > 0 else math.inf
+
+
+__all__ = ["check_format", "decibels", "quantised", "quantised_weights", "weight_axes"]

@@ -1,0 +1,137 @@
+"""Models that are rescaled before they are rounded or squeezed: the same function, never worse than as trained."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from torch import Tensor, nn
+from zoo.signals import frames
+from zoo.trained import load, params
+
+import pathspace as ps
+from pathspace.quantise import quantised, quantised_weights, weight_axes
+
+
+def network(seed: int, scramble: float) -> tuple[nn.Module, ps.ReductionGraph]:
+    """A small convolutional network with norms and clips, folded and lifted, and scrambled by its gauge."""
+    torch.manual_seed(seed)
+    layers = nn.Sequential(
+        nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU6(), nn.Conv2d(8, 8, 3, groups=8), nn.ReLU(),
+        nn.Conv2d(8, 12, 1), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(12, 5),
+    )  # fmt: skip
+    model = ps.lift_clips(ps.fold_norms(layers.eval()))
+    graph = ps.trace(model, torch.randn(1, 3, 10, 10))
+    return ps.rescale(model, graph, scramble * torch.randn(graph.num_units)), graph
+
+
+def decibels(model: nn.Module, other: nn.Module, bits: int, per: str, x: Tensor) -> float:
+    """Signal over noise of a copy with rounded weights."""
+    net = copy.deepcopy(other)
+    tensors = quantised_weights(dict(net.named_parameters()), weight_axes(net), bits, per)
+    net.load_state_dict({**net.state_dict(), **tensors})
+    with torch.no_grad():
+        wanted = model(x)
+        return float(10 * (wanted.square().sum() / (net(x) - wanted).square().sum()).log10())
+
+
+@pytest.mark.parametrize(("bits", "per"), [(4, "tensor"), (4, "channel"), (6, "tensor"), (8, "tensor")])
+def test_never_worse_than_as_trained_on_other_data(bits: int, per: str) -> None:
+    for seed, scramble in ((0, 1.0), (1, 0.0))[: 2 if bits == 8 else 1]:
+        model, graph = network(seed, scramble)
+        keys = {key: tensor.clone() for key, tensor in model.state_dict().items()}
+        generator = torch.Generator().manual_seed(seed)
+        x, held = (torch.randn(count, 3, 10, 10, generator=generator) for count in (24, 64))
+        found = ps.equalise(model, graph, bits, per, x)
+        with torch.no_grad():
+            torch.testing.assert_close(found.model(held), model(held), rtol=1e-5, atol=1e-5)
+        before, after = (decibels(model, net, bits, per, held) for net in (model, found.model))
+        assert after >= before and found.after >= found.before
+        assert found.helped or after == before
+        assert all(torch.equal(tensor, keys[key]) for key, tensor in model.state_dict().items())
+        if scramble and per == "tensor" and bits > 4:
+            assert after > before + 6
+        assert found.before == pytest.approx(decibels(model, model, bits, per, x), abs=1e-2)
+        assert ("no gauge is safely better" in str(found)) != found.helped
+
+
+def test_without_data_inputs_are_made_up() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Embedding(7, 8), nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 3))
+    graph = ps.trace(model, torch.randint(7, (2, 5)))
+    found = ps.equalise(ps.rescale(model, graph, torch.randn(graph.num_units)), graph, 6)
+    assert found.made_up and found.helped and "random inputs" in str(found)
+
+
+def test_what_is_rounded_to() -> None:
+    torch.manual_seed(0)
+    weight = torch.randn(3, 4, 2)
+    for axis in (None, 0, 1):
+        rounded = quantised(weight, 4, axis)
+        groups = [None] if axis is None else range(weight.shape[axis])
+        for group in groups:
+            old, new = (w if group is None else w.select(axis, group) for w in (weight, rounded))
+            step = float(old.abs().max()) / 7
+            torch.testing.assert_close(new / step, (old / step).round(), rtol=0, atol=1e-4)
+    assert torch.equal(quantised(torch.zeros(2, 2), 8, 0), torch.zeros(2, 2))
+
+
+@pytest.mark.parametrize(("bits", "per", "match"), [(1, "tensor", "bits is 1"), (8, "row", "per is 'row'")])
+def test_formats_that_make_no_sense(bits: int, per: str, match: str) -> None:
+    model, graph = network(0, 0.0)
+    with pytest.raises(ps.InputError, match=match):
+        ps.equalise(model, graph, bits, per)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("name", params("crepe-tiny"))
+def test_a_pitch_tracker_in_eight_bits_hears_the_same(name: str) -> None:
+    model, _, _ = load(name)
+    notes = [55.0 * 2 ** (k / 7) for k in range(36)]
+    x, held = frames(*notes[::3]), frames(*notes[1::3])
+    graph = ps.trace(model, x[:2])
+    found = ps.equalise(model, graph, 8, "tensor", x)
+    torch.testing.assert_close(found.model(held), model(held), rtol=1e-5, atol=1e-5)
+    net = copy.deepcopy(found.model)
+    rounded = quantised_weights(dict(net.named_parameters()), weight_axes(net), 8, "tensor")
+    net.load_state_dict({**net.state_dict(), **rounded})
+    assert found.after >= found.before
+    assert float((net(held).argmax(1) - model(held).argmax(1)).abs().max()) <= 1
+
+
+def test_models_out_of_range_are_brought_into_it() -> None:
+    torch.manual_seed(0)
+    dtype = torch.float16
+    model = nn.Sequential(nn.Linear(6, 16), nn.ReLU(), nn.Linear(16, 16), nn.ReLU(), nn.Linear(16, 3))
+    x = torch.randn(32, 6)
+    graph = ps.trace(model, x)
+    far = ps.rescale(model, graph, torch.linspace(-14, 14, graph.num_units))
+    with torch.no_grad():
+        assert not torch.isfinite(copy.deepcopy(far).half()(x.half())).all()
+        fitted = ps.fit_dtype(far, x, dtype)
+        torch.testing.assert_close(fitted.model(x), far(x), rtol=1e-5, atol=1e-5)
+        assert fitted.fits and not fitted.fitted_before and fitted.error < 0.05
+        small = copy.deepcopy(fitted.model).to(dtype)(x.to(dtype)).float()
+        assert float((small - far(x)).abs().max() / far(x).abs().max()) < 0.05
+    names = {row.name for row in fitted.table}
+    assert {"0", "2", "0.weight", "4.bias"} <= names
+    for row in fitted.table:
+        assert 4 * row.largest_after <= torch.finfo(dtype).max
+
+
+def test_models_within_range_stay_as_they_are() -> None:
+    model, x = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 3)), torch.randn(9, 6)
+    fitted = ps.fit_dtype(model, [x, x])
+    assert fitted.fits and fitted.fitted_before and not bool(fitted.phi.any()) and fitted.error == fitted.error_before
+    for old, new in zip(model.parameters(), fitted.model.parameters(), strict=True):
+        assert torch.equal(old, new)
+
+
+def test_fixed_scales_that_do_not_fit_are_told() -> None:
+    model, x = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3)), 1e4 * torch.randn(9, 6)
+    fitted = ps.fit_dtype(model, x)
+    fixed = next(row for row in fitted.table if row.kind == "fixed scales")
+    assert not fitted.fits and fixed.largest_after == fixed.largest_before
+    with pytest.raises(ps.InputError, match="expected a floating point type"):
+        ps.fit_dtype(model, x, torch.int8)

@@ -1,0 +1,61 @@
+"""The commands that rescale models for rounding and for small types."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+from typer.testing import CliRunner
+
+from pathspace.cli import app
+
+NET = """
+import torch
+from torch import nn
+def net():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(3, 6, 3), nn.BatchNorm2d(6), nn.ReLU(), nn.Flatten(), nn.Linear(96, 4)).eval()
+    with torch.no_grad():
+        model[1].weight.mul_(torch.logspace(-4, 5, 6)), model[4].weight.reshape(4, 6, 16).div_(
+            torch.logspace(-4, 5, 6)[:, None])
+    return model
+"""
+
+
+@pytest.fixture
+def target(tmp_path: Path) -> str:
+    (tmp_path / "net.py").write_text(NET)
+    np.save(tmp_path / "x.npy", torch.randn(12, 3, 6, 6, generator=torch.Generator().manual_seed(1)).numpy())
+    return f"{tmp_path / 'net.py'}:net"
+
+
+def test_equalise_writes_the_rescaled_weights(target: str, tmp_path: Path) -> None:
+    output, report = tmp_path / "out.safetensors", tmp_path / "out.json"
+    arguments = ["equalise", target, "--input", "2x3x6x6", "--bits", "6", "-o", str(output), "--json", str(report)]
+    found = CliRunner().invoke(app, [*arguments, "--calibration", str(tmp_path / "x.npy")])
+    assert found.exit_code == 0, found.output
+    result = json.loads(report.read_text())
+    assert result["helped"] and result["after"] > result["before"] + 3 and result["units"] == 6
+    assert result["changed"] == ["batch norms folded"] and "6 bits per tensor" in found.output
+    assert {"0.weight", "0.bias", "4.weight", "4.bias"} == set(load_file(output))
+
+
+def test_fit_prints_a_table_and_its_verdict(target: str, tmp_path: Path) -> None:
+    arguments = ["fit", target, "--input", "8x3x6x6", "--json", "-"]
+    found = CliRunner().invoke(app, arguments)
+    result = json.loads(found.output)
+    assert found.exit_code == (0 if result["fits"] else 1) and not result["fitted_before"] and result["fits"]
+    assert {row["kind"] for row in result["table"]} == {"activations", "weights", "fixed scales"}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [(["--calibration", "x.txt"], "neither .npy nor .safetensors"), (["--calibration", "no.npy"], "cannot be read")],
+)
+def test_inputs_that_cannot_be_read(target: str, arguments: list[str], words: str) -> None:
+    found = CliRunner().invoke(app, ["equalise", target, "--input", "2x3x6x6", *arguments])
+    assert found.exit_code != 0 and words in f"{found.exception}{found.output}"
