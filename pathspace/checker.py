@@ -61,6 +61,8 @@ FIELDS = {
 SIZES = (1.0, 100.0, 0.01)
 # models of more weights than this are compared in their own precision, smaller ones in float64
 LARGE = 30_000_000
+# longer lists are not judged
+MOST_NUMBERS = 1 << 29
 
 
 class Rejected(Exception):
@@ -73,12 +75,13 @@ class Judgement:
 
     Attributes:
         accepted: whether the document proves its statement (and fits the model, where one was given).
-        reason: why not, or why nothing was seen of the outputs (all 0, or whole numbers); else empty.
+        reason: why not, or why nothing was seen of the outputs (all 0, whole numbers, no numbers); else empty.
         weights: ``m`` as counted by the checker.
         units: ``H``.
         dimension: ``m - H``, the proven dimension of the graph that is stated; ``None`` when rejected. Compared with
             outputs, it bounds from above how many independent values of the listed weights they depend on.
-        compared: what the document was compared with: ``"nothing"``, ``"tensors"`` or ``"outputs"``.
+        compared: what the document was compared with: ``"nothing"``, ``"shapes"`` (of tensors without numbers),
+            ``"tensors"`` or ``"outputs"``.
         seconds: time taken.
     """
 
@@ -146,8 +149,11 @@ def check(
         weights, units = sum(block.edges for block in blocks), loaded["units"]
         _judge(loaded, blocks, weights, units)
         tensors, model = _compared(tensors, model, bool(args or kwargs))
+        if model is not None and any(map(_is_bare, model.parameters())):
+            blind = "the model has no numbers, so only shapes were compared"
+            tensors, model = dict(model.named_parameters(remove_duplicate=False)), None
         if tensors is not None:
-            compared = "tensors"
+            compared = "shapes" if any(map(_is_bare, tensors.values())) else "tensors"
             _compare(loaded, blocks, tensors)
         if model is not None:
             compared = "outputs"
@@ -200,7 +206,7 @@ def _load(document: Mapping[str, Any] | str | Path) -> Mapping[str, Any]:
         _require(field in document, f"the document lacks {field!r}")
         _require(type(document[field]) is kind, f"{field!r} is no {kind.__name__}")
     _require(set(document) == set(FIELDS), "the document has fields that do not belong there")
-    _require(document["format"] == "pathspace-proof" and document["version"] == 2, "the format is not known")
+    _require(document["format"] == "pathspace-proof" and document["version"] == 3, "the format is not known")
     _require(document["statement"] == STATEMENT, "the statement is not the one that is proven here")
     body = {key: value for key, value in document.items() if key != "digest"}
     text = json.dumps(body, sort_keys=True, separators=(",", ":"))
@@ -208,7 +214,17 @@ def _load(document: Mapping[str, Any] | str | Path) -> Mapping[str, Any]:
     return document
 
 
-def _whole(values: Any, what: str) -> np.ndarray:
+def _whole(values: Any, what: str, length: int | None = None) -> np.ndarray:
+    """Whole numbers: a list, or runs ``[first, step, count]`` that are ``length`` numbers in all."""
+    if isinstance(values, dict) and length is not None:
+        _require(set(values) == {"runs"}, f"{what} is no list")
+        runs = [_whole(run, what) for run in values["runs"]]
+        _require(all(len(run) == 3 and run[2] >= 1 for run in runs), f"{what} has a malformed run")
+        _require(sum(int(run[2]) for run in runs) == length <= MOST_NUMBERS, f"{what} has the wrong length")
+        ends = (abs(int(run[0])) + abs(int(run[1])) * int(run[2]) for run in runs)
+        _require(max(ends, default=0) < 1 << 62, f"{what} holds numbers that are too large")
+        parts = [run[0] + run[1] * np.arange(run[2]) for run in runs]
+        return np.concatenate([np.zeros(0, np.int64), *parts])
     _require(isinstance(values, list), f"{what} is no list")
     _require(all(type(value) is int for value in values), f"{what} holds something else than whole numbers")
     return np.array(values, dtype=np.int64)
@@ -218,7 +234,7 @@ def _table(entry: Any, shape: tuple[int, ...], what: str) -> np.ndarray:
     own = tuple(_whole(entry["shape"], what).tolist())
     fits = len(own) == len(shape) and all(n in (1, size) for n, size in zip(own, shape, strict=True))
     _require(fits, f"{what} of shape {own} does not broadcast to {shape}")
-    values = _whole(entry["values"], what)
+    values = _whole(entry["values"], what, math.prod(own))
     _require(len(values) == math.prod(own), f"{what} has the wrong length")
     return values.reshape(own)
 
@@ -289,30 +305,39 @@ def _judge(document: Mapping[str, Any], blocks: list[Tensor], weights: int, unit
     products = _products(document)
     _rest(document, blocks)
     _require(set(document["trees"]) == {"in", "out"}, "there are not two trees")
-    edges: list[dict[int, tuple[int, int]]] = []
-    ends: list[dict[int, tuple[int, int]]] = []
-    for side in ("in", "out"):
-        tree, at = _tree(document["trees"][side], blocks, products, units, side)
-        edges.append(tree)
-        ends.append(at)
-    shared = set(edges[0].values()) & set(edges[1].values())
+    trees = [_tree(document["trees"][side], blocks, products, units, side) for side in ("in", "out")]
+    shared = np.intersect1d(trees[0].edge, trees[1].edge)
     _require(document["shared_edges"] == len(shared), f"the trees share {len(shared)} edges, not as stated")
     if products:
-        _require(edges[0] == edges[1], "with products of scales one tree has to serve both ways")
+        same = np.array_equal(trees[0].edge, trees[1].edge)
+        _require(same, "with products of scales one tree has to serve both ways")
         chains = 0
     else:
-        chains = _chains(edges[0], ends[0], shared, units)
+        chains = _chains(trees[0], shared, units)
     _require(document["chains"] == chains, f"there are {chains} chains, not as stated")
     count = chains + weights - (2 * units - len(shared))
     _require(document["basis_paths"] == count, f"there are {count} basis paths, not as stated")
     _require(count == weights - units, f"{count} basis paths are not as many as weights less units")
 
 
-def _tree(
-    entry: Any, blocks: list[Tensor], products: list[dict[int, int]], units: int, side: str
-) -> tuple[dict[int, tuple[int, int]], dict[int, tuple[int, int]]]:
+@dataclass(frozen=True)
+class Tree:
+    """One edge for every unit, in the order of units.
+
+    Attributes:
+        edge: numbers that tell edges apart.
+        tail: units (or products) at the tails, without their signs.
+        head: those at the heads.
+    """
+
+    edge: np.ndarray
+    tail: np.ndarray
+    head: np.ndarray
+
+
+def _tree(entry: Any, blocks: list[Tensor], products: list[dict[int, int]], units: int, side: str) -> Tree:
     """Walk a tree: every edge must join its unit, with coefficient +-1, to units reached before."""
-    order, tensor, index = (_whole(entry[key], f"tree {side}") for key in ("order", "tensor", "index"))
+    order, tensor, index = (_whole(entry[key], f"tree {side}", units) for key in ("order", "tensor", "index"))
     _require(len(order) == len(tensor) == len(index) == units, f"tree {side} has not one edge for every unit")
     _require(np.array_equal(np.sort(order), np.arange(1, units + 1)), f"tree {side} does not reach every unit once")
     _require(units == 0 or (tensor.min() >= 0 and tensor.max() < len(blocks)), f"tree {side} names unknown tensors")
@@ -325,28 +350,47 @@ def _tree(
         if block.unused is not None:
             _require(not block.at(block.unused, flat).any(), f"tree {side} uses an unused scalar of {block.name}")
         tails[here], heads[here] = block.at(block.tail, flat), block.at(block.head, flat)
-    reached: set[int] = set()
-    for unit, tail, head in zip(order.tolist(), tails.tolist(), heads.tolist(), strict=True):
-        row: dict[int, int] = {}
-        for end, sign in ((head, 1), (tail, -1)):
-            sign = -sign if end < 0 else sign
-            factors = products[abs(end) - units - 1] if abs(end) > units else {abs(end): 1}
-            for factor, times in factors.items():
-                row[factor] = row.get(factor, 0) + sign * times
-        _require(abs(row.pop(unit, 0)) == 1, f"an edge of tree {side} does not move the scale of unit {unit} once")
-        row.pop(0, None)
-        late = [other for other, times in row.items() if times and other not in reached]
-        _require(not late, f"an edge of tree {side} joins unit {unit} to a unit not reached before")
-        reached.add(unit)
-    chosen = zip(tensor.tolist(), index.tolist(), strict=True)
-    numbers = order.tolist()
-    ends = zip(np.abs(tails).tolist(), np.abs(heads).tolist(), strict=True)
-    return dict(zip(numbers, chosen, strict=True)), dict(zip(numbers, ends, strict=True))
+    # when each unit is reached, the root before all others
+    time_of = np.full(units + 1, -1)
+    time_of[order] = np.arange(units)
+    plain = (np.abs(tails) <= units) & (np.abs(heads) <= units)
+    _plain_walk(order[plain], np.abs(tails[plain]), np.abs(heads[plain]), time_of, side)
+    for place in np.flatnonzero(~plain).tolist():
+        _walk_of_products(int(order[place]), int(tails[place]), int(heads[place]), products, time_of, side)
+    fits = len(blocks) < 1 << 22 and int(index.max(initial=0)) < 1 << 40
+    _require(fits, "the tensors are too many or too large to be judged")
+    by_unit = np.argsort(order)
+    return Tree((tensor << 40 | index)[by_unit], np.abs(tails)[by_unit], np.abs(heads)[by_unit])
 
 
-def _chains(
-    tree: dict[int, tuple[int, int]], ends: dict[int, tuple[int, int]], shared: set[tuple[int, int]], units: int
-) -> int:
+def _plain_walk(order: np.ndarray, tails: np.ndarray, heads: np.ndarray, time_of: np.ndarray, side: str) -> None:
+    """Edges between units: one end is the unit itself, the other one was reached before."""
+    once = (heads == order) != (tails == order)
+    wrong = order[~once][:1].tolist()
+    _require(not wrong, f"an edge of tree {side} does not move the scale of unit {sum(wrong)} once")
+    others = np.where(heads == order, tails, heads)
+    late = order[time_of[others] >= time_of[order]][:1].tolist()
+    _require(not late, f"an edge of tree {side} joins unit {sum(late)} to a unit not reached before")
+
+
+def _walk_of_products(
+    unit: int, tail: int, head: int, products: list[dict[int, int]], time_of: np.ndarray, side: str
+) -> None:
+    """An edge with an end that is a product of units: all of them but one were reached before."""
+    units = len(time_of) - 1
+    row: dict[int, int] = {}
+    for end, sign in ((head, 1), (tail, -1)):
+        sign = -sign if end < 0 else sign
+        factors = products[abs(end) - units - 1] if abs(end) > units else {abs(end): 1}
+        for factor, times in factors.items():
+            row[factor] = row.get(factor, 0) + sign * times
+    _require(abs(row.pop(unit, 0)) == 1, f"an edge of tree {side} does not move the scale of unit {unit} once")
+    row.pop(0, None)
+    late = [other for other, times in row.items() if times and time_of[other] >= time_of[unit]]
+    _require(not late, f"an edge of tree {side} joins unit {unit} to a unit not reached before")
+
+
+def _chains(tree: Tree, shared: np.ndarray, units: int) -> int:
     """Count the chains, and see that each is entered by exactly one edge of ``T_in`` outside ``T_out``."""
     leader = list(range(units + 1))
 
@@ -356,30 +400,38 @@ def _chains(
             unit = leader[unit]
         return unit
 
-    for unit, edge in tree.items():
-        if edge in shared:
-            one, other = find(ends[unit][0]), find(ends[unit][1])
-            _require(one != other, "the edges in both trees close a circle")
-            leader[max(one, other)] = min(one, other)
-    entered = [find(unit) for unit, edge in tree.items() if edge not in shared]
+    both = np.isin(tree.edge, shared)
+    for tail, head in zip(tree.tail[both].tolist(), tree.head[both].tolist(), strict=True):
+        one, other = find(tail), find(head)
+        _require(one != other, "the edges in both trees close a circle")
+        leader[max(one, other)] = min(one, other)
+    entered = [find(unit) for unit in (np.flatnonzero(~both) + 1).tolist()]
     chains = {find(unit) for unit in range(1, units + 1)} - {find(0)}
     _require(sorted(entered) == sorted(chains), "a chain is not entered by exactly one edge")
     return len(chains)
 
 
 def _compare(document: Mapping[str, Any], blocks: list[Tensor], tensors: Mapping[str, Any]) -> None:
-    """Stream over a model's tensors: shapes, and tree weights that do not vanish."""
+    """Stream over a model's tensors: shapes, and tree weights that do not vanish, where there are numbers."""
+    sides = [document["trees"][side] for side in ("in", "out")]
+    units = document["units"]
+    trees = [tuple(_whole(tree[key], "a tree", units) for key in ("tensor", "index")) for tree in sides]
     for number, block in enumerate(blocks):
         _require(block.name in tensors, f"the model has no tensor {block.name}")
         value = tensors[block.name]
         _require(tuple(value.shape) == block.shape, f"{block.name} has another shape in the model")
+        if _is_bare(value):
+            continue
         flat = value.detach().reshape(-1) if hasattr(value, "detach") else np.asarray(value).reshape(-1)
-        for side in ("in", "out"):
-            tree = document["trees"][side]
-            places = [i for t, i in zip(tree["tensor"], tree["index"], strict=True) if t == number]
-            _require(
-                not places or bool((flat[places] + block.shift != 0).all()), f"a tree weight of {block.name} is zero"
-            )
+        for tensor, index in trees:
+            places = index[tensor == number].tolist()
+            alive = not places or bool((flat[places] + block.shift != 0).all())
+            _require(alive, f"a tree weight of {block.name} is zero")
+
+
+def _is_bare(value: Any) -> bool:
+    """Whether a tensor has a shape and no numbers."""
+    return bool(getattr(value, "is_meta", False)) or type(value).__name__ == "FakeTensor"
 
 
 def _duplicate(model: Any) -> Any:

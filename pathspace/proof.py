@@ -18,7 +18,9 @@ from pathspace.skeleton import Skeleton
 from pathspace.spanning_tree import SpanningTree
 
 FORMAT = "pathspace-proof"
-VERSION = 2
+VERSION = 3
+# lists longer than this are written as runs, where these are fewer
+SHORT = 256
 STATEMENT = (
     "w_e <- w_e exp(phi(head e) - phi(tail e)), phi(root) = 0, acts by as many independent generators as there are "
     "units; the basis paths of the two trees are as many as weights less units, and independent"
@@ -107,9 +109,30 @@ def digest(document: dict[str, Any]) -> str:
 
 
 def _array(ids: Tensor) -> dict[str, Any]:
-    return {"shape": list(ids.shape), "values": ids.reshape(-1).long().tolist()}
+    return {"shape": list(ids.shape), "values": _numbers(ids.reshape(-1).long().numpy())}
 
 
-def _tree(tree: SpanningTree) -> dict[str, list[int]]:
+def _numbers(values: np.ndarray) -> list[int] | dict[str, list[list[int]]]:
+    """Whole numbers as a list, or as runs ``[first, step, count]``: ids of units mostly count up."""
+    if len(values) <= SHORT:
+        return list(values.tolist())
+    step = np.diff(values)
+    changes = np.flatnonzero(step[1:] != step[:-1]) + 1
+    runs: list[list[int]] = []
+    start = 0
+    while start < len(values):
+        if 12 * len(runs) > len(values):
+            return list(values.tolist())
+        place = int(np.searchsorted(changes, start, side="right"))
+        last = int(changes[place]) if place < len(changes) else len(values) - 1
+        by = int(step[start]) if start < len(step) else 0
+        runs.append([int(values[start]), by, last - start + 1])
+        start = last + 1
+    return {"runs": runs}
+
+
+def _tree(tree: SpanningTree) -> dict[str, Any]:
     order = np.concatenate([np.zeros(0, np.int64), *tree.rounds])
-    return {"order": order.tolist(), "tensor": tree.block[order].tolist(), "index": tree.index[order].tolist()}
+    return {
+        key: _numbers(of) for key, of in (("order", order), ("tensor", tree.block[order]), ("index", tree.index[order]))
+    }

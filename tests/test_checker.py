@@ -389,3 +389,50 @@ def test_normalisations_of_few_numbers_are_accepted(norm: Any) -> None:
     model, x = nn.Sequential(nn.Linear(3, 6), norm(), nn.ReLU(), nn.Linear(6, 2)), torch.randn(5, 3)
     judgement = check(document_of(model, (x,)), model=model, args=(x,))
     assert judgement.accepted, judgement.reason
+
+
+def expanded(value: Any) -> Any:
+    """A document with its runs written out."""
+    if isinstance(value, dict):
+        if set(value) == {"runs"}:
+            return [first + step * i for first, step, count in value["runs"] for i in range(count)]
+        return {key: expanded(entry) for key, entry in value.items()}
+    return [expanded(entry) for entry in value] if isinstance(value, list) else value
+
+
+@pytest.mark.parametrize("name", SEVERAL)
+def test_runs_say_what_lists_say(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, inputs = CASES[name]()
+    graph = ps.trace(model, *inputs)
+    for rule in ("modulo", "random"):
+        skeleton = graph.skeleton(rule, 1)
+        plain = proof(skeleton)
+        monkeypatch.setitem(proof.__globals__, "SHORT", 0)
+        short = proof(skeleton)
+        monkeypatch.undo()
+        assert {**expanded(short), "digest": plain["digest"]} == plain
+        assert check(short).accepted and check(short, tensors=model).accepted
+    generator = random.Random(1)
+    for _ in range(40):
+        broken, place = corrupt(short, generator)
+        assert not check(broken).accepted, place
+        # with its digest mended it is judged, and nothing is raised
+        assert check(signed(broken)).seconds >= 0
+
+
+def test_large_graphs_have_short_proofs_and_need_no_numbers() -> None:
+    with torch.device("meta"):
+        model = nn.Sequential(
+            nn.Linear(100, 50_000), nn.ReLU(), nn.Linear(50_000, 7_001), nn.ReLU(), nn.Linear(7_001, 3)
+        )
+        x = torch.zeros(1, 100)
+    document = proof(ps.trace(model, x).skeleton())
+    assert len(json.dumps(document)) < 100_000
+    assert check(document).dimension == document["weights"] - 57_001
+    for found in (check(document, tensors=model), check(document, model=model, args=(x,))):
+        assert found.accepted and found.compared == "shapes"
+    document["trees"]["out"]["order"]["runs"][0][0] += 1
+    assert not check({**document, "digest": digest(document)}).accepted
+    assert not check(
+        signed(document, trees={"in": {"order": {"runs": [[1, 1, 1 << 60]]}, "tensor": [], "index": []}})
+    ).accepted
