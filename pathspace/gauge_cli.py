@@ -192,8 +192,8 @@ def fit(
         found = fit_dtype(loaded.model, batches, getattr(torch, dtype.value), headroom)
         _write(found.model, output, json == "-")
     # (there is no NaN in JSON)
-    errors = {"before": found.error_before, "after": found.error}
-    errors = {key: None if math.isnan(value) else value for key, value in errors.items()}
+    measured = {"before": found.error_before, "after": found.error}
+    errors = {key: None if math.isnan(value) else value for key, value in measured.items()}
     _dump(
         {
             "dtype": dtype.value,
