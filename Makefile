@@ -8,7 +8,7 @@ $(PYTHON) -c 'import sys; sys.exit("pathspace needs Python 3.11 or newer, found 
 $(PYTHON) -m venv .venv
 endef
 
-.PHONY: demo test lint browser gpu docs bench setup clean
+.PHONY: demo test lint browser gpu docs dist bench setup clean
 
 # What the demo needs and no more; a complete set-up serves as well.
 demo: $(if $(wildcard $(READY)),$(READY),.venv/.demo)
@@ -38,6 +38,15 @@ docs: $(READY)
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
 	@echo "the pages are in site/index.html"
 
+# Source distribution and wheel; the wheel then runs the README in an environment of its own.
+dist: $(READY)
+	rm -rf dist build/wheel
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check build
+	$(BIN)/python -m build --outdir dist .
+	$(PYTHON) -m venv build/wheel
+	build/wheel/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt dist/*.whl
+	build/wheel/bin/python tests/run_page.py README.md
+
 bench: $(READY)
 	PYTHONPATH=tests $(BIN)/python -m benchmarks
 
@@ -59,4 +68,4 @@ $(READY): pyproject.toml constraints.txt tests/trained.txt
 	touch $(READY)
 
 clean:
-	rm -rf .venv demo-output runs site
+	rm -rf .venv build dist demo-output runs site

@@ -11,6 +11,7 @@ from pathspace.shown import Shown
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
+FORMAT = "pathspace-certificate/1"
 MARKS = {True: "[green]holds[/]", False: "[red]fails[/]", None: "[yellow]not applicable[/]"}
 
 
@@ -88,7 +89,7 @@ class Certificate(Shown):
 
     def to_dict(self) -> dict[str, Any]:
         """Everything as plain Python values."""
-        return {"holds": self.holds, "level": self.level, **asdict(self)}
+        return {"format": FORMAT, "holds": self.holds, "level": self.level, **asdict(self)}
 
     def to_json(self, indent: int | None = 2) -> str:
         """Everything as JSON."""

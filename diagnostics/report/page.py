@@ -29,6 +29,9 @@ from pathspace.without_values import lacking
 Progress = Callable[[str, float], None]
 
 
+FORMAT = "pathspace-report/1"
+
+
 @dataclass(frozen=True)
 class Report:
     """What was found out about a model.
@@ -58,7 +61,11 @@ class Report:
 
     def to_dict(self) -> dict[str, Any]:
         """Numbers and sentences as plain values that JSON can hold (what is not finite becomes ``None``)."""
-        return {"sentences": self.sentences, **{name: _plain(facts) for name, facts in self.facts.items()}}
+        return {
+            "format": FORMAT,
+            "sentences": self.sentences,
+            **{name: _plain(facts) for name, facts in self.facts.items()},
+        }
 
     def _repr_html_(self) -> str:
         # a frame keeps the page's style and script apart from the notebook's
