@@ -20,35 +20,11 @@ from torch.utils.flop_counter import flop_registry, sdpa_backward_flop_count, sd
 from pathspace.diagnostics.layers import differentiating, main_output, unchanged
 from pathspace.diagnostics.tables import Table
 from pathspace.errors import InputError
+from pathspace.inference.registry import Facts, facts_of
 from pathspace.inputs import arranged
 
-_ACTIVATIONS = frozenset(
-    [
-        "relu",
-        "leaky_relu",
-        "elu",
-        "gelu",
-        "silu",
-        "mish",
-        "tanh",
-        "sigmoid",
-        "softplus",
-        "hardtanh",
-        "hardswish",
-        "hardsigmoid",
-        "log_sigmoid_forward",
-        "softsign",
-        "celu",
-        "selu",
-        "relu6",
-        "rrelu_with_noise",
-        "_prelu_kernel",
-        "exp",
-    ]
-)
-# the derivative of a ReLU is called threshold_backward
-_SLOPES = frozenset([*(f"{name}_backward" for name in _ACTIVATIONS), "threshold_backward", "_prelu_kernel_backward"])
-_PRODUCTS = frozenset(["mul", "div", "addcmul", "addcdiv", "square"])
+_NONLINEAR = ("activation", "function")
+_PRODUCTS = ("product", "quotient")
 _VECTORS: Mapping[str, Callable[..., int]] = {
     "mv": lambda matrix, vector, *_: matrix.numel(),
     "dot": lambda a, b, *_: a.numel(),
@@ -120,7 +96,8 @@ class _Counter(TorchDispatchMode):
         kwargs = kwargs or {}
         packet = func._overloadpacket
         name = packet.__name__.rstrip("_")
-        if not self.backward and name in _ACTIVATIONS:
+        facts = facts_of(name)
+        if not self.backward and facts.kind in _NONLINEAR:
             # before the call: an activation in place overwrites its input
             self._keep(args[0])
         result = func(*args, **kwargs)
@@ -133,17 +110,22 @@ class _Counter(TorchDispatchMode):
             self.products += _VECTORS[name](*args)
             if not self.backward:
                 self._keep(*tree_leaves(args))
-        elif name in _ACTIVATIONS and not self.backward:
+        elif facts.kind in _NONLINEAR and not self.backward:
             self.activations += args[0].numel()
-        elif name in _SLOPES:
+        elif facts_of(name.removesuffix("_backward")).kind == "activation" and name.endswith("_backward"):
             first = next(value for value in tree_leaves(result) if isinstance(value, Tensor))
             self.slopes += first.numel()
             self.products += first.numel()
-        elif name in _PRODUCTS and isinstance(result, Tensor) and result.is_floating_point():
+        elif _multiplies(facts) and isinstance(result, Tensor) and result.is_floating_point():
             self.products += result.numel()
             if not self.backward and all(isinstance(value, Tensor) for value in args[:2]):
                 self._keep(*args[:2])
         return result
+
+
+def _multiplies(facts: Facts) -> bool:
+    """Whether an operation is one product for each element: a square, or a product and a sum, too."""
+    return facts.kind in _PRODUCTS or (facts.elementwise and (facts.degree == (2,) or facts.bias is not None))
 
 
 @contextmanager

@@ -18,43 +18,11 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from pathspace.capture import check_capturable, describe, first_line
 from pathspace.errors import CaptureError, InputError, InputTypeError, UnsupportedError
+from pathspace.inference.registry import facts_of
 from pathspace.inputs import arranged
 from pathspace.nested import leaves
 from pathspace.without_values import require_values
 
-ACTIVATIONS = frozenset(
-    [
-        "relu",
-        "relu_",
-        "relu6",
-        "leaky_relu",
-        "leaky_relu_",
-        "elu",
-        "elu_",
-        "selu",
-        "selu_",
-        "celu",
-        "celu_",
-        "gelu",
-        "silu",
-        "mish",
-        "tanh",
-        "tanh_",
-        "sigmoid",
-        "sigmoid_",
-        "softplus",
-        "softsign",
-        "hardtanh",
-        "hardtanh_",
-        "hardswish",
-        "hardsigmoid",
-        "prelu",
-        "rrelu",
-        "rrelu_",
-        "logsigmoid",
-        "tanhshrink",
-    ]
-)
 Names = str | Sequence[str] | None
 Types = str | type | Sequence[str | type] | None
 
@@ -187,7 +155,7 @@ class _Activations(TorchFunctionMode):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         name = getattr(func, "__name__", "")
-        if name in ACTIVATIONS:
+        if facts_of(name).kind == "activation":
             for call in reversed(self.run.calls):
                 if any(True for _ in call.module.parameters(recurse=False)):
                     if call.activation is None:

@@ -17,10 +17,16 @@ from pathspace.diagnostics.layers import Call, Names, Run, Types, observe, radem
 from pathspace.diagnostics.meanfield import Function, gains, gaussian_mean, slope
 from pathspace.diagnostics.tables import Estimate, Table
 from pathspace.errors import InputError
+from pathspace.inference.registry import FACTS
 
-ELEMENTWISE = (
-    *(nn.ReLU, nn.ReLU6, nn.LeakyReLU, nn.ELU, nn.SELU, nn.CELU, nn.GELU, nn.SiLU, nn.Mish, nn.Tanh, nn.Sigmoid),
-    *(nn.Softplus, nn.Softsign, nn.Hardtanh, nn.Hardswish, nn.Hardsigmoid, nn.LogSigmoid, nn.Tanhshrink, nn.PReLU),
+# layers that are one elementwise activation function: nn.LeakyReLU is leaky_relu (but for those with a random slope)
+_FUNCTIONS = {
+    name.removeprefix("aten.").replace("_", "")
+    for name, facts in FACTS.items()
+    if facts.kind == "activation" and facts.elementwise and "rrelu" not in name
+}
+ELEMENTWISE = tuple(
+    layer for name, layer in vars(nn).items() if name.lower() in _FUNCTIONS and issubclass(layer, nn.Module)
 )
 _CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 _BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)

@@ -11,6 +11,7 @@ import inspect
 import io
 import re
 from collections import defaultdict
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,10 @@ import torch
 
 import pathspace
 from pathspace import diagnostics, training
-from pathspace.inference.registry import RULES
+from pathspace.diagnostics import dataflow
+from pathspace.inference import eps_detection
+from pathspace.inference.registry import FACTS, KINDS, RULES, Facts
+from pathspace.training.optim import path_sgd
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -142,6 +146,112 @@ def test_the_table_of_operations_is_that_of_the_registry() -> None:
     assert written.strip() == operations().strip(), "write it anew: python tests/test_docs.py"
 
 
+# --- what is stated of operations, and who reads it
+
+
+def linear_in(facts: Facts) -> str:
+    """How an operation is linear, in words."""
+    coefficients = {"one": ", coefficients 0 and 1", "positive": ", positive coefficients", "real": ""}
+    return f"{facts.linear}{coefficients[facts.coefficients]}" if facts.linear else ""
+
+
+def of_path_norm(facts: Facts) -> str:
+    """How the path norm passes an operation."""
+    if facts.kind in ("copy", "dropout"):
+        return "as it is"
+    if facts.linear == "each":
+        return "as it is, on powers"
+    if facts.elementwise and facts.linear == "jointly":
+        return "measured coefficients"
+    if facts.moves or (facts.linear == "jointly" and facts.coefficients == "positive"):
+        return "as it is" if facts.moves or not facts.separable else "as it is (p = 1), one dimension after the other"
+    if facts.separable:
+        return "one dimension after the other"
+    if facts.linear:
+        return "unit vectors"
+    if facts.elementwise and facts.degree == (1,):
+        return "all paths of the operands"
+    return "by slope for `bound=True`; reads the rule" if facts.slope is not None else "reads the rule"
+
+
+def of_eps(facts: Facts) -> str:
+    """What an operation does to the eps of a divisor."""
+    if facts.kind in eps_detection.MOVEMENTS | eps_detection.DIVISORS or facts.kind == "power":
+        return "keeps a divisor"
+    if facts.kind == "quotient" or (facts.linear == "each" and facts.bias is None):
+        return "divides, or is divided"
+    return "may be infinite" if facts.infinite else ""
+
+
+def of_dataflow(facts: Facts) -> str:
+    """What an operation is to a stream."""
+    if facts.kind in dataflow.MOVES:
+        return "carries a stream"
+    return "affine" if facts.kind in dataflow.AFFINE else ""
+
+
+def of_path_sgd(facts: Facts) -> str:
+    """When Path-SGD refuses an operation."""
+    if facts.kind in path_sgd.CROOKED:
+        return "refused"
+    several = facts.linear == "each" or facts.kind == "quotient"
+    return "refused of two activations" if several else "refused of activations" if facts.kind == "power" else ""
+
+
+def of_cost(facts: Facts) -> str:
+    """What an operation counts as."""
+    if facts.kind in ("activation", "function"):
+        return "an activation"
+    return "a multiplication" if facts.kind in ("product", "quotient") or facts.kind.endswith("convolution") else ""
+
+
+READERS: dict[str, Callable[[Facts], str]] = {
+    "path norm": of_path_norm, "eps detection": of_eps, "dataflow": of_dataflow, "Path-SGD": of_path_sgd,
+    "cost": of_cost,
+}  # fmt: skip
+
+
+def operations_page() -> str:
+    """Operations of which the same is stated in one row, by kind."""
+    own: dict[Facts, set[str]] = defaultdict(set)
+    for name, facts in FACTS.items():
+        if RULES.get(name) is not None and RULES[name].__module__.startswith("pathspace.inference.rules."):
+            own[facts].add(name.removeprefix("aten.").rstrip("_").removesuffix("_copy"))
+    lines = [INTRODUCTION, "## Kinds\n"]
+    lines += ["| kind | what it does |\n| --- | --- |", *(f"| {k} | {says} |" for k, says in KINDS.items() if k), ""]
+    lines += ["## Operations\n"]
+    columns = ["kind", "operations", "degree", "linear", "elementwise", "largest slope", *READERS]
+    lines += ["| " + " | ".join(columns) + " |", "| " + " | ".join(["---"] * len(columns)) + " |"]
+    places = list(KINDS)
+    for facts in sorted(own, key=lambda f: (places.index(f.kind), min(own[f]))):
+        cells = [
+            facts.kind,
+            ", ".join(f"`{name}`" for name in sorted(own[facts])),
+            ", ".join(f"{degree:g}" for degree in facts.degree),
+            linear_in(facts),
+            "yes" if facts.elementwise else "",
+            "" if facts.slope is None else f"{facts.slope:.4g}",
+            *(reader(facts) for reader in READERS.values()),
+        ]
+        lines.append("| " + " | ".join(cells) + " |")
+    return "\n".join(lines) + "\n"
+
+
+INTRODUCTION = """# Table of operations
+
+What the registry states of operations beside their rules, and what its readers make of it. The page is generated; a
+test compares every statement with torch. Scales, unrolled paths and the proofs of symmetry read the rules themselves.
+A cell that is empty states nothing: the operation is linear in no operand, homogeneous in some forms only, or of no
+interest to the reader. Linear operations are so up to a constant (a margin, a number that is added); one degree stands
+for all activations together, several for one operand each.
+"""
+
+
+def test_the_page_of_operations_is_that_of_the_registry() -> None:
+    text = (ROOT / "docs" / "operations.md").read_text()
+    assert text == operations_page(), "write it anew: python tests/test_docs.py"
+
+
 if __name__ == "__main__":
     (ROOT / "docs" / "api.md").write_text(api())
     page = ROOT / "docs" / "limitations.md"
@@ -149,3 +259,4 @@ if __name__ == "__main__":
     page.write_text(
         content[: content.index(START) + len(START)] + "\n" + operations() + "\n" + content[content.index(END) :]
     )
+    (ROOT / "docs" / "operations.md").write_text(operations_page())

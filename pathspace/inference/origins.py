@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import fx
 
-from pathspace.inference.registry import operation_name
+from pathspace.inference.registry import facts_of, operation_name
 
 # where operations take the number that they write
 NUMBERS: Mapping[str, tuple[int, ...]] = {
@@ -23,8 +23,6 @@ CARRIED: Mapping[str, tuple[int, ...]] = {
 MADE = frozenset(["ones", "ones_like", "new_ones", "arange", "eye", "linspace", "logspace", "hann_window"])
 # how many operations back a constant is looked for
 NEAR = 256
-# a product has the scale of its other factors
-PRODUCTS = frozenset(["mul", "multiply", "div", "divide", "true_divide", "matmul", "mm", "bmm", "einsum", "pow"])
 
 
 def constant_behind(node: fx.Node, sources: Mapping[str, tuple[str, str]]) -> str:
@@ -47,7 +45,9 @@ def constant_behind(node: fx.Node, sources: Mapping[str, tuple[str, str]]) -> st
         operands = list(_operands(value, kind))
         if value is not node and any(sources.get(each.name, ("", ""))[0] == "parameter" for each in operands):
             continue
-        if kind in PRODUCTS and len(operands) > 1:
+        facts = facts_of(value)
+        # a product has the scale of its other factors
+        if (facts.linear == "each" or facts.kind in ("quotient", "power")) and len(operands) > 1:
             continue
         for each in operands:
             if each not in seen:
