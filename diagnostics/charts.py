@@ -16,7 +16,14 @@ from pathspace.diagnostics.wording import number
 Spec = dict[str, Any]
 WIDTH, HEIGHT = 400, 170
 INK, SOFT, RULE, BLUE, ORANGE = (f"var(--{name})" for name in ("ink", "soft", "rule", "blue", "orange"))
-SHARES = {"rank": BLUE, "gauge": "var(--green)", "dead": "var(--grey)", "undetermined": ORANGE}
+SHARES = {
+    "rank": BLUE,
+    "gauge": "var(--green)",
+    "symmetric": "var(--h1)",
+    "dead": "var(--grey)",
+    "undetermined": ORANGE,
+    "unexplained": "var(--red)",
+}
 HUES = tuple(f"var(--h{i})" for i in range(6))
 _AXIS = {"gridColor": RULE, "domainColor": SOFT, "tickColor": RULE, "labelColor": SOFT, "titleColor": SOFT}
 _CONFIG: Spec = {

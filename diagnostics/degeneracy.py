@@ -16,6 +16,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from pathspace import ReductionGraph, trace
 from pathspace.diagnostics.layers import in_double, safe_deepcopy, unchanged
+from pathspace.diagnostics.symmetries import Attribution, Symmetry, attribute
 from pathspace.diagnostics.tables import Table
 from pathspace.errors import InputError, PathspaceError, UnsupportedError
 from pathspace.functional_call import evaluate
@@ -51,16 +52,19 @@ class Degeneracy:
         parameters: p, number of trainable scalars.
         outputs: number of output scalars on the data.
         rank: of the Jacobian of all outputs by all parameters.
-        deficit: ``parameters - rank = dead + gauge + undetermined + unexplained``.
+        deficit: ``parameters - rank = dead + gauge + symmetric + undetermined + unexplained``.
         dead: parameters that no output depends on, on these data.
         gauge: independent rescaling directions beyond the dead ones (dead units have none left).
+        symmetric: directions of other symmetries, listed by cause in ``symmetries``; 0 where the method is randomised.
         undetermined: directions left only because there are fewer outputs than parameters to determine.
-        unexplained: the rest: hidden symmetries, units that are linear on these data, coincidences.
+        unexplained: the rest: other symmetries, units that are linear on these data, coincidences.
         tolerance: singular values below ``tolerance * largest`` count as zero; columns have unit length.
         smallest_kept: smallest singular value counted, relative to the largest.
         largest_dropped: largest one not counted; a wide gap between the two makes the rank credible.
         method: ``"exact"`` or ``"randomised"`` (then ``rank`` is a lower bound and ``deficit`` an upper one).
         tensors: the parameters involved.
+        symmetries: causes beside rescaling, see :mod:`pathspace.diagnostics.symmetries`. Permutations of units are
+            symmetries, too, but discrete: they have no directions.
         notes: what does not apply.
     """
 
@@ -70,6 +74,7 @@ class Degeneracy:
     deficit: int
     dead: int
     gauge: int
+    symmetric: int
     undetermined: int
     unexplained: int
     tolerance: float
@@ -77,6 +82,7 @@ class Degeneracy:
     largest_dropped: float
     method: str
     tensors: Table[DegenerateTensor]
+    symmetries: tuple[Symmetry, ...]
     notes: tuple[str, ...]
 
     @property
@@ -98,7 +104,7 @@ def degeneracy(
     """Count and explain the directions of parameter space that leave all outputs on the data as they are.
 
     The Jacobian of all outputs by all parameters is taken in float64, its dead columns set aside, the others scaled
-    to unit length. Gauge directions ``dw_e = w_e (phi(head e) - phi(tail e))`` come from the reduction graph, and
+    to unit length. Rescaling directions ``dw_e = w_e (phi(head e) - phi(tail e))`` come from the reduction graph, and
     only those
     that the Jacobian confirms count. Where there are more outputs than parameters, random combinations of outputs
     stand for them, which keeps the rank. Beyond ``max_exact`` parameters the columns are hashed with random signs,
@@ -173,18 +179,28 @@ def degeneracy(
     rank = int((relative > tolerance).sum())
     free = int(live.sum()) - rank
     gauge, gauge_share, rest_share = 0, None, None
-    if directions is not None and exact:
-        basis = _confirmed(directions, live, np.sqrt(squares), scaled, singular, notes)
-        gauge, gauge_share = basis.shape[1], _spread(basis, live, total)
+    found: list[Symmetry] = []
+    if exact:
+        basis = np.zeros((int(live.sum()), 0))
+        if directions is not None:
+            basis = _confirmed(directions, live, np.sqrt(squares), scaled, singular, notes)
+            gauge, gauge_share = basis.shape[1], _spread(basis, live, total)
         null = right[rank:].T
-        extra = null - basis @ (basis.T @ null)
+        work = Attribution(null, basis, live, np.sqrt(squares))
+        # as many independent outputs as there are: what they do not determine has no cause but that
+        if rank < outputs.numel():
+            attribute(twin, parameters, places, work)
+        found = work.found
+        extra = null - work.known @ (work.known.T @ null)
         kept, sizes, _ = np.linalg.svd(extra, full_matrices=False)
-        rest_share = _spread(kept[:, sizes > 0.5], live, total)
+        rest_share = _spread(kept[:, sizes > 0.5], live, total) if directions is not None else None
     elif graph is not None and directions is not None and tested is not None:
         broken = _broken(tested, moved, np.sqrt(squares), notes)
         gauge = max(0, _gauge_rank(graph, directions, live) - broken)
-    needed = free - gauge
-    undetermined = min(needed, max(0, int(live.sum()) - gauge - outputs.numel())) if needed > 0 else 0
+    symmetric = sum(each.directions for each in found)
+    needed = free - gauge - symmetric
+    lacking = int(live.sum()) - gauge - symmetric - outputs.numel()
+    undetermined = min(needed, max(0, lacking)) if needed > 0 else 0
     if not exact and rows < outputs.numel() and rank == rows:
         undetermined = needed
         notes.append(f"All {rows} combinations of outputs were independent, so the rank may be larger; raise max_rows.")
@@ -212,6 +228,7 @@ def degeneracy(
         total - rank,
         dead,
         gauge,
+        symmetric,
         undetermined,
         max(0, needed - undetermined),
         tolerance,
@@ -219,6 +236,7 @@ def degeneracy(
         float(dropped.max(initial=0.0)),
         "exact" if exact else "randomised",
         Table("degeneracy by parameter", tuple(table), tuple(notes)),
+        tuple(found),
         tuple(notes),
     )
 

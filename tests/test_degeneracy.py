@@ -41,7 +41,7 @@ def test_deeper_nets_add_up(seed: int) -> None:
     for parameter in model.parameters():
         nn.init.normal_(parameter)
     found = degeneracy(model, 2 * torch.randn(400, 3))
-    assert found.deficit == found.dead + found.gauge + found.undetermined + found.unexplained
+    assert found.deficit == found.dead + found.gauge + found.symmetric + found.undetermined + found.unexplained
     assert found.deficit >= 7 - 1 and found.parameters - found.rank == found.deficit and found.clear
     assert sum(row.unexplained or 0 for row in found.tensors) == pytest.approx(found.unexplained, abs=1e-6)
 
@@ -93,7 +93,7 @@ def test_too_little_data_is_said_to_be_too_little() -> None:
     model = nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 2))
     found = degeneracy(model, torch.randn(5, 4))
     assert found.outputs == 10 and found.undetermined >= 44 - 6 - 10 - found.dead and "more data" in found.notes[0]
-    assert found.deficit == found.dead + found.gauge + found.undetermined + found.unexplained
+    assert found.deficit == found.dead + found.gauge + found.symmetric + found.undetermined + found.unexplained
 
 
 def test_batch_norm_in_eval_mode_needs_its_statistics() -> None:
@@ -101,10 +101,12 @@ def test_batch_norm_in_eval_mode_needs_its_statistics() -> None:
     model = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.ReLU(), nn.Linear(4, 2)).eval()
     found = degeneracy(model, 2 * torch.randn(300, 3))
     assert found.gauge == 4 and "running statistics" in found.notes[0]
-    # an affine map after an affine map: unexplained by rescaling, and named
-    assert found.unexplained == 8
-    shares = {row.parameter: row.unexplained or 0 for row in found.tensors}
-    assert shares["3.bias"] < 1e-6 < shares["1.bias"]
+    # an affine map after an affine map: no rescaling of units, and named
+    assert (found.symmetric, found.unexplained) == (8, 0)
+    assert [(each.cause, each.place, each.directions) for each in found.symmetries] == [
+        ("shift", "biases", 4),
+        ("scaling", "0.weight and 1.weight", 4),
+    ]
 
 
 def test_large_models_by_sketches() -> None:
@@ -114,7 +116,7 @@ def test_large_models_by_sketches() -> None:
     found = degeneracy(model, torch.randn(150, 40), max_rows=120)
     assert found.method == "randomised" and found.rank == 120
     assert found.dead == 3 * (40 + 1 + 2) and found.gauge == 77 and found.unexplained == 0
-    assert found.deficit == found.dead + found.gauge + found.undetermined + found.unexplained
+    assert found.deficit == found.dead + found.gauge + found.symmetric + found.undetermined + found.unexplained
 
 
 @pytest.mark.parametrize("max_rows", [2000, 12])
@@ -130,7 +132,7 @@ def test_sketches_count_only_rescalings_that_the_jacobian_confirms(norm: nn.Modu
     assert sketched.gauge == exact.gauge and sketched.dead == exact.dead
     assert [note[:20] for note in sketched.notes if "rescaling" in note] == [note[:20] for note in exact.notes]
     if max_rows == 2000:
-        assert (sketched.rank, sketched.unexplained) == (exact.rank, exact.unexplained)
+        assert (sketched.rank, sketched.unexplained) == (exact.rank, exact.symmetric + exact.unexplained)
 
 
 def test_many_rescalings_are_tested_in_combinations() -> None:

@@ -242,7 +242,7 @@ def _figures(facts: dict[str, Facts], skeleton: Skeleton) -> dict[str, Markup]:
         )
     cause = facts["degeneracy"]
     if "deficit" in cause:
-        kinds = ("rank", "gauge", "dead", "undetermined", "unexplained")
+        kinds = ("rank", "gauge", "symmetric", "dead", "undetermined", "unexplained")
         found["degeneracy"] = charts.shares([(kind, cause[kind], kind) for kind in kinds], "Directions by cause")
     return found
 

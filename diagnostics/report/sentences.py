@@ -320,6 +320,7 @@ def degeneracy(facts: Facts) -> str:
         f"{number(facts[key])} {text}"
         for key, text in (
             ("gauge", "from rescaling"),
+            ("symmetric", "from other symmetries"),
             ("dead", "dead on these data"),
             ("undetermined", "for want of data"),
             ("unexplained", "unexplained"),
