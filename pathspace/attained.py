@@ -32,10 +32,13 @@ class Attained:
     Attributes:
         free: mask over units, ``(H,)``.
         reasons: why others may not: sentence -> ids (counted from 1).
+        groups: unit that was kept (counted from 0) -> 1 if edges only enter its group, -1 if they only leave it, and
+            the units of the group.
     """
 
     free: np.ndarray
     reasons: dict[str, np.ndarray] = field(default_factory=dict)
+    groups: dict[int, tuple[int, np.ndarray]] = field(default_factory=dict)
 
     def fix(self, units: np.ndarray, reason: str) -> None:
         """Keep the scale of some units (counted from 0)."""
@@ -78,10 +81,11 @@ def attained(pairs: Pairs) -> Attained:
             return result
         result.fix(np.flatnonzero(np.asarray(abs(graph.forms).sum(0)).reshape(-1)), PRODUCT)
     while True:
-        kept = _one_way(pairs, result.free)
-        if not len(kept):
+        groups = _one_way(pairs, result.free)
+        if not groups:
             return result
-        result.fix(kept, ONE_WAY)
+        result.groups |= groups
+        result.fix(np.array(list(groups)), ONE_WAY)
 
 
 def _structure(pairs: Pairs) -> tuple[np.ndarray, np.ndarray]:
@@ -136,8 +140,8 @@ def _arcs(pairs: Pairs, free: np.ndarray) -> tuple[np.ndarray, np.ndarray, int]:
     return np.concatenate(starts), np.concatenate(ends), nodes
 
 
-def _one_way(pairs: Pairs, free: np.ndarray) -> np.ndarray:
-    """One unit (counted from 0) of every group that edges only enter or only leave, the root's group apart."""
+def _one_way(pairs: Pairs, free: np.ndarray) -> dict[int, tuple[int, np.ndarray]]:
+    """Groups that edges only enter (1) or only leave (-1), the root's apart, by one unit of each (counted from 0)."""
     count = len(free) + 1
     starts, ends, nodes = _arcs(pairs, free)
     links = coo_array((np.ones(len(starts), bool), (starts, ends)), shape=(nodes, nodes))
@@ -151,7 +155,10 @@ def _one_way(pairs: Pairs, free: np.ndarray) -> np.ndarray:
     units = np.flatnonzero(wanted)
     # a group and its mirror image are one
     _, first = np.unique(np.minimum(plus, minus)[units], return_index=True)
-    return units[first]
+    return {
+        int(unit): (1 if closed[0, plus[unit]] else -1, np.flatnonzero((plus == plus[unit]) | (minus == plus[unit])))
+        for unit in units[first]
+    }
 
 
 def _programmes(change: csr_array, result: Attained) -> None:

@@ -170,6 +170,32 @@ def test_start_is_balanced_and_of_fixed_norm_edge_by_edge(name: str) -> None:
         torch.testing.assert_close(model(x), before)
 
 
+class Branches(nn.Module):
+    """A residual branch around each of two norms: units that weights only enter, the branch's own apart."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.enter, self.first, self.last = nn.Linear(5, 4), nn.LayerNorm(4), nn.LayerNorm(4)
+        self.branch, self.leave = nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 4)), nn.Linear(4, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.first(self.enter(x))
+        return self.leave(self.last(x + self.branch(x)))
+
+
+def test_groups_that_weights_only_enter() -> None:
+    torch.manual_seed(0)
+    model, x, y = Branches().double(), torch.randn(40, 5).double(), torch.arange(40) % 3
+    graph, losses = ps.trace(model, x[:2]), []
+    for one in (copy.deepcopy(model), scrambled(model, graph)):
+        optimizer = GaugeFixed(OPTIMIZERS["adamw"](one), graph, model=one)
+        assert not len(optimizer.fixed_units["nothing"]) and len(optimizer.fixed_units["norm"]) == 2
+        # gains of one each, in expectation, and the row of a matrix
+        torch.testing.assert_close(one.first.weight.square().sum(), torch.tensor(4.0).double())
+        losses.append(train(one, optimizer, x, y, 30))
+    np.testing.assert_allclose(losses[0], losses[1], rtol=1e-9)
+
+
 @pytest.mark.parametrize("norms", ["unit", "tensor", "initial"])
 def test_norms_are_kept_while_training(norms: str) -> None:
     model, x, y = made(resnet)

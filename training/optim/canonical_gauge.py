@@ -147,7 +147,8 @@ def canonical(graph: Structure, tensors: Mapping[str, Tensor], norms: str = "uni
     for reason, units in found.reasons.items():
         kinds[units - 1] = _KINDS.get(reason, KEPT)
     chosen = sides(graph)
-    votes = _votes(graph, chosen, tensors, kinds, norms)
+    within = _heads_of_groups(chosen, tensors, kinds, found.groups)
+    votes = _votes(graph, chosen, tensors, kinds, norms, within)
     free = kinds != KEPT
     held = np.isin(kinds, (ENTERED, LEFT))
     kinds[held & (votes.count == 0)] = KEPT
@@ -203,24 +204,70 @@ class _Votes:
         return total / np.maximum(self.count, 1)
 
 
+def _heads_of_groups(
+    chosen: list[Side],
+    tensors: Mapping[str, Tensor],
+    kinds: np.ndarray,
+    groups: Mapping[int, tuple[int, np.ndarray]],
+) -> dict[int, set[str]]:
+    """Of every group of units that weights only enter, or only leave, give one unit a fixed norm.
+
+    It is the first at which such weights lie that are not all 0; all others can be balanced then. (A residual branch
+    around a norm that follows is such a group.)
+
+    Returns:
+        Unit -> the tensors within its group, which do not see the scale of the group.
+    """
+    inside: dict[int, set[str]] = {}
+    for kept, (sign, members) in groups.items():
+        near = [side for side in chosen if np.isin(side.ids.abs().numpy() - 1, members).any()]
+        ends = {(side.name, side.sign) for side in near}
+        within = {name for name, own in ends if (name, -own) in ends}
+        found = [np.zeros(0, np.int64)]
+        for side in near:
+            if side.name not in within:
+                units = side.sign * sign * side.ids.reshape(-1).numpy() - 1
+                squares = side.squares(tensors[side.name].detach()).reshape(-1).cpu().numpy()
+                found.append(units[(squares > 0) & np.isin(units, members)])
+        heads = np.concatenate(found)
+        if len(heads):
+            kinds[kept], kinds[heads.min()] = BALANCED, sign
+            inside[int(heads.min())] = within
+    return inside
+
+
 def _votes(
-    graph: Structure, chosen: list[Side], tensors: Mapping[str, Tensor], kinds: np.ndarray, norms: str
+    graph: Structure,
+    chosen: list[Side],
+    tensors: Mapping[str, Tensor],
+    kinds: np.ndarray,
+    norms: str,
+    within: Mapping[int, set[str]],
 ) -> _Votes:
-    """Who votes: sides of matrices at the unit; sides of vectors where no matrix has squares other than 0."""
+    """Who votes: sides of matrices at the unit; where none has squares other than 0, the vector that has the most."""
     result = _Votes(graph, chosen, tensors, norms)
     zero = np.zeros(graph.num_units)
     for vectors in (False, True):
         lacking = (result.count == 0) & np.isin(kinds, (ENTERED, LEFT))
+        most = np.zeros(graph.num_units)
+        able: dict[int, tuple[np.ndarray, np.ndarray, np.ndarray]] = {}
         for number, side in enumerate(chosen):
-            tensor = result.tensors[side.name]
-            if (tensor.dim() < 2) is not vectors:
+            if (result.tensors[side.name].dim() < 2) is not vectors:
                 continue
             ids = side.ids.reshape(-1).numpy()
             unit = np.where(np.abs(ids) <= graph.num_units, np.abs(ids), 0) - 1
             squares = result.squares(number, zero)
             some = (unit >= 0) & lacking[unit] & (kinds[unit] == np.sign(ids) * side.sign) & (squares > 0)
+            some &= ~np.isin(unit, [head for head, names in within.items() if side.name in names])
+            np.maximum.at(most, unit[some], squares[some])
+            able[number] = unit, squares, some
+        for number, (unit, squares, some) in able.items():
+            if vectors:
+                some = some & (squares == most[unit])
             if some.any():
-                wanted = squares if norms == "initial" else nominal(side, tuple(tensor.shape)).reshape(-1).numpy()
+                side = chosen[number]
+                shape = tuple(result.tensors[side.name].shape)
+                wanted = squares if norms == "initial" else nominal(side, shape).reshape(-1).numpy()
                 result.targets[number] = np.where(some, wanted, 0.0)
                 result.unit[number] = unit
                 np.add.at(result.count, unit[some], 1)
