@@ -15,7 +15,8 @@ from training_pairs import Problem, largest_difference
 
 import pathspace as ps
 from pathspace import UnsupportedError
-from pathspace.training import GSGD, GAdam, init_skeleton
+from pathspace.training import GSGD, GAdam, GaugeFixed, init_skeleton
+from pathspace.training.experiments.models import ReluRNN
 from pathspace.training.optim.fused import Fused
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -181,3 +182,45 @@ def test_what_kernels_cannot_walk_is_refused() -> None:
     next(gaps.parameters()).data.fill_(0.5)
     with pytest.raises(UnsupportedError, match="whose memory the kernels cannot walk"):
         GSGD(gaps.named_parameters(), skeleton=case.skeleton(gaps), fused=True)
+
+
+SWEPT: dict[str, Callable[[], tuple[nn.Module, Tensor]]] = {
+    "norms and running statistics": lambda: (
+        nn.Sequential(
+            nn.Conv2d(2, 4, 3, groups=2), nn.BatchNorm2d(4), nn.ReLU(), nn.Conv2d(4, 3, 2), nn.ReLU(), nn.Flatten(),
+            nn.Linear(27, 2),
+        ),
+        torch.randn(6, 2, 6, 6),
+    ),
+    "a recurrent network": lambda: (ReluRNN(3, 4, 2), torch.randn(5, 4, 3)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("norms", ["unit", "tensor"])
+@pytest.mark.parametrize("name", SWEPT)
+def test_a_fused_sweep_is_the_sweep_in_three_launches(name: str, norms: str) -> None:
+    torch.manual_seed(0)
+    model, x = SWEPT[name]()
+    model, x = model.double().to(DEVICE), x.double().to(DEVICE)
+    ends = []
+    for fused in (True, False):
+        twin = copy.deepcopy(model)
+        inner = torch.optim.AdamW(twin.parameters(), lr=0.01)
+        optimizer = GaugeFixed(inner, ps.trace(twin, x), norms=norms, fused=fused)
+        for _ in range(4):
+            optimizer.zero_grad()
+            twin(x).square().mean().backward()
+            optimizer.step()
+        state = [inner.state[p][key] for p in twin.parameters() for key in ("exp_avg", "exp_avg_sq")]
+        ends.append([*twin.parameters(), *twin.buffers(), optimizer.phi, *state])
+        if fused:
+            assert sum(kernels.launches for kernels in optimizer._kernels) == 3 * 4
+    for one, other in zip(*ends, strict=True):
+        torch.testing.assert_close(one.detach(), other.detach(), rtol=1e-10, atol=1e-14)
+
+
+def test_fused_sweeps_are_refused_where_the_model_returns_to_its_own_gauge() -> None:
+    model = nn.Sequential(nn.Linear(2, 3), nn.ReLU(), nn.Linear(3, 1)).to(DEVICE)
+    graph = ps.trace(model, torch.ones(1, 2, device=DEVICE))
+    with pytest.raises(ps.InputError, match="fused=True with return_to='user'"):
+        GaugeFixed(torch.optim.SGD(model.parameters(), lr=0.1), graph, return_to="user", fused=True)

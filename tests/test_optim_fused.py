@@ -47,29 +47,35 @@ COMPILE = """
 import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
-from pathspace.training.optim import triton_kernels as kernels
+from pathspace.training.optim import triton_kernels, triton_sweep
 from test_optim_fused import SIGNATURES
 
 for name, types in SIGNATURES.items():
-    for adam in (False, True):
-        kernel = getattr(kernels, name)
+    kernel = getattr(triton_kernels, name, None) or getattr(triton_sweep, name)
+    for adam in (False, True) if name == "update" else (True,):
         sizes = {"ADAM": adam, "AT_ONCE": 8, "BLOCK": 128, "OTHERS": True}
         sizes = {key: value for key, value in sizes.items() if key in kernel.arg_names}
-        types = {key: types[key] if key in types else "constexpr" for key in kernel.arg_names}
+        types = {key: "constexpr" if key in sizes else types[key] for key in kernel.arg_names}
         source = ASTSource(kernel, types, constexprs=sizes)
         assert triton.compile(source, target=GPUTarget("cuda", 90, 32)).asm["cubin"]
 """
-WALK = {"pointers": "*i64", "numbers": "*i64", "programs": "*i32"}
-CHAINS = {"chains": "*i64", "count": "i32", "settings": "*fp64", "groups": "*i64"}
-TREE = {"tree": "*fp64", "places": "*i64"}
-TAILS = {"factor": "*fp64", "step": "*fp64", "keep": "*fp64", "tails": "i32"}
-OWN = {
-    "reduce": {"total": "*fp64", "target": "*i32", "signs": "*fp64", "rates": "*i64", "groups": "i32"},
-    "pass_on": {"of_tails": "*i32", "of_edges": "*i32", "edges": "i32"},
-    "update": {"static": "*fp64", "heads": "*fp64", "head_chain": "*i32", "shares": "*fp64", "ages": "*fp64"},
-    "finish": {"counts": "*i32", "ages": "*fp64", "tensors": "i32", "blocks": "i32"},
+# what the host hands over, by name
+LONG = ("pointers", "numbers", "places", "chains", "rates", "starts", "units", "voters", "groups")
+INT = ("programs", "target", "of_tails", "of_edges", "head_chain", "counts", "balanced")
+COUNT = ("count", "tails", "edges", "tensors", "blocks", "pairs", "votes", "cleared")
+DOUBLE = (
+    *("total", "signs", "tree", "settings", "factor", "step", "keep", "static", "heads", "shares", "ages"),
+    *("sums", "found", "powers", "kinds", "changes", "phi", "rate", "weights"),
+)
+TYPES = {
+    **dict.fromkeys(LONG, "*i64"),
+    **dict.fromkeys(INT, "*i32"),
+    **dict.fromkeys(COUNT, "i32"),
+    **dict.fromkeys(DOUBLE, "*fp64"),
 }
-SIGNATURES = {name: WALK | CHAINS | TREE | TAILS | own for name, own in OWN.items()}
+NAMES = ("reduce", "pass_on", "update", "finish", "squares", "change_units", "scale")
+OWN = {"reduce": {"groups": "i32"}, "change_units": {"target": "*fp64"}}
+SIGNATURES = {name: TYPES | OWN.get(name, {}) for name in NAMES}
 
 
 def test_kernels_compile_for_a_device_that_is_not_there() -> None:

@@ -39,6 +39,32 @@ def check_device(owner: str, device: torch.device) -> None:
         raise UnsupportedError(f"{owner} found fused=True without Triton; install pathspace[gpu], or leave fused out.")
 
 
+class Table:
+    """Numbers on a device that the host writes anew only where they have changed, without waiting.
+
+    Args:
+        tensor: where they are.
+    """
+
+    def __init__(self, tensor: Tensor) -> None:
+        self.tensor = tensor
+        self._rows: list[Any] | None = None
+        self._captured: list[Tensor] = []
+
+    def put(self, rows: list[Any]) -> Tensor:
+        """The table with these rows."""
+        if rows != self._rows:
+            host = torch.tensor(rows, dtype=self.tensor.dtype).view(self.tensor.shape)
+            if self.tensor.is_cuda:
+                host = host.pin_memory()
+                if torch.cuda.is_current_stream_capturing():
+                    # a captured copy reads it again at every replay
+                    self._captured.append(host)
+            self.tensor.copy_(host, non_blocking=True)
+            self._rows = rows
+        return self.tensor
+
+
 def address(ids: Tensor, part: Part, taps: int = 1) -> tuple[int, int, int] | None:
     """How ids are found from row and column: ``row * stride + column // taps % period``; ``None`` if they are not.
 
@@ -94,8 +120,7 @@ class Fused:
         self.kernels, self.space, self.kept, self.buffers, self.block = triton_kernels, space, kept, buffers, block
         self.launches = 0
         self._constants = -1
-        self._uploaded: dict[str, list[Any]] = {}
-        self._captured: list[Tensor] = []
+        self._tables: dict[str, Table] = {}
         self._describe()
         layout, device, count = space.layout, space.device, space.layout.count
         vectors = space.vectors
@@ -108,10 +133,6 @@ class Fused:
         # 0 where there is none
         by_chain = [self.total, vectors.value, vectors.kept.least, None, *(kept[name] for name in chains)]
         self._by_chain = [0 if vector is None else vector.data_ptr() for vector in by_chain] + [0, 0]
-        self._tables = {
-            "chains": torch.zeros(7, dtype=torch.int64, device=device),
-            "pointers": torch.zeros(len(space.slots), 5, dtype=torch.int64, device=device),
-        }
         self._held: Tensor | None = None
 
     def _describe(self) -> None:
@@ -186,19 +207,12 @@ class Fused:
 
     # --- what may change from step to step
 
-    def _upload(self, name: str, rows: list[Any]) -> Tensor:
-        """A table with these numbers on the device; written only where they are new, without waiting."""
-        if rows != self._uploaded.get(name):
-            table = self._tables[name]
-            host = torch.tensor(rows, dtype=table.dtype).view(table.shape)
-            if table.is_cuda:
-                host = host.pin_memory()
-                if torch.cuda.is_current_stream_capturing():
-                    # a captured copy reads it again at every replay
-                    self._captured.append(host)
-            table.copy_(host, non_blocking=True)
-            self._uploaded[name] = rows
-        return self._tables[name]
+    def _upload(self, name: str, rows: list[Any], dtype: torch.dtype = torch.int64) -> Tensor:
+        """A table of this name with these rows."""
+        shape = (len(rows), len(rows[0])) if isinstance(rows[0], list) else (len(rows),)
+        if name not in self._tables or self._tables[name].tensor.shape != shape:
+            self._tables[name] = Table(torch.zeros(shape, dtype=dtype, device=self.space.device))
+        return self._tables[name].put(rows)
 
     def _settings(self, groups: Groups, started: bool) -> list[list[float]]:
         result = []
@@ -226,11 +240,9 @@ class Fused:
         lrs = [group["lr"] for group in groups]
         return [[lr.data_ptr(), TYPES[lr.dtype]] if isinstance(lr, Tensor) else [0, 0] for lr in lrs]
 
-    def _prepare(self, groups: Groups) -> None:
-        space, device = self.space, self.space.device
-        if "settings" not in self._tables or len(self._tables["settings"]) != len(groups):
-            self._tables["settings"] = torch.zeros(len(groups), 13, dtype=torch.float64, device=device)
-            self._tables["rates"] = torch.zeros(len(groups), 2, dtype=torch.int64, device=device)
+    def _prepare(self) -> None:
+        """Follow what others have changed: constants of a step, and which chains stay."""
+        space = self.space
         if self._constants != space.constants:
             for slot, place in self._head_slots:
                 self.heads[place] = 1.0 if slot.head is None else slot.head.reshape(-1).double()
@@ -238,12 +250,10 @@ class Fused:
                 assert slot.tail is not None
                 self.static[place] = slot.tail.reshape(-1).double()
             self._constants = space.constants
-        if space.held is not self._held or "chains" not in self._uploaded:
+        if space.held is not self._held:
             self._held = space.held
             self._held_numbers = None if space.held is None else space.held.double()
-            pointers = list(self._by_chain)
-            pointers[3] = 0 if self._held_numbers is None else self._held_numbers.data_ptr()
-            self._upload("chains", pointers[:7])
+            self._by_chain[3] = 0 if self._held_numbers is None else self._held_numbers.data_ptr()
 
     def _pointers(self, groups: Groups, state: State, grads: Sequence[Tensor | None]) -> list[list[int]]:
         """Addresses of weights, gradients and moments, which are made where there are none; 0: left alone."""
@@ -276,11 +286,11 @@ class Fused:
         ]
         inside = [slot.parameter for slot in space.slots if slot.block is not None]
         started = any(self.buffers[0] in state.get(parameter, {}) for parameter in inside)
-        self._prepare(groups)
+        self._prepare()
         pointers = self._upload("pointers", self._pointers(groups, state, grads))
-        settings = self._upload("settings", self._settings(groups, started))
+        settings = self._upload("settings", self._settings(groups, started), torch.float64)
         rates = self._upload("rates", self._rates(groups))
-        chains, parts, adam = self._tables["chains"], vectors.kept, space.manner.linear
+        chains, parts, adam = self._upload("chains", list(self._by_chain[:7])), vectors.kept, space.manner.linear
         sizes = {"ADAM": adam, "BLOCK": self.block}
         tiles, sums, edges = self.grids
         target, tails, count = layout.target, layout.tails, layout.count

@@ -15,6 +15,7 @@ from pathspace import InputError, InputTypeError
 from pathspace.moves import move_
 from pathspace.structure import Structure
 from pathspace.training.optim.canonical_gauge import BALANCED, KEPT, canonical
+from pathspace.training.optim.fused_sweep import FusedSweep
 from pathspace.training.optim.joined import Joined
 from pathspace.training.optim.movable import movable
 from pathspace.training.optim.sharding import refuse_shards
@@ -52,6 +53,7 @@ class GaugeFixed(Joined):
         return_to: ``"canonical"``: the model stays in the canonical gauge. ``"user"``: it has the gauge that it came
             in whenever no step is running.
         model: the model, where it is a copy of the traced one.
+        fused: sweep in three kernels, whatever the number of tensors (needs Triton and a CUDA device).
 
     Raises:
         InputTypeError: the optimizer or the graph is none.
@@ -88,6 +90,7 @@ class GaugeFixed(Joined):
         norms: str = "unit",
         return_to: str = "canonical",
         model: nn.Module | None = None,
+        fused: bool = False,
     ) -> None:
         if not isinstance(graph, Structure):
             raise InputTypeError(
@@ -97,8 +100,10 @@ class GaugeFixed(Joined):
             raise InputError(f"GaugeFixed found gauge={gauge!r}, expected 'balanced', the one there is.")
         if return_to not in RETURNS:
             raise InputError(f"GaugeFixed found return_to={return_to!r}, expected one of {', '.join(RETURNS)}.")
+        if fused and return_to != "canonical":
+            raise InputError("GaugeFixed found fused=True with return_to='user', expected 'canonical'; leave one out.")
         super().__init__(optimizer)
-        self.norms, self.return_to = norms, return_to
+        self.norms, self.return_to, self.fused = norms, return_to, fused
         self._tensors = find_tensors(self.param_groups, graph, model)
         refuse_shards("GaugeFixed", list(self._tensors.values()), "wrap the optimizer of a model that is not sharded.")
         given = {id(p) for group in self.param_groups for p in group["params"]}
@@ -116,9 +121,9 @@ class GaugeFixed(Joined):
             )
         self._canonical = canonical(self._graph, self._tensors, norms)
         self._device = next(iter(devices), torch.device("cpu"))
-        self.sets = unit_sets(self._graph, self._canonical, self._device, norms)
         # log-scales from the user's gauge to the canonical one
         self._phi = torch.from_numpy(self._canonical.phi).to(self._device)
+        self._find_sets()
         self._turns = 0
         # looked up before anything is changed
         self._buffers()
@@ -173,19 +178,27 @@ class GaugeFixed(Joined):
             found.phi,
             {int(key): value.cpu().numpy().copy() for key, value in gauge["targets"].items()},
         )
-        self.sets = unit_sets(self._graph, self._canonical, self._device, self.norms)
+        self._find_sets()
 
     def __getstate__(self) -> dict[str, Any]:
         """For copies and pickles: everything but the traced model."""
         graph = replace(self._graph, captured=None, parameters={})  # type: ignore[arg-type]
-        return {**{key: value for key, value in super().__getstate__().items() if key != "sets"}, "_graph": graph}
+        return {
+            **{key: value for key, value in super().__getstate__().items() if key not in ("sets", "_kernels")},
+            "_graph": graph,
+        }
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Come back from a copy or a pickle."""
         super().__setstate__(state)
-        self.sets = unit_sets(self._graph, self._canonical, self._device, self.norms)
+        self._find_sets()
 
     # --- the gauge
+
+    def _find_sets(self) -> None:
+        """Sets of units, and their kernels."""
+        self.sets = unit_sets(self._graph, self._canonical, self._device, self.norms)
+        self._kernels = [FusedSweep(chosen, self._tensors, self._phi) for chosen in self.sets if self.fused]
 
     @property
     def phi(self) -> Tensor:
@@ -227,8 +240,12 @@ class GaugeFixed(Joined):
                 )
 
     def _sweep(self) -> None:
-        chosen = self.sets[self._turns % len(self.sets)]
+        turn = self._turns % len(self.sets)
+        chosen = self.sets[turn]
         self._turns += 1
+        if self.fused:
+            self._kernels[turn].step(self._buffers_of)
+            return
         change, factors = chosen.step(self._tensors)
         self._phi[chosen.units] += change
         stay = self.return_to == "user"
