@@ -25,6 +25,7 @@ from pathspace.channels import ChannelGroup, ChannelGroups, channels
 from pathspace.checker import check
 from pathspace.claims import Claim, claim
 from pathspace.clips import lift_clips
+from pathspace.compare import Comparison, compare
 from pathspace.draw import draw
 from pathspace.dtype_range import Fitted, fit_dtype
 from pathspace.equalisation import Equalised, equalise
@@ -41,6 +42,7 @@ from pathspace.rebasin import Matching
 from pathspace.reduction import ReductionGraph, WeightBlock
 from pathspace.rescale import rescale
 from pathspace.skeleton import Skeleton
+from pathspace.smoothing import SmoothingPair, smoothing_pairs, smoothing_recipe
 from pathspace.streaming import balance_files, rescale_files
 from pathspace.structure import Pin
 from pathspace.symbolic import SymbolicSpace, symbolic
@@ -61,6 +63,7 @@ __all__ = [
     "ChannelGroup",
     "ChannelGroups",
     "Claim",
+    "Comparison",
     "Conditioning",
     "Equalised",
     "Explanation",
@@ -79,6 +82,7 @@ __all__ = [
     "ReductionGraph",
     "Skeleton",
     "Smooth",
+    "SmoothingPair",
     "SymbolicSpace",
     "UnsupportedError",
     "WeightBlock",
@@ -90,6 +94,7 @@ __all__ = [
     "check",
     "choose_gauge",
     "claim",
+    "compare",
     "draw",
     "equalise",
     "explain",
@@ -105,6 +110,8 @@ __all__ = [
     "rescale_files",
     "rule",
     "save_masks",
+    "smoothing_pairs",
+    "smoothing_recipe",
     "symbolic",
     "trace",
     "verify",

@@ -145,7 +145,9 @@ def balance(
     return rescale(model, graph, balancing(model, graph, p, tolerance).phi, optimizer)
 
 
-def canonical_scales(graph: Structure, tolerance: float = 1e-10) -> np.ndarray:
+def canonical_scales(
+    graph: Structure, tolerance: float = 1e-10, parameters: Mapping[str, nn.Parameter] | None = None
+) -> np.ndarray:
     """Log-scales that lead every network of an orbit to the same one, ``(H,)``.
 
     That is the balanced network where all units can be balanced. Elsewhere ``sum_e |w_e|^2 - log |w_e|^2`` over pairs
@@ -155,8 +157,9 @@ def canonical_scales(graph: Structure, tolerance: float = 1e-10) -> np.ndarray:
     Args:
         graph: the reduction graph (its current weights are read).
         tolerance: largest relative difference of the two sides.
+        parameters: by name, in place of the graph's own.
     """
-    pairs = Pairs(graph, 2.0)
+    pairs = Pairs(graph, 2.0, parameters)
     found = attained(pairs)
     entering, leaving = pairs.counts()
     every = np.ones(graph.num_units, bool)

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from pathspace.capture import capture
+from pathspace.capture import Captured, capture
 from pathspace.errors import InputError, UnsupportedError
 from pathspace.importance import importance
 from pathspace.inference.channels import Channels, Side
@@ -334,7 +334,16 @@ def channels(model: nn.Module, *args: Any, kwargs: Mapping[str, Any] | None = No
         >>> groups[0]
         ChannelGroup('0.weight', 8 channels in 7 places)
     """
-    captured = capture(model, args, kwargs)
+    return ChannelGroups(model, channel_groups(capture(model, args, kwargs), model), arranged(model, args, kwargs))
+
+
+def channel_groups(captured: Captured, model: nn.Module) -> tuple[ChannelGroup, ...]:
+    """The groups of channels of a captured model.
+
+    Args:
+        captured: the capture.
+        model: the model, or another of the same architecture.
+    """
     with torch.device("cpu"), torch.inference_mode(False):
         found, _ = interpret(captured, Channels)
         sides, mixed = found.solve()
@@ -355,7 +364,7 @@ def channels(model: nn.Module, *args: Any, kwargs: Mapping[str, Any] | None = No
         if len(together) > 1 and any(name in parameters for name, _ in members[together[0]]):
             group = _group([members[channel] for channel in together], found.reads, mixed.get(together[0], ""), groups)
             groups[group.name] = group
-    return ChannelGroups(model, tuple(groups.values()), arranged(model, args, kwargs))
+    return tuple(groups.values())
 
 
 def _group(
@@ -373,4 +382,4 @@ def _group(
     return ChannelGroup(name, slices, readers, reason or ("" if readers else "no weight reads these channels"))
 
 
-__all__ = ["ChannelGroup", "ChannelGroups", "channels"]
+__all__ = ["ChannelGroup", "ChannelGroups", "channel_groups", "channels"]

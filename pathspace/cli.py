@@ -16,7 +16,7 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
-from pathspace import checkpoint_commands, gauge_cli
+from pathspace import channel_commands, checkpoint_commands, gauge_cli
 from pathspace.cli_errors import FAILED, ErrorSentenceGroup, guarded, say
 from pathspace.options import (
     InputOption,
@@ -367,6 +367,7 @@ def masks(
 
 checkpoint_commands.register(app)
 gauge_cli.register(app)
+channel_commands.register(app)
 
 
 def load_extensions() -> None:

@@ -1,0 +1,235 @@
+"""Commands on channels: ``pathspace prune``, ``match``, ``compare`` and ``smooth``."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from json import dumps
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console
+
+from pathspace.cli_errors import FAILED
+from pathspace.options import InputOption, JsonOption, SeedOption, TargetArgument
+from pathspace.progress import show_progress
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from pathspace.target import Target
+
+First = Annotated[str, typer.Argument(metavar="A", help="Weights: safetensors, or of torch.save.", show_default=False)]
+Second = Annotated[str, typer.Argument(metavar="B", help="Weights of the other model.", show_default=False)]
+
+
+class By(StrEnum):
+    """How channels are ranked."""
+
+    weights = "weights"
+    paths = "paths"
+
+
+class MatchBy(StrEnum):
+    """How channels of two models are compared."""
+
+    weights = "weights"
+    activations = "activations"
+
+
+class Format(StrEnum):
+    """Tools that take smoothing pairs."""
+
+    llm_compressor = "llm-compressor"
+    awq = "awq"
+    smoothquant = "smoothquant"
+    aimet = "aimet"
+
+
+def _say(text: str) -> None:
+    Console().print(text, soft_wrap=True, markup=False, highlight=False)
+
+
+def _deliver(facts: dict[str, Any], json: str | None, text: str) -> None:
+    """Facts as JSON where it was asked for, as sentences otherwise."""
+    from pathspace.files import replacing
+
+    if json == "-":
+        print(dumps(facts, indent=2))
+        return
+    if json is not None:
+        with replacing(json) as temporary:
+            temporary.write_text(dumps(facts, indent=2) + "\n", encoding="utf-8")
+    _say(text)
+
+
+def _with_weights(target: Target, path: str) -> nn.Module:
+    """A copy of the target's model with the weights of a file."""
+    import torch
+    from safetensors.torch import load_file
+
+    from pathspace.capture import first_line
+    from pathspace.errors import InputError
+    from pathspace.files import existing_file
+    from pathspace.safe_deepcopy import safe_deepcopy
+
+    file, model = existing_file(path, "match and compare", "give a file of weights"), safe_deepcopy(target.model)
+    try:
+        if file.suffix == ".safetensors":
+            state = load_file(file)
+        else:
+            state = torch.load(file, map_location="cpu", weights_only=True)
+        model.load_state_dict(state)
+    except Exception as error:
+        raise InputError(
+            f"The weights in {path!r} do not fit {type(model).__name__} ({first_line(error)}); give the state "
+            "dictionary of a model of this architecture."
+        ) from error
+    return model
+
+
+def prune(
+    target: TargetArgument,
+    output: Annotated[str, typer.Option("-o", "--output", metavar="FILE", help="Where torch.save writes the module.")],
+    keep: Annotated[float, typer.Option(help="Share of the channels to keep.")] = 0.5,
+    by: Annotated[
+        By, typer.Option(help="Keep the channels with the longest weights, or those after balancing.")
+    ] = By.weights,
+    inputs: InputOption = None,
+    json: JsonOption = None,
+    seed: SeedOption = 0,
+) -> None:
+    """Leave channels out of a model: a smaller module that computes what the masked model does.
+
+    [bold]pathspace prune net.py:net --keep 0.5 -o smaller.pt[/]
+
+    Exit codes: 0 written, 2 bad input.
+    """
+    import torch
+
+    from pathspace import channels
+    from pathspace.files import ensure_writable, replacing
+    from pathspace.target import load_target
+
+    ensure_writable(output)
+    with show_progress("Loading", target) as status:
+        loaded = load_target(target, inputs or (), seed=seed)
+        status("Finding channels")
+        groups = channels(loaded.model, *loaded.args, kwargs=loaded.kwargs)
+        status("Leaving channels out")
+        kept, small = groups.kept(keep, by.value), groups.remove(keep, by.value)
+        with replacing(output) as temporary:
+            torch.save(small, temporary)
+    before, after = (sum(p.numel() for p in model.parameters()) for model in (loaded.model, small))
+    facts = {
+        "parameters_before": before,
+        "parameters_after": after,
+        "groups": {name: {"channels": len(groups[name]), "kept": numbers.tolist()} for name, numbers in kept.items()},
+        "refused": groups.refused,
+    }
+    lines = [f"{name}: kept {len(numbers)} of {len(groups[name])} channels" for name, numbers in kept.items()]
+    lines += [f"{name}: kept all {len(groups[name])}, {reason}" for name, reason in groups.refused.items()]
+    _deliver(facts, json, "\n".join([*lines, f"{before:,} parameters before, {after:,} after. Wrote {output}"]))
+
+
+def match(
+    target: TargetArgument,
+    first: First,
+    second: Second,
+    output: Annotated[str, typer.Option("-o", "--output", metavar="FILE", help="Where to write B in the order of A.")],
+    by: Annotated[
+        MatchBy, typer.Option(help="Compare weights, or activations on the example inputs.")
+    ] = MatchBy.weights,
+    inputs: InputOption = None,
+    json: JsonOption = None,
+    seed: SeedOption = 0,
+) -> None:
+    """Bring the channels of B into the order of A's; B computes what it did.
+
+    [bold]pathspace match net.py:net a.safetensors b.safetensors -o matched.safetensors[/]
+
+    Exit codes: 0 written, 2 bad input.
+    """
+    from safetensors.torch import save_file
+
+    from pathspace import channels
+    from pathspace.files import ensure_writable, expect_suffix, replacing
+    from pathspace.target import load_target
+
+    expect_suffix(output, "match", [".safetensors"])
+    ensure_writable(output)
+    with show_progress("Loading", target) as status:
+        loaded = load_target(target, inputs or (), seed=seed)
+        one, two = (_with_weights(loaded, path) for path in (first, second))
+        status("Matching channels")
+        found = channels(one, *loaded.args, kwargs=loaded.kwargs).match(two, by.value, seed=seed)
+        with replacing(output) as temporary:
+            save_file({name: tensor.clone() for name, tensor in found.model.state_dict().items()}, temporary)
+    facts = {
+        "before": found.before,
+        "after": found.after,
+        "orders": {name: order.tolist() for name, order in found.orders.items()},
+    }
+    _deliver(facts, json, f"Distance of the weights {found.before:.4g} before, {found.after:.4g} after. Wrote {output}")
+
+
+def compare(
+    target: TargetArgument, first: First, second: Second, inputs: InputOption = None, json: JsonOption = None,
+    seed: SeedOption = 0,
+) -> None:  # fmt: skip
+    """Are two checkpoints the same function, up to rescaling and the order of channels?
+
+    [bold]pathspace compare net.py:net a.safetensors b.safetensors[/]
+
+    Exit codes: 0 the same, 1 different, 2 bad input.
+    """
+    from pathspace import compare as compared
+    from pathspace import trace
+    from pathspace.target import load_target
+
+    with show_progress("Loading", target) as status:
+        loaded = load_target(target, inputs or (), seed=seed)
+        one, two = (_with_weights(loaded, path) for path in (first, second))
+        status("Comparing")
+        found = compared(one, two, trace(one, *loaded.args, kwargs=loaded.kwargs))
+    names = ("same", "distance", "as_given", "rescaled", "differ")
+    lines = [
+        "The same up to rescaling and order." if found.same else "Different.",
+        f"Relative distance of the weights: {found.as_given:.3g} as given, {found.rescaled:.3g} without scales, "
+        f"{found.distance:.3g} without scales and order.",
+        *(f"{name}: {far:.3g}" for name, far in list(found.differ.items())[:10]),
+    ]
+    _deliver({name: getattr(found, name) for name in names}, json, "\n".join(lines))
+    raise typer.Exit(0 if found.same else FAILED)
+
+
+def smooth(
+    target: TargetArgument,
+    form: Annotated[Format, typer.Option("--format", help="The tool that is to read it.")] = Format.llm_compressor,
+    inputs: InputOption = None,
+    seed: SeedOption = 0,
+) -> None:
+    """Print which modules write and which read a set of units, as quantisation tools take it.
+
+    [bold]pathspace smooth transformers:path/to/config.json > recipe.yaml[/]
+    [bold]pathspace smooth net.py:net --format aimet[/]
+
+    Only pairs that are exact are printed. Exit codes: 0 printed, 2 bad input.
+    """
+    from pathspace import smoothing_pairs, smoothing_recipe, trace
+    from pathspace.target import load_target
+
+    with show_progress("Tracing", target) as status:
+        loaded = load_target(target, inputs or (), seed=seed)
+        graph = trace(loaded.model, *loaded.args, kwargs=loaded.kwargs)
+        status("Finding pairs")
+        pairs = smoothing_pairs(graph)
+    print(smoothing_recipe([pair for pair in pairs if pair.exact], form.value))
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands."""
+    for command in (prune, match, compare, smooth):
+        app.command()(command)
+
+
+__all__ = ["register"]

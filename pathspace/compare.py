@@ -1,0 +1,116 @@
+"""Are two checkpoints the same function, up to rescaling and the order of channels?"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor, nn
+
+from pathspace.balanced import canonical_scales
+from pathspace.channels import channel_groups
+from pathspace.errors import InputError
+from pathspace.rebasin import by_weights, permuted
+from pathspace.rescale import rescale
+from pathspace.safe_deepcopy import safe_deepcopy
+from pathspace.structure import Structure
+from pathspace.surgery import tensors_of
+
+SAME = 1e-5
+
+
+@dataclass(frozen=True, eq=False)
+class Comparison:
+    """What :func:`compare` found.
+
+    Attributes:
+        same: whether the models are equal once scales and the order of channels are taken out.
+        distance: ``|a - b| / |a|`` over all parameters, with scales and order taken out.
+        as_given: the same of the models as they are.
+        rescaled: the same with scales taken out alone.
+        differ: tensor -> ``|a - b| / |a|`` of it, scales and order taken out, largest first, of those that differ.
+        orders: channel group -> which of the second model's channels stands where.
+    """
+
+    same: bool
+    distance: float
+    as_given: float
+    rescaled: float
+    differ: Mapping[str, float]
+    orders: Mapping[str, Tensor] = field(repr=False)
+
+
+@torch.no_grad()
+def compare(a: nn.Module, b: nn.Module, graph: Structure, tolerance: float = SAME) -> Comparison:
+    """Compare two models of one architecture modulo rescaling and permutation.
+
+    Both are brought to the canonical point of their orbits, the rescaled model of smallest ``sum w^2`` (tilted where
+    there is none), which is unique; then the channels of the second are matched with the first's. ``same`` says
+    that the functions are equal (to ``tolerance`` in the weights). Where it is false they may be equal for another
+    reason, or the matching may have missed the order, as it may for channels that are nearly alike.
+
+    Args:
+        a: the traced model, or a copy with other weights.
+        b: another one.
+        graph: the reduction graph of either.
+        tolerance: largest distance that counts as the same.
+
+    Returns:
+        Distances, and where the models differ.
+
+    Raises:
+        InputError: the models have other tensors than the graph.
+
+    Example:
+        >>> import torch, pathspace as ps
+        >>> model = torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.ReLU(), torch.nn.Linear(3, 1))
+        >>> x = torch.ones(1, 2)
+        >>> graph = ps.trace(model, x)
+        >>> other = ps.channels(model, x).permute({"0.weight": [2, 0, 1]})
+        >>> found = ps.compare(model, ps.rescale(other, graph, torch.tensor([1.0, -1.0, 0.5])), graph)
+        >>> found.same, found.as_given > 0.1
+        (True, True)
+    """
+    shapes = {name: tuple(parameter.shape) for name, parameter in graph.parameters.items()}
+    for model in (a, b):
+        own = {name: tuple(tensor.shape) for name, tensor in tensors_of(model).items()}
+        if any(own.get(name) != shape for name, shape in shapes.items()):
+            raise InputError(
+                f"compare found a {type(model).__name__} with other tensors than the graph; pass two models of the "
+                "architecture that was traced."
+            )
+    one, two = (_canonical(model, graph) for model in (a, b))
+    slices = {group.name: group.slices for group in channel_groups(graph.captured, a)}
+    orders = by_weights(one, two, slices)
+    moved = permuted(two, slices, orders)
+    parts = _parts(one, moved)
+    differ = {name: far for name, far in sorted(parts.items(), key=lambda entry: -entry[1]) if far > tolerance}
+    distance = _distance(one, moved)
+    return Comparison(
+        distance <= tolerance and not differ, distance, _distance(a, b), _distance(one, two), differ, orders
+    )
+
+
+def _canonical(model: nn.Module, graph: Structure) -> nn.Module:
+    copy = safe_deepcopy(model).double()
+    phi = canonical_scales(graph, parameters=dict(copy.named_parameters(remove_duplicate=False)))
+    return rescale(copy, graph, torch.from_numpy(phi))
+
+
+def _tensors(model: nn.Module) -> dict[str, Tensor]:
+    return {name: tensor.double() for name, tensor in tensors_of(model).items() if tensor.is_floating_point()}
+
+
+def _parts(one: nn.Module, two: nn.Module) -> dict[str, float]:
+    pairs, own = _tensors(two), _tensors(one)
+    return {name: float((own[name] - pairs[name]).norm() / own[name].norm().clamp(min=1e-30)) for name in own}
+
+
+def _distance(one: nn.Module, two: nn.Module) -> float:
+    pairs, own = _tensors(two), _tensors(one)
+    total = sum(float((own[name] - pairs[name]).square().sum()) for name in own)
+    return (total / max(sum(float(tensor.square().sum()) for tensor in own.values()), 1e-300)) ** 0.5
+
+
+__all__ = ["Comparison", "compare"]

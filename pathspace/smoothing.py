@@ -1,0 +1,207 @@
+"""Which modules write a set of units and which read it: what SmoothQuant, AWQ and cross-layer equalisation rescale."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from json import dumps
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+from pathspace.capture import quiet
+from pathspace.errors import InputError
+from pathspace.structure import Structure, WeightBlock
+
+FORMATS = ("llm-compressor", "awq", "smoothquant", "aimet")
+# largest relative change of the outputs that is rounding
+ROUNDING = 1e-4
+
+
+@dataclass(frozen=True, eq=False)
+class SmoothingPair:
+    """Modules whose scales can be moved from one side of a set of units to the other.
+
+    Attributes:
+        writers: modules whose weights enter the units (one, for most sets).
+        readers: modules whose weights leave them.
+        parameters: names of the weights on both sides: those that enter, those that leave.
+        exact: whether the function stays as the model stands, every ``eps`` included.
+        change: largest change of the outputs, over the largest output, when the units are rescaled by powers of two;
+            ``None`` for a model without values.
+        units: ids of the units.
+    """
+
+    writers: tuple[str, ...]
+    readers: tuple[str, ...]
+    parameters: tuple[tuple[str, ...], tuple[str, ...]]
+    exact: bool
+    change: float | None
+    units: Tensor = field(repr=False)
+
+
+def _units(ids: Tensor, count: int) -> frozenset[int]:
+    return frozenset(unit for unit in ids.abs().unique().tolist() if 0 < unit <= count)
+
+
+def _owner(name: str) -> str:
+    return name.rpartition(".")[0]
+
+
+def smoothing_pairs(graph: Structure) -> list[SmoothingPair]:
+    """Find, for every set of units, the modules that write it and those that read it.
+
+    A writer's rows are multiplied by any positive factors and the columns of all readers divided by them: the outputs
+    stay. Each pair is tried on the captured graph with the model's weights and random inputs, if it has values.
+
+    Args:
+        graph: a traced reduction graph, of a model with weights or without.
+
+    Returns:
+        The pairs, in the order of the writers' parameters.
+
+    Example:
+        >>> import torch, pathspace as ps
+        >>> model = torch.nn.Sequential(torch.nn.LayerNorm(4), torch.nn.Linear(4, 6), torch.nn.ReLU(),
+        ...                             torch.nn.Linear(6, 2))
+        >>> pairs = ps.smoothing_pairs(ps.trace(model, torch.randn(3, 4)))
+        >>> [(pair.writers, pair.readers, pair.exact) for pair in pairs]
+        [(('0',), ('1',), True), (('1',), ('3',), True)]
+    """
+    entering = {block.name: _units(block.head, graph.num_units) for block in graph.blocks}
+    leaving = {block.name: _units(block.tail, graph.num_units) for block in graph.blocks}
+    readers_of: dict[int, list[str]] = {}
+    for block in graph.blocks:
+        if len(block.shape) > 1:
+            for unit in leaving[block.name]:
+                readers_of.setdefault(unit, []).append(block.name)
+    sets: dict[tuple[frozenset[int], tuple[str, ...]], list[str]] = {}
+    for block in graph.blocks:
+        units = frozenset(unit for unit in entering[block.name] if unit in readers_of)
+        # (one scale for all is no choice; a bias writes what the weight beside it writes)
+        if len(units) > 1 and not _is_bias(block, graph.blocks):
+            reading = dict.fromkeys(name for unit in sorted(units) for name in readers_of[unit])
+            readers = tuple(name for name in reading if leaving[name] & units and name != block.name)
+            if readers:
+                sets.setdefault((units, readers), []).append(block.name)
+    approximate = set(graph.approximate.tolist())
+    before = _outputs(graph, {})
+    pairs = []
+    for (units, readers), writers in sets.items():
+        ids = torch.tensor(sorted(units))
+        change = None if before is None else _change(graph, before, ids)
+        exact = not units & approximate and (change is None or change <= ROUNDING)
+        owners = [tuple(dict.fromkeys(_owner(name) for name in names)) for names in (writers, readers)]
+        pairs.append(SmoothingPair(owners[0], owners[1], (tuple(writers), readers), exact, change, ids))
+    return pairs
+
+
+def _is_bias(block: WeightBlock, blocks: Sequence[WeightBlock]) -> bool:
+    beside = [other for other in blocks if _owner(other.name) == _owner(block.name)]
+    return len(block.shape) == 1 and block.name.endswith("bias") and len(beside) > 1
+
+
+# --- tried on the captured graph
+
+
+def _inputs(graph: Structure, factors: Mapping[str, Tensor]) -> list[Any] | None:
+    """What the captured graph takes: rescaled tensors of the model, random inputs; ``None`` without values."""
+    captured, values = graph.captured, list[Any]()
+    generator = torch.Generator().manual_seed(0)
+    held = {"parameter": captured.parameters, "buffer": captured.buffers}
+    for node in captured.graph.graph.nodes:
+        if node.op != "placeholder":
+            continue
+        kind, name = captured.sources.get(node.name, ("input", node.name))
+        own = held.get(kind, {}).get(name, captured.constants.get(node.name))
+        shown = node.meta.get("val")
+        if own is not None:
+            if own.is_meta or type(own).__name__ == "FakeTensor":
+                return None
+            shift = graph.shifts.get(name, 0.0)
+            own = own.detach()
+            values.append((own + shift) * factors[name].to(own) - shift if name in factors else own)
+        elif not isinstance(shown, Tensor):
+            values.append(shown)
+        elif shown.is_floating_point():
+            values.append(torch.randn(tuple(shown.shape), generator=generator).to(shown.dtype))
+        else:
+            values.append(torch.ones(tuple(shown.shape), dtype=shown.dtype))
+    return values
+
+
+def _outputs(graph: Structure, factors: Mapping[str, Tensor]) -> list[Tensor] | None:
+    values = _inputs(graph, factors)
+    if values is None:
+        return None
+    with quiet(), torch.no_grad():
+        found = pytree.tree_leaves(graph.captured.graph(*values))
+    return [leaf for leaf in found[graph.captured.updates :] if isinstance(leaf, Tensor) and leaf.is_floating_point()]
+
+
+def _change(graph: Structure, before: Sequence[Tensor], units: Tensor) -> float:
+    phi = torch.zeros(graph.num_units, dtype=torch.float64)
+    powers = torch.randint(-2, 3, (len(units),), generator=torch.Generator().manual_seed(1))
+    phi[units - 1] = powers * torch.tensor(2.0, dtype=torch.float64).log()
+    after = _outputs(graph, graph.gauge(phi)) or []
+    return max(
+        (
+            float((a - b).abs().max()) / max(float(b.abs().max()), 1e-30)
+            for a, b in zip(after, before, strict=True)
+            if b.numel()
+        ),
+        default=0.0,
+    )
+
+
+# --- as other tools read them
+
+
+def smoothing_recipe(pairs: Iterable[SmoothingPair], form: str = "llm-compressor") -> str:
+    """The pairs as the configuration of another tool.
+
+    Args:
+        pairs: what :func:`smoothing_pairs` found; sets with several writers are left out, no tool takes them.
+        form: ``"llm-compressor"`` (a recipe with an ``AWQModifier``), ``"smoothquant"`` (one with a
+            ``SmoothQuantModifier``), ``"awq"`` (``prev_op`` and ``layers``, as AutoAWQ has them) or ``"aimet"``
+            (sets of layers for cross-layer equalisation).
+
+    Returns:
+        YAML for the first two, with repeated layers as one pattern; JSON with every layer by name for the others.
+
+    Raises:
+        InputError: unknown ``form``.
+    """
+    if form not in FORMATS:
+        raise InputError(f"smoothing_recipe found form={form!r}, expected one of {', '.join(map(repr, FORMATS))}.")
+    single = [(pair.writers[0], pair.readers) for pair in pairs if len(pair.writers) == 1]
+    if form in ("awq", "aimet"):
+        if form == "awq":
+            return dumps(
+                [{"prev_op": writer, "layers": list(readers), "inp": readers[0]} for writer, readers in single],
+                indent=2,
+            )
+        return dumps([[writer, *readers] for writer, readers in single], indent=2)
+    patterns = dict.fromkeys(
+        (_pattern(writer), tuple(dict.fromkeys(map(_pattern, readers)))) for writer, readers in single
+    )
+    lines = ["default_stage:", "  default_modifiers:"]
+    if form == "smoothquant":
+        lines += ["    SmoothQuantModifier:", "      mappings:"]
+        lines += [f"        - [{dumps(list(readers))}, {dumps(writer)}]" for writer, readers in patterns]
+    else:
+        lines += ["    AWQModifier:", "      mappings:"]
+        for writer, readers in patterns:
+            lines += [f"        - smooth_layer: {dumps(writer)}", f"          balance_layers: {dumps(list(readers))}"]
+    return "\n".join(lines)
+
+
+def _pattern(name: str) -> str:
+    """A module's name with any number in place of its numbers."""
+    parts = [r"\d+" if part.isdigit() else part for part in name.split(".")]
+    return "re:.*" + r"\.".join(parts) + "$"
+
+
+__all__ = ["FORMATS", "SmoothingPair", "smoothing_pairs", "smoothing_recipe"]
