@@ -1,4 +1,4 @@
-"""The commands ``pathspace train``, ``sweep``, ``reproduce`` and ``demo``.
+"""The commands ``pathspace train``, ``sweep``, ``reproduce``, ``demo`` and ``data``.
 
 Torch and the tasks are imported inside the commands, so that the help of the command line answers at once.
 """
@@ -47,6 +47,10 @@ def register(app: typer.Typer) -> None:
     app.command()(sweep)
     app.command()(reproduce)
     app.command()(demo)
+    data = typer.Typer(help="Real data for the tasks: what there is, and how it gets here.", no_args_is_help=True)
+    data.command("list")(list_data)
+    data.command("fetch")(fetch_data)
+    app.add_typer(data, name="data")
 
 
 def train(
@@ -57,7 +61,8 @@ def train(
             metavar="TASK",
             help="Offline at once: digits-rows (a ReLU RNN reads 8x8 digits row by row), digits-rows-permuted, "
             "digits-pixels, digits-pixels-permuted (64 steps), digits-images, text-characters, text-masked-words, "
-            "number-words (English to German), catalogue (German messages of Django, if installed). "
+            "number-words (English to German), catalogue (German messages of Django, if installed). After 'pathspace "
+            "data fetch': fashion-28, fashion-28-permuted, fashion-images, bible-characters. "
             "With --data: mnist-28, mnist-98, "
             "mnist-28-permuted, mnist-98-permuted, cifar10, cifar100, ptb, ptb-characters, wikitext-2, enwik8, wmt16.",
         ),
@@ -363,6 +368,43 @@ def demo(
         raise typer.Exit(INTERRUPTED) from None
     if not holds:
         raise typer.Exit(FAILED)
+
+
+def list_data() -> None:
+    """List the data sets that can be fetched, with their licences and where they are."""
+    from rich.console import Console
+    from rich.table import Table
+
+    from pathspace.training.experiments.data import SOURCES, data_folder
+
+    table = Table("name", "what", "licence", "folder")
+    for name, source in SOURCES.items():
+        folder = data_folder(name)
+        table.add_row(name, source.about, source.licence, str(folder) if folder.is_dir() else "not fetched")
+    Console().print(table)
+
+
+def fetch_data(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="fashion-mnist or bible.")],
+    out: Annotated[
+        str | None, typer.Option(metavar="DIR", help="Folder to put it into.", show_default="the user's cache")
+    ] = None,
+) -> None:
+    """Download a data set from Debian's packages, check its digests, and keep it for the tasks.
+
+    [bold]pathspace data fetch fashion-mnist[/]
+
+    Exit codes: 0 it is there, 2 it cannot be had.
+    """
+    from pathlib import Path
+
+    from pathspace.progress import show_progress
+    from pathspace.training.experiments.data import fetch, source
+
+    known = source(name)
+    with show_progress("Fetching", name):
+        folder = fetch(name, None if out is None else Path(out))
+    _console(None).print(f"{name}: {known.about} ({known.licence}) in {folder}", markup=False, highlight=False)
 
 
 def _console(json: str | None) -> Console:

@@ -2,6 +2,7 @@
 
 from pathspace.training.experiments.tasks.catalogue import catalogue
 from pathspace.training.experiments.tasks.digits import digits_rows
+from pathspace.training.experiments.tasks.fetched import bible_characters, fashion_images
 from pathspace.training.experiments.tasks.images import digits_images
 from pathspace.training.experiments.tasks.masked import nearest_words, text_masked_words
 from pathspace.training.experiments.tasks.papers import enwik8, wmt16
@@ -12,10 +13,12 @@ from pathspace.training.task import Split, Task, load_task, register_task, task_
 __all__ = [
     "Split",
     "Task",
+    "bible_characters",
     "catalogue",
     "digits_images",
     "digits_rows",
     "enwik8",
+    "fashion_images",
     "load_task",
     "nearest_words",
     "number_words",

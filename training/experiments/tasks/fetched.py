@@ -1,0 +1,67 @@
+"""Tasks on data that ``pathspace data fetch`` brings: three on Fashion-MNIST, and ``bible-characters``."""
+
+from __future__ import annotations
+
+import re
+from functools import partial
+from itertools import pairwise
+
+from pathspace.training.experiments.data import bible_text, given
+from pathspace.training.experiments.tasks.digits import read_in_steps, sequence_task
+from pathspace.training.experiments.tasks.images import image_task
+from pathspace.training.experiments.tasks.papers import mnist_splits, tokens_of
+from pathspace.training.experiments.tasks.text import chunks, language_task
+from pathspace.training.task import Split, Task, register_task
+
+
+def _fashion(name: str, permuted: bool, hidden: int = 100, data: str | None = None) -> Task:
+    parts = mnist_splits(given(name, data, "fashion-mnist"))
+    cut = [Split(read_in_steps(part.inputs, 28, permuted), part.targets) for part in parts]
+    return sequence_task(name, "Fashion-MNIST", cut, hidden, permuted)
+
+
+register_task("fashion-28")(partial(_fashion, "fashion-28", False))
+register_task("fashion-28-permuted")(partial(_fashion, "fashion-28-permuted", True))
+
+
+@register_task("fashion-images")
+def fashion_images(hidden: int = 16, network: str = "recurrent", depth: int = 2, data: str | None = None) -> Task:
+    """Build the task: images of clothes, 28 x 28, in one of ten classes, by a convolutional network.
+
+    Args:
+        hidden: channels of the network.
+        network: ``recurrent``, ``residual`` or ``resnet``.
+        depth: see :func:`pathspace.training.experiments.tasks.images.image_task`.
+        data: folder with the four files; by default the fetched ones.
+
+    Raises:
+        InputError: the data is not there.
+    """
+    parts = mnist_splits(given("fashion-images", data, "fashion-mnist"))
+    return image_task("fashion-images", "Fashion-MNIST", parts, network, hidden, depth)
+
+
+@register_task("bible-characters")
+def bible_characters(
+    hidden: int = 128, layers: int = 2, length: int = 64, limit: int | None = None, data: str | None = None
+) -> Task:
+    """Build the task: the next character of the King James Bible; 90 % to train, 5 % each to choose and to test.
+
+    Args:
+        hidden: units of every recurrent layer.
+        layers: recurrent layers.
+        length: characters per example.
+        limit: at most so many training examples.
+        data: folder with the file ``bible.data``; by default the fetched one.
+
+    Raises:
+        InputError: the data is not there.
+    """
+    folder = given("bible-characters", data, "bible")
+    # a verse is its words: book, chapter and number stand before them
+    verses = [re.sub(r"^\S+:\d+ ", "", line) for line in bible_text(folder / "bible.data").splitlines()[1:]]
+    cuts = [int(len(verses) * share) for share in (0.0, 0.9, 0.95, 1.0)]
+    tokens, vocabulary = tokens_of(["\n".join(verses[a:b]) for a, b in pairwise(cuts)], words=False)
+    parts = [chunks(part, length, limit if i == 0 else None) for i, part in enumerate(tokens)]
+    model: dict[str, float | int] = {"embedding": hidden, "hidden": hidden, "layers": layers}
+    return language_task("bible-characters", "the King James Bible", parts, vocabulary, model)
