@@ -192,8 +192,15 @@ class Conditioning:
     over all paths through weight ``e`` of the squared product of their other weights; with calibration batches, the
     sensitivity ``E |df/dw_e|^2`` of the outputs takes its place.
 
+    Example:
+        >>> import torch, pathspace as ps
+        >>> model = torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.ReLU(), torch.nn.Linear(3, 1))
+        >>> found = ps.choose_gauge(model, ps.trace(model, torch.randn(1, 2)), ps.Conditioning()).certificate
+        >>> found.after <= found.before and found.gap < 1e-3
+        True
+
     Reference:
-        Lebeurrier, Titouan, Gribonval et al.: Path-conditioned training (2026).
+        Lebeurrier, Vayer, Gribonval: Path-conditioned training (2026).
     """
 
     def programme(self, model: nn.Module, graph: Structure, calibration: Any = None, exact: bool = True) -> Programme:
