@@ -109,6 +109,7 @@ def test_rows_are_what_a_slow_look_finds() -> None:
                 start = incoming - outgoing, incoming + outgoing
             drift = abs(incoming - outgoing - start[0])[start[1] > 0] / start[1][start[1] > 0]
             assert row["conserved_drift"] == pytest.approx(drift.max(), rel=1e-6)
+            assert 0 < row["unit_step"] <= row["unit_step_largest"]
             values = ps.path_statistics(graph.skeleton(rule="magnitude"))
             assert row["path_value_median"] == pytest.approx(values.median / math.log(10), abs=0.05)
     # biases are conserved, too; the rows compare matrices and norms

@@ -26,7 +26,7 @@ from pathspace.diagnostics.run.log import RunLog
 from pathspace.diagnostics.run.outputs import Csv, Page, TensorBoard
 from pathspace.diagnostics.run.probe import Pass, Probe
 from pathspace.diagnostics.run.snapshot import Snapshot, UnitFacts
-from pathspace.diagnostics.run.weights import TensorFacts, Units, fan_in, moves, tensor_facts
+from pathspace.diagnostics.run.weights import TensorFacts, Units, fan_in, moves, tensor_facts, usual_squares
 from pathspace.errors import InputError, PathspaceError
 
 EVERY = 100
@@ -56,6 +56,7 @@ class Watching(RunLog):
         self.compiled = hasattr(model, "_orig_mod")
         self.every, self.outputs, self.on_alarm, self.structure = every, outputs, on_alarm, structure
         self._fans = fan_in(self.model)
+        self._counted = usual_squares(self.model, self._fans).keys()
         self._probe = Probe(self.model)
         self._ids = {id(p) for p in self.model.parameters()}
         self._held = self._probe.held
@@ -127,8 +128,7 @@ class Watching(RunLog):
         started = time.perf_counter()
         self._disarm()
         self._tensors = tensor_facts(self.model, self._fans)
-        held = {t.name for t in self._tensors if t.matrix}
-        self._before = {n: p.detach().clone() for n, p in self.model.named_parameters() if n in held}
+        self._before = {n: p.detach().clone() for n, p in self.model.named_parameters() if n in self._counted}
         self.seconds += time.perf_counter() - started
 
     def _after_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
@@ -231,6 +231,9 @@ class Watching(RunLog):
         for name, values, q in (("gauge", gauge, 0.5), ("step_median", step, 0.5), ("step_largest", step, 0.99)):
             kept = values[np.isfinite(values)]
             setattr(facts, name, float(np.quantile(kept, q)) if len(kept) else None)
+        if self.steps > 1 and self.steps % self.every:
+            # half of the cost of a row, and it changes slowly
+            return facts
         try:
             statistics = path_statistics(self._skeleton) if self._skeleton is not None else None
         except InputError:  # a weight of a tree has become 0

@@ -137,10 +137,24 @@ def moves(
             each.moved = steps[each.name] / size if size > 0 else None
 
 
+def usual_squares(model: nn.Module, fans: Mapping[str, int]) -> dict[str, float]:
+    """Mean squares from which weights start: ``1 / (3 fan_in)`` for matrices, 1 for norms; biases are left out.
+
+    Args:
+        model: any module.
+        fans: from :func:`fan_in`.
+    """
+    start = {name: 1 / (3 * fan) for name, fan in fans.items()}
+    for name, module in model.named_modules():
+        if "Norm" in type(module).__name__ and isinstance(getattr(module, "weight", None), Tensor):
+            start[f"{name}.weight" if name else "weight"] = 1.0
+    return start
+
+
 class Units:
     """Compares sums of squares at units with those of layers as torch starts them.
 
-    A weight of a matrix starts with a mean square of ``1 / (3 fan_in)``, that of a norm with 1; biases do not count.
+    They are those of :func:`usual_squares`.
 
     Args:
         model: the model.
@@ -150,10 +164,7 @@ class Units:
 
     def __init__(self, model: nn.Module, graph: ReductionGraph, fans: Mapping[str, int]) -> None:
         self.graph = graph
-        start = {name: 1 / (3 * fan) for name, fan in fans.items()}
-        for name, module in model.named_modules():
-            if "Norm" in type(module).__name__ and isinstance(getattr(module, "weight", None), Tensor):
-                start[f"{name}.weight" if name else "weight"] = 1.0
+        start = usual_squares(model, fans)
         usual = {b.name: torch.full(b.shape, start.get(b.name, 0.0)) for b in graph.blocks}
         self.usual = [value.numpy() for value in unit_sums(graph, usual)]
         self.counted = {b.name for b in graph.blocks if b.name in start}
@@ -203,4 +214,4 @@ class Units:
         return found
 
 
-__all__ = ["GroupFacts", "TensorFacts", "Units", "fan_in", "moves", "tensor_facts"]
+__all__ = ["GroupFacts", "TensorFacts", "Units", "fan_in", "moves", "tensor_facts", "usual_squares"]
