@@ -42,7 +42,8 @@ _CONFIG: Spec = {
         "labelFontSize": 12,
         "title": None,
         "orient": "bottom",
-        "columns": 3,
+        "columns": 2,
+        "labelLimit": 170,
         "columnPadding": 26,
     },
 }
