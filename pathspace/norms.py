@@ -60,8 +60,10 @@ def path_norm(
 
     * ``until="name of a module"`` takes the norm of the part before: paths end in the outputs of that module, or in
       what enters it where it holds such an operation itself. The name of a node of the captured graph does the same.
-    * ``until="fixed"`` lets paths end wherever a scale is fixed, and start anew behind with the value 1: these are all
-      the paths of :meth:`ReductionGraph.paths`.
+      The part counts as a network of its own: units that it ends in have scales that the number feels.
+    * ``until="fixed"`` lets paths end wherever a scale is fixed, and start anew behind with the value 1, as those of
+      :meth:`ReductionGraph.paths` do. Roots and quotients of activations, which no path passes, are taken of the sums,
+      so that the number does not depend on the scales of units.
     * ``bound=True`` passes functions of one operand with a largest slope by that slope: with ``p=1`` the outputs of one
       sample change by at most ``sum_o |f_o(x) - f_o(y)| <= norm * max_i |x_i - y_i|``, whatever x and y are.
 

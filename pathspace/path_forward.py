@@ -16,7 +16,7 @@ from pathspace.capture import Captured, place
 from pathspace.errors import InputError, PathspaceError, UnsupportedError
 from pathspace.inference.decompose import decomposed
 from pathspace.inference.regions import REGIONS, once
-from pathspace.inference.registry import RULES, Facts, facts_of, operation_name
+from pathspace.inference.registry import FACTS, RULES, Facts, facts_of, operation_name
 from pathspace.local_paths import read_rule
 from pathspace.path_sums import MANY, Sum
 from pathspace.without_values import require_values
@@ -215,6 +215,9 @@ class Forward:
             return None if "alpha" in node.name else self._kept(args[0], shown)
         if facts.kind == "power":
             return self._raised(facts, args)
+        if facts.kind == "quotient" and self.fixed_ends and not kwargs and isinstance(args[1], Sum):
+            # no path either, but a scale
+            return sums.multiplied(torch.mul, FACTS["aten.mul"], (args[0], sums.raised(args[1], -1)), {}, p)
         if facts.kind == "normalisation":
             return self._frozen(node, run, args, kwargs)
         if "recurrence" in facts.kind and len(args) == 9:
@@ -286,12 +289,14 @@ class Forward:
         return (value, *more)
 
     def _raised(self, facts: Facts, args: tuple[Any, ...]) -> Sum | None:
-        """A whole power: paths in as many pairs."""
+        """A whole power: paths in as many pairs; other powers have no paths, but scale like powers of the sums."""
         exponent = args[1] if len(args) > 1 else facts.degree[0]
-        whole = isinstance(exponent, int | float) and exponent >= 1 and exponent == int(exponent)
-        if not whole or not isinstance(args[0], Sum) or (self.bound and exponent != 1):
+        if not isinstance(exponent, int | float) or not isinstance(args[0], Sum) or (self.bound and exponent != 1):
             return None
-        return Sum.of(args[0].values ** int(exponent), args[0].log * exponent)
+        whole = exponent >= 1 and exponent == int(exponent)
+        # (those that the rule follows)
+        followed = 0 < abs(exponent) <= 8 and float(8 * 3 * 5 * 7 * exponent).is_integer()
+        return sums.raised(args[0], exponent) if whole or (self.fixed_ends and followed) else None
 
     def _frozen(self, node: fx.Node, run: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """A normalisation by running statistics, an affine map of each channel; ``None`` for one by the data itself."""

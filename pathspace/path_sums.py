@@ -70,6 +70,12 @@ def added(*sums: Sum) -> Sum:
     return Sum.of(total, log)
 
 
+def raised(one: Sum, exponent: float) -> Sum:
+    """A power of sums; where no path arrives none leaves."""
+    values = one.values**exponent
+    return Sum.of(values if exponent > 0 else torch.where(one.values == 0, 0.0, values), one.log * exponent)
+
+
 def power(value: Tensor, p: float) -> Tensor:
     """``|value|^p`` in double precision; infinite entries (masks) carry no path."""
     size = value.cpu().double().abs()

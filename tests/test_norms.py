@@ -230,6 +230,30 @@ def test_the_norm_of_a_part(name: str, p: float) -> None:
         path_norm(model, x, until="nowhere")
 
 
+class Lengths(nn.Module):
+    """Roots and quotients between layers: features over their length, and a length itself."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second, self.third = nn.Linear(3, 4), nn.Linear(4, 4), nn.Linear(4, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.first(x).relu()
+        x = self.second(x.square().sqrt())
+        return self.third(x / x.square().sum(-1, keepdim=True).sqrt())
+
+
+def test_all_paths_that_end_do_not_feel_the_scales_of_units() -> None:
+    torch.manual_seed(0)
+    model, x = Lengths().double(), torch.randn(1, 3).double()
+    graph = ps.trace(model, x)
+    before = graph.path_norm(2, until="fixed")
+    ps.rescale(model, graph, torch.randn(graph.num_units).double())
+    assert graph.path_norm(2, until="fixed") == pytest.approx(before, rel=1e-12)
+    with pytest.raises(ps.UnsupportedError, match="sqrt"):
+        graph.path_norm(2)
+
+
 @pytest.mark.parametrize("end", [nn.Sigmoid(), nn.ReLU6(), nn.Tanh(), nn.GELU(), nn.Softplus(), nn.Hardswish()])
 def test_bounds_hold(end: nn.Module) -> None:
     torch.manual_seed(0)

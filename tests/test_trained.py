@@ -208,6 +208,23 @@ def test_path_norms_do_not_see_the_gauge(name: str) -> None:
     assert norms[0] == pytest.approx(norms[1], abs=1e-9)
 
 
+# where the part ends whose path norm is taken: what stands behind fixes scales
+UNTIL = {"crepe-tiny": "sigmoid", "voice-encoder": "lstm"}
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("name", params(*UNTIL))
+def test_path_norms_of_parts_and_of_all_paths_that_end(name: str) -> None:
+    """Rescaling changes neither; the whole network is refused, with the way out."""
+    subject, norms = subject_of(name, torch.float64), []
+    for model in (subject.copy(), subject.moved(0)):
+        graph = ps.trace(model, *subject.args, kwargs=subject.kwargs)
+        norms.append([ps.path_norm(graph, 2, log=True, until=end) for end in (UNTIL[name], "fixed")])
+        with pytest.raises(ps.UnsupportedError, match="until="):
+            ps.path_norm(graph, 2)
+    assert norms[0] == pytest.approx(norms[1], abs=1e-9)
+
+
 @pytest.mark.parametrize("name", params("efficientnet-lite0"))
 def test_lite0_is_a_chain_of_its_nine_residual_blocks(name: str) -> None:
     subject = subject_of(name)

@@ -177,9 +177,7 @@ def the_path_norm(name: str) -> Facts:
     subject = Subject(name, torch.float64)
 
     def norm(model: nn.Module, p: float) -> float:
-        body = TRAINED[name].body
-        model = model if body is None else body(model)
-        return ps.path_norm(ps.trace(model, *subject.args, kwargs=subject.kwargs), p, log=True)
+        return ps.path_norm(model, *subject.args, kwargs=subject.kwargs, p=p, log=True, until="fixed")
 
     found = [norm(subject.copy(), p) for p in (1, 2)]
     return {"log_l1": found[0], "log_l2": found[1], "change": abs(norm(subject.moved(0), 2) - found[1])}

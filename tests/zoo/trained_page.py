@@ -182,7 +182,11 @@ SECTIONS = {
         "Largest change of the outputs, relative to the largest output: by `ps.rescale` with `phi ~ N(0, 1)` (the "
         "worst of three), by `ps.balance` and by `ps.canonicalise` (both in float64). The sum of squares is over "
         "all weights in path space.", gauges),
-    "Path norms": ("In float64; of scores before a last sigmoid or softmax, which has no paths.", norms),
+    "Path norms": (
+        "In float64; of all paths, which end wherever a scale is fixed, in a last sigmoid for example, and start anew "
+        "behind.",
+        norms,
+    ),
     "Markov chains": ("", chains),
     "A few steps": (
         "Five steps in float64 towards the outputs of a copy whose weights are one percent away, at the best of ten "
