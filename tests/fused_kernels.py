@@ -35,11 +35,9 @@ MEMBERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
 # rows and taps, tails by row, heads against their chain, tied weights, tensors outside path space
 CASES = (
     ("gsgd", "residual_cnn"),
-    ("gsgd", "tied_transposed"),
     ("momentum", "conv_depthwise"),
     ("momentum", "opposite_parents"),
     ("decay", "transformer_block"),
-    ("gadam", "conv_depthwise"),
     ("gadam", "tied_transposed"),
 )
 
@@ -80,7 +78,7 @@ def test_fused_steps_are_those_of_whole_tensors_in_four_launches(member: str, na
 
 @pytest.mark.parametrize(
     ("member", "kind"),
-    [("momentum", torch.float32), ("momentum", torch.bfloat16), ("gadam", torch.float16), ("gadam", torch.bfloat16)],
+    [("momentum", torch.float32), ("momentum", torch.bfloat16), ("gadam", torch.float16)],
 )
 def test_other_types_are_rounded_once(member: str, kind: torch.dtype) -> None:
     """A step from rounded weights, gradients and moments of 0, within one rounding of the step in double precision."""
@@ -196,8 +194,7 @@ SWEPT: dict[str, Callable[[], tuple[nn.Module, Tensor]]] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("norms", ["unit", "tensor"])
-@pytest.mark.parametrize("name", SWEPT)
+@pytest.mark.parametrize(("name", "norms"), [*zip(SWEPT, ("tensor", "unit"), strict=True)])
 def test_a_fused_sweep_is_the_sweep_in_three_launches(name: str, norms: str) -> None:
     torch.manual_seed(0)
     model, x = SWEPT[name]()

@@ -53,15 +53,15 @@ from test_optim_fused import SIGNATURES
 for name, types in SIGNATURES.items():
     kernel = getattr(triton_kernels, name, None) or getattr(triton_sweep, name)
     for adam in (False, True) if name == "update" else (True,):
-        sizes = {"ADAM": adam, "AT_ONCE": 8, "BLOCK": 128, "OTHERS": True}
+        sizes = {"ADAM": adam, "AT_ONCE": 8, "BLOCK": 128, "OTHERS": True, "SIGNED": True}
         sizes = {key: value for key, value in sizes.items() if key in kernel.arg_names}
         types = {key: "constexpr" if key in sizes else types[key] for key in kernel.arg_names}
         source = ASTSource(kernel, types, constexprs=sizes)
         assert triton.compile(source, target=GPUTarget("cuda", 90, 32)).asm["cubin"]
 """
 # what the host hands over, by name
-LONG = ("pointers", "numbers", "places", "chains", "rates", "starts", "units", "voters", "groups")
-INT = ("programs", "target", "of_tails", "of_edges", "head_chain", "counts", "balanced")
+LONG = ("pointers", "numbers", "chains", "rates", "starts", "units", "voters", "groups")
+INT = ("programs", "places", "target", "of_tails", "of_edges", "head_chain", "counts", "balanced")
 COUNT = ("count", "tails", "edges", "tensors", "blocks", "pairs", "votes", "cleared")
 DOUBLE = (
     *("total", "signs", "tree", "settings", "factor", "step", "keep", "static", "heads", "shares", "ages"),
@@ -74,7 +74,7 @@ TYPES = {
     **dict.fromkeys(DOUBLE, "*fp64"),
 }
 NAMES = ("reduce", "pass_on", "update", "finish", "squares", "change_units", "scale")
-OWN = {"reduce": {"groups": "i32"}, "change_units": {"target": "*fp64"}}
+OWN = {"reduce": {"groups": "i32"}, "change_units": {"target": "*fp64", "places": "*i64"}}
 SIGNATURES = {name: TYPES | OWN.get(name, {}) for name in NAMES}
 
 

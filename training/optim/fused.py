@@ -125,8 +125,9 @@ class Fused:
         layout, device, count = space.layout, space.device, space.layout.count
         vectors = space.vectors
         self.total = torch.zeros(count, dtype=torch.float64, device=device)
-        self.signs = torch.ones_like(layout.target).double() if layout.signs is None else layout.signs
-        self.places = torch.cat([slot.part.tree for slot in space.slots])
+        # where all signs are +1, nobody reads them
+        self.signs = self.total if layout.signs is None else layout.signs
+        self.places = torch.cat([slot.part.tree.to(torch.int32) for slot in space.slots])
         alike = torch.full((count,), space.one_group or 0, device=device)
         self.groups = alike if space.group_index is None else space.group_index
         self.ages = kept.get("steps", self.total)
@@ -153,7 +154,7 @@ class Fused:
             rows, columns = (part.view[0], math.prod(part.view[1:])) if part.view else (1, 1)
             kind = KINDS[part.kind] if part.kind == DYNAMIC or slot.tail is not None else 0
             tail = tail if kind else (0, 1, 1)
-            if columns == 1 or (tail[0] == head[0] == 0 and tail[2] == head[2] == 1):
+            if columns == 1 or (columns < self.block and tail[0] == head[0] == 0 and tail[2] == head[2] == 1):
                 # one long row
                 tail, head = ((0, 1, rows if stride else 1) for stride, _, _ in (tail, head))
                 rows, columns = 1, rows * columns
@@ -297,7 +298,8 @@ class Fused:
         by_chain = (chains, count, settings, self.groups)
         self._launch(
             k.reduce, max(sums, 1), pointers, self.numbers, self.sums, self.total, target, self.signs, parts.tree,
-            self.places, tails, settings, rates, len(groups), AT_ONCE=AT_ONCE, BLOCK=self.block,
+            self.places, tails, settings, rates, len(groups), SIGNED=layout.signs is not None, AT_ONCE=AT_ONCE,
+            BLOCK=self.block,
         )  # fmt: skip
         space.shards.sum(self.total)
         self._launch(

@@ -87,7 +87,7 @@ def bounded(value, chain, flipped, cap):
 
 @triton.jit
 def reduce(pointers, numbers, programs, total, target, signs, tree, places, tails, settings, rates, groups,
-           AT_ONCE: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
+           SIGNED: tl.constexpr, AT_ONCE: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
     """Add ``c_k`` to ``total``: products of weights and gradients by tail, and those of tree edges.
 
     The first program also fetches learning rates that are tensors.
@@ -114,7 +114,8 @@ def reduce(pointers, numbers, programs, total, target, signs, tree, places, tail
         edge = tl.load(about + EDGE) + column
         entry = load(grad, tl.load(places + edge, mask=inside, other=0), inside, kind)
         entry = entry * tl.load(tree + edge, mask=inside, other=0.0)
-        entry = entry * tl.load(signs + tails + edge, mask=inside, other=0.0)
+        if SIGNED:
+            entry = entry * tl.load(signs + tails + edge, mask=inside, other=0.0)
         tl.atomic_add(total + tl.load(target + tails + edge, mask=inside, other=0), entry, mask=inside)
     elif tl.load(about + TAIL + 1) == 0:
         # the tail does not depend on the row: sum rows first
@@ -126,7 +127,9 @@ def reduce(pointers, numbers, programs, total, target, signs, tree, places, tail
             place = row[:, None].to(tl.int64) * columns + column[None, :]
             added += tl.sum(load(weight, place, here, kind) * load(grad, place, here, kind), 0)
         tail = address(about + TAIL, 0, column)
-        added = -added * tl.load(signs + tail, mask=inside, other=0.0)
+        added = -added
+        if SIGNED:
+            added = added * tl.load(signs + tail, mask=inside, other=0.0)
         tl.atomic_add(total + tl.load(target + tail, mask=inside, other=0), added, mask=inside)
     else:
         inside = column < columns
@@ -136,7 +139,9 @@ def reduce(pointers, numbers, programs, total, target, signs, tree, places, tail
             place = row[:, None].to(tl.int64) * columns + column[None, :]
             entry = load(weight, place, here, kind) * load(grad, place, here, kind)
             tail = address(about + TAIL, row[:, None], column[None, :])
-            entry = -entry * tl.load(signs + tail, mask=here, other=0.0)
+            entry = -entry
+            if SIGNED:
+                entry = entry * tl.load(signs + tail, mask=here, other=0.0)
             tl.atomic_add(total + tl.load(target + tail, mask=here, other=0), entry, mask=here)
 
 
