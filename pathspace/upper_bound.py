@@ -35,10 +35,10 @@ from pathspace.samples import AT_ONCE, NOTHING, Sampler
 from pathspace.sizes import Inputs
 
 # log-scales beside the known null vectors: beyond the first number a factorisation is not attempted, up to the second
-# one all singular values are computed; seconds the samples may take
+# one all singular values are computed; seconds of one core the samples may take
 MOST_SCALES = 20_000
 MOST_VALUES = 1_500
-MOST_SECONDS = 300.0
+MOST_SECONDS = 600.0
 # singular values below this share of the largest count as zero: that errs on the safe side
 ZERO = 1e-8
 # by how much columns are evened out: rounding errors must stay well below that limit
@@ -108,7 +108,7 @@ def upper_bound(
         args: example inputs.
         kwargs: example inputs by keyword.
         seed: seed of inputs, weights and cotangents.
-        most_seconds: not attempted where the samples would take longer (300 by default).
+        most_seconds: not attempted where the samples would take longer (600 by default).
 
     Returns:
         The bound, or the reason why there is none.
@@ -293,12 +293,12 @@ def _smallest(rows: Tensor, seed: int) -> tuple[Tensor, Tensor]:
 
 
 def _decomposed(rows: Tensor, seed: int) -> tuple[Tensor, Tensor]:
-    """Singular values relative to the largest, and right singular vectors."""
+    """Singular values relative to the largest, and right singular vectors; the rows are changed."""
     count = rows.shape[1]
     if count <= MOST_VALUES:
         _, values, vectors = torch.linalg.svd(torch.linalg.qr(rows, mode="r").R)
         return values / values[0].clamp_min(1e-300), vectors.T
-    square = rows[:count].clone()
+    square = rows[:count]
     # (a sum of two samples is a sample)
     for part in rows[count:].split(count):
         square[: len(part)] += part
