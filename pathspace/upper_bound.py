@@ -28,6 +28,7 @@ from pathspace.inputs import describe
 from pathspace.invariance import LARGE
 from pathspace.left_over import NAMED, left_over
 from pathspace.logscales import Family, family
+from pathspace.nested import leaves
 from pathspace.null_space import pivots, smallest
 from pathspace.reduction import ReductionGraph
 from pathspace.sample_sizes import sample_sizes
@@ -175,12 +176,18 @@ def _sampler(
         sampler = make(examples)
         try:
             sampler.look(seconds)
-            if sampler.rows and sampler.covers(given) and not sampler.misled(units):
+            cut = _numbers(examples[0]) < _numbers(given)
+            if sampler.rows and not (cut and not sampler.covers(given)) and not sampler.misled(units):
                 break
         except (RuntimeError, ValueError) as error:
             # what does not run at other sizes after all
             sampler.problem = f"the model cannot be differentiated ({first_line(error)})"
     return sampler
+
+
+def _numbers(inputs: Inputs) -> int:
+    """How many numbers a model takes in."""
+    return sum(leaf.numel() for leaf in leaves(inputs) if isinstance(leaf, Tensor))
 
 
 class _Refused(Exception):
