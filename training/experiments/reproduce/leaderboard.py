@@ -158,6 +158,8 @@ def record(entries: Sequence[Entry], setting: Setting, steps: int) -> Record:
                     statement = f"{task}, {start} start: gauge-fixed {kind} ends lower than {kind}"
                     claims.append(gain(statement, pair[0].losses, pair[1].losses))
     lacking = [arm for arm in ARMS if not any(entry.arm == arm for entry in entries)]
+    lacking += [f"{task} (task)" for task in TASKS if not any(entry.task == task for entry in entries)]
+    lacking += [f"{start} (start)" for start in STARTS if start not in starts]
     return Record(
         name="optimizers",
         title="Optimizers from default starts, and from rescaled copies of them: mean test loss of fresh seeds",
