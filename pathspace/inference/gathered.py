@@ -190,13 +190,12 @@ def fold(scales: Scales, raw: Mapping[str, Ends]) -> dict[str, list[Ends]]:
             scales.equations.unify(ids, row.expand(ids.shape))
     _anchor(scales, template, base)
     known = torch.from_numpy(scales.equations.solve())
-    rows = max(scales.shapes[entry.table][0] for entry in scales.gathers.values())
-    every = _fresh(scales, template, rows)
+    every = _Fresh(scales, template)
     result: dict[str, list[Ends]] = {}
     for name in virtual:
         table = scales.gathers[name].table
-        fresh = every[:, : scales.shapes[table][0]]
         tails, heads = (_looked_up(template.solution, ids) for ids in template.cells[table])
+        fresh, tails, heads = every.of(scales.shapes[table][0], tails, heads)
         tail, head = base[name]
         first = heads.reshape(-1)[0]
         if first and not tails.any() and bool((heads == first).all()) and bool((_class(known, tail) == 0).all()):
@@ -210,7 +209,8 @@ def fold(scales: Scales, raw: Mapping[str, Ends]) -> dict[str, list[Ends]]:
 
 def _anchor(scales: Scales, template: _Template, base: Mapping[str, Ends]) -> None:
     """The base is row 0 up to differences: each of those is 0 in one cell of it."""
-    anchored = {0}
+    anchored = np.zeros(template.solution.units + 1, bool)
+    anchored[0] = True
     for name, own in base.items():
         for ids, row in zip(template.cells[scales.gathers[name].table], own, strict=True):
             number = _looked_up(template.solution, ids).abs()
@@ -219,31 +219,72 @@ def _anchor(scales: Scales, template: _Template, base: Mapping[str, Ends]) -> No
                 (wide == NEUTRAL) | (number.reshape(-1) > template.solution.units), 0, number.reshape(-1)
             )
             values, places = np.unique(number.numpy(), return_index=True)
-            for value, place in zip(values.tolist(), places.tolist(), strict=True):
-                if value not in anchored:
-                    anchored.add(value)
-                    scales.equations.unify(wide[place], torch.tensor(ROOT))
+            new = ~anchored[values]
+            anchored[values] = True
+            first = wide[torch.from_numpy(places[new])]
+            scales.equations.unify(first, torch.zeros_like(first))
 
 
 def _class(known: Tensor, ids: Tensor) -> Tensor:
     return known[torch.where(ids == NEUTRAL, ROOT, ids).abs()]
 
 
-def _fresh(scales: Scales, template: _Template, rows: int) -> Tensor:
-    """Ids of every difference, and combination of differences, in every row."""
-    new = scales.equations.fresh((template.solution.units, rows))
-    ids = torch.cat([torch.zeros(1, rows, dtype=torch.long), new])
-    if template.normed.any():
-        scales.approximate.append(ids[torch.from_numpy(template.normed)])
-    forms, lengths = template.solution.forms, np.diff(template.solution.forms.indptr)
-    if (lengths > TERMS).any():
-        # sound where exactness would cost too much
-        long = ids[torch.from_numpy(np.unique(forms[np.flatnonzero(lengths > TERMS)].indices)) + 1]
-        scales.equations.unify(long, torch.zeros_like(long))
-    derived = torch.zeros(len(lengths), rows, dtype=torch.long)
-    short = np.flatnonzero(lengths <= TERMS)
-    derived[torch.from_numpy(short)] = _combinations(scales.equations, forms[short], ids)
-    return torch.cat([ids, derived])
+class _Fresh:
+    """Ids of every difference, and combination of differences, in as many rows as the tables have that meet it.
+
+    Args:
+        scales: the interpretation; ids and relations are added to its equations.
+        template: the differences of one row.
+    """
+
+    def __init__(self, scales: Scales, template: _Template) -> None:
+        count, forms = template.solution.units, template.solution.forms
+        lengths = np.diff(forms.indptr)
+        need = np.zeros(count + 1 + len(lengths), np.int64)
+        for table, cells in template.cells.items():
+            met = np.unique(torch.cat([_looked_up(template.solution, ids).reshape(-1) for ids in cells]).abs().numpy())
+            need[met] = np.maximum(need[met], scales.shapes[table][0])
+        np.maximum.at(need, forms.indices + 1, np.repeat(need[count + 1 :], lengths))
+        need[0] = 0
+        self._place = np.zeros(len(need), np.int64)
+        self._need, self._blocks = need, dict[int, Tensor]()
+        long = np.zeros(count + 1, bool)
+        long[forms[np.flatnonzero(lengths > TERMS)].indices + 1] = True
+        for rows in np.unique(need[need > 0]).tolist():
+            some = np.flatnonzero(need[: count + 1] == rows)
+            ids = scales.equations.fresh((len(some), rows))
+            if template.normed[some].any():
+                scales.approximate.append(ids[torch.from_numpy(template.normed[some])])
+            # sound where exactness would cost too much
+            shut = ids[torch.from_numpy(long[some])]
+            scales.equations.unify(shut, torch.zeros_like(shut))
+            self._place[some], self._blocks[rows] = np.arange(len(some)), ids
+        for rows in list(self._blocks):
+            derived = np.flatnonzero(need[count + 1 :] == rows)
+            short = derived[lengths[derived] <= TERMS]
+            used = np.unique(forms[short].indices)
+            units = torch.cat([torch.zeros(1, rows, dtype=torch.long), self._rows(used + 1, rows)])
+            made = torch.zeros(len(derived), rows, dtype=torch.long)
+            if len(short):
+                wanted = torch.from_numpy(lengths[derived] <= TERMS)
+                made[wanted] = _combinations(scales.equations, csr_array(forms[short][:, used]), units)
+            self._place[count + 1 + derived] = len(self._blocks[rows]) + np.arange(len(derived))
+            self._blocks[rows] = torch.cat([self._blocks[rows], made])
+
+    def _rows(self, numbers: np.ndarray, rows: int) -> Tensor:
+        result = torch.zeros(len(numbers), rows, dtype=torch.long)
+        for size, ids in self._blocks.items():
+            some = np.flatnonzero(self._need[numbers] == size)
+            if len(some):
+                result[torch.from_numpy(some)] = ids[torch.from_numpy(self._place[numbers[some]])][:, :rows]
+        return result
+
+    def of(self, rows: int, *sides: Tensor) -> tuple[Tensor, ...]:
+        """The ids that some cells of a table speak of, by row, and the cells as signed places among them."""
+        every = torch.cat([torch.zeros(1, dtype=torch.long), *(side.reshape(-1).abs() for side in sides)])
+        numbers = torch.unique(every)
+        places = (torch.searchsorted(numbers, side.abs()) * side.sign() for side in sides)
+        return self._rows(numbers.numpy(), rows), *places
 
 
 def _with_rows(scales: Scales, known: Tensor, base: Tensor, side: Tensor, fresh: Tensor) -> Tensor:
