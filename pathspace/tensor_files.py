@@ -33,7 +33,7 @@ TYPES: dict[str, torch.dtype] = {
     "F64": torch.float64,
 }
 # bytes that are read and changed at once
-PIECE = 1 << 26
+PIECE = 1 << 24
 LONGEST_HEADER = 100_000_000
 
 
