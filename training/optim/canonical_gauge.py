@@ -60,7 +60,9 @@ class Side:
         if self.unused is not None:
             value = value.masked_fill(self.unused.to(value.device), 0)
         dims = [d for d, (n, size) in enumerate(zip(self.ids.shape, value.shape, strict=True)) if n == 1 < size]
-        size = torch.linalg.vector_norm(value, dim=dims, keepdim=True) if dims else value
+        # a norm in a half-size type would carry its rounding into the scales
+        kind = torch.promote_types(value.dtype, torch.float32)
+        size = torch.linalg.vector_norm(value, dim=dims, keepdim=True, dtype=kind) if dims else value
         return size.double().square()
 
 
