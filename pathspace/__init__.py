@@ -17,103 +17,23 @@ Rules for operations of your own: :func:`rule`. Models without numbers: :func:`w
 Errors: :class:`PathspaceError` and its kinds.
 """
 
-from pathspace.balanced import Balancing, balance, balancing
-from pathspace.basis import BasisPaths, Path
-from pathspace.canonical import canonicalise
-from pathspace.certificate import Certificate
-from pathspace.channels import ChannelGroup, ChannelGroups, channels
-from pathspace.checker import check
-from pathspace.claims import Claim, claim
-from pathspace.clips import lift_clips
-from pathspace.compare import Comparison, compare
-from pathspace.draw import draw
-from pathspace.dtype_range import Fitted, fit_dtype
-from pathspace.equalisation import Equalised, equalise
-from pathspace.errors import CaptureError, InputError, InputTypeError, PathspaceError, UnsupportedError
-from pathspace.explain import Explanation, explain
-from pathspace.fold_norms import fold_norms
-from pathspace.gauge_choice import Gauge, GaugeCertificate, choose_gauge
-from pathspace.inference.registry import rule
-from pathspace.masks import Masks, load_masks, save_masks
-from pathspace.norms import path_norm, path_statistics
-from pathspace.objectives import ActivationRange, Balance, Conditioning, Noise, Range, Smooth
-from pathspace.proof import proof
-from pathspace.rebasin import Matching
-from pathspace.reduction import ReductionGraph, WeightBlock
-from pathspace.rescale import rescale
-from pathspace.skeleton import Skeleton
-from pathspace.smoothing import SmoothingPair, smoothing_pairs, smoothing_recipe
-from pathspace.streaming import balance_files, rescale_files
-from pathspace.structure import Pin
-from pathspace.symbolic import SymbolicSpace, symbolic
-from pathspace.tracing import trace
-from pathspace.transport import register_transport
-from pathspace.verify import verify
-from pathspace.without_values import without_weights
+import sys
+from types import ModuleType
+from typing import Any
+
+import lazy_loader
 
 __version__ = "0.1.0"
 
-__all__ = [
-    "ActivationRange",
-    "Balance",
-    "Balancing",
-    "BasisPaths",
-    "CaptureError",
-    "Certificate",
-    "ChannelGroup",
-    "ChannelGroups",
-    "Claim",
-    "Comparison",
-    "Conditioning",
-    "Equalised",
-    "Explanation",
-    "Fitted",
-    "Gauge",
-    "GaugeCertificate",
-    "InputError",
-    "InputTypeError",
-    "Masks",
-    "Matching",
-    "Noise",
-    "Path",
-    "PathspaceError",
-    "Pin",
-    "Range",
-    "ReductionGraph",
-    "Skeleton",
-    "Smooth",
-    "SmoothingPair",
-    "SymbolicSpace",
-    "UnsupportedError",
-    "WeightBlock",
-    "balance",
-    "balance_files",
-    "balancing",
-    "canonicalise",
-    "channels",
-    "check",
-    "choose_gauge",
-    "claim",
-    "compare",
-    "draw",
-    "equalise",
-    "explain",
-    "fit_dtype",
-    "fold_norms",
-    "lift_clips",
-    "load_masks",
-    "path_norm",
-    "path_statistics",
-    "proof",
-    "register_transport",
-    "rescale",
-    "rescale_files",
-    "rule",
-    "save_masks",
-    "smoothing_pairs",
-    "smoothing_recipe",
-    "symbolic",
-    "trace",
-    "verify",
-    "without_weights",
-]
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)
+
+
+class _Package(ModuleType):
+    """Some modules have the name of the function that they hold: importing one must not hide the function."""
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if not (isinstance(value, ModuleType) and name in __all__):
+            super().__setattr__(name, value)
+
+
+sys.modules[__name__].__class__ = _Package
