@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 import torch
-from test_optim_device import NoWaiting
+from benchmarks.measure import held
+from test_optim_device import MODELS, NoWaiting
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from training_pairs import Problem, largest_difference
@@ -143,6 +144,36 @@ def test_nothing_else_is_started_and_nothing_waits(
         assert len(started) == 4
         # moments are made in the first, and known to be there in the second
         assert turn < 2 or operations.names == []
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_memory_is_small_beside_the_weights(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Vectors of one entry per unit or tree edge, and tables of one row per tensor or program."""
+    torch.manual_seed(0)
+    model, x = MODELS[name]()
+    skeleton = ps.trace(model, x).skeleton()
+    init_skeleton(model, skeleton)
+    optimizer = GSGD(model.named_parameters(), lr=0.0, skeleton=skeleton, fused=True)
+    monkeypatch.setattr(Fused, "_launch", lambda self, *args, **sizes: None)
+    for parameter in model.parameters():
+        parameter.grad = torch.zeros_like(parameter)
+    optimizer.step()
+    weights = sum(p.numel() * p.element_size() for p in model.parameters())
+    assert 0 < held(optimizer, skeleton) < 0.02 * weights
+    assert not any(optimizer.state.values())
+
+
+def test_a_compiled_step_is_that_of_whole_tensors() -> None:
+    case = Problem("residual_cnn", unit=True)
+    case.model.float()
+    case.args = tuple(x.float() for x in case.args)
+    fused, plain, twin = pair(case, "gsgd", case.model)
+    for model, step in ((case.model, torch.compile(fused.step, backend="aot_eager")), (twin, plain.step)):
+        for _ in range(2):
+            for parameter in model.parameters():
+                parameter.grad = parameter.detach() / 8
+            step()
+    assert largest_difference(case.model, twin) < 1e-5
 
 
 def test_frozen_and_outside_parameters_and_groups_are_as_with_whole_tensors() -> None:

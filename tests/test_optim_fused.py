@@ -60,8 +60,8 @@ for name, types in SIGNATURES.items():
         assert triton.compile(source, target=GPUTarget("cuda", 90, 32)).asm["cubin"]
 """
 # what the host hands over, by name
-LONG = ("pointers", "numbers", "chains", "rates", "starts", "units", "voters", "groups")
-INT = ("programs", "places", "target", "of_tails", "of_edges", "head_chain", "counts", "balanced")
+LONG = ("pointers", "chains", "rates", "starts", "units", "voters")
+INT = ("programs", "numbers", "places", "target", "of_tails", "of_edges", "head_chain", "counts", "balanced", "groups")
 COUNT = ("count", "tails", "edges", "tensors", "blocks", "pairs", "votes", "cleared")
 DOUBLE = (
     *("total", "signs", "tree", "settings", "factor", "step", "keep", "static", "heads", "shares", "ages"),
@@ -74,7 +74,7 @@ TYPES = {
     **dict.fromkeys(DOUBLE, "*fp64"),
 }
 NAMES = ("reduce", "pass_on", "update", "finish", "squares", "change_units", "scale")
-OWN = {"reduce": {"groups": "i32"}, "change_units": {"target": "*fp64", "places": "*i64"}}
+OWN = {"reduce": {"groups": "i32"}, "change_units": {"target": "*fp64", "places": "*i64", "groups": "*i64"}}
 SIGNATURES = {name: TYPES | OWN.get(name, {}) for name in NAMES}
 
 

@@ -127,9 +127,8 @@ class Fused:
         self.total = torch.zeros(count, dtype=torch.float64, device=device)
         # where all signs are +1, nobody reads them
         self.signs = self.total if layout.signs is None else layout.signs
-        self.places = torch.cat([slot.part.tree.to(torch.int32) for slot in space.slots])
         alike = torch.full((count,), space.one_group or 0, device=device)
-        self.groups = alike if space.group_index is None else space.group_index
+        self.groups = (alike if space.group_index is None else space.group_index).to(torch.int32)
         self.ages = kept.get("steps", self.total)
         # 0 where there is none
         by_chain = [self.total, vectors.value, vectors.kept.least, None, *(kept[name] for name in chains)]
@@ -179,7 +178,7 @@ class Fused:
             count = part.edges.stop - part.edges.start
             edges += [[i, 0, -count, first] for first in range(0, count, self.block)]
         device = self.space.device
-        self.numbers = torch.tensor(numbers, dtype=torch.int64, device=device)
+        self.numbers = torch.tensor(numbers, dtype=torch.int32, device=device)
         self.tiles, self.sums, self.edges = (
             torch.tensor(programs or [[0, 0, -1, 1]], dtype=torch.int32, device=device)
             for programs in (tiles, sums + edges, edges)
@@ -298,7 +297,7 @@ class Fused:
         by_chain = (chains, count, settings, self.groups)
         self._launch(
             k.reduce, max(sums, 1), pointers, self.numbers, self.sums, self.total, target, self.signs, parts.tree,
-            self.places, tails, settings, rates, len(groups), SIGNED=layout.signs is not None, AT_ONCE=AT_ONCE,
+            layout.places, tails, settings, rates, len(groups), SIGNED=layout.signs is not None, AT_ONCE=AT_ONCE,
             BLOCK=self.block,
         )  # fmt: skip
         space.shards.sum(self.total)
@@ -313,7 +312,7 @@ class Fused:
         )  # fmt: skip
         blocks = -(-count // self.block)
         self._launch(
-            k.finish, blocks + edges, pointers, self.numbers, self.edges, *by_chain, space.counts, self.places,
+            k.finish, blocks + edges, pointers, self.numbers, self.edges, *by_chain, space.counts, layout.places,
             parts.tree, self.ages, len(space.slots), blocks, **sizes,
         )  # fmt: skip
         for slot in space.slots:

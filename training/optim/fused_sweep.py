@@ -130,7 +130,7 @@ class FusedSweep:
         self.numbers_rows = numbers
         self.shifts = [next(side.shift for side in chosen.moved if side.name == name) for name in names]
         self.tiles, self.sum_tiles = (torch.tensor(p, dtype=torch.int32, device=device) for p in (tiles, sums))
-        self.numbers = Table(torch.zeros(len(numbers), 14, dtype=torch.int64, device=device))
+        self.numbers = Table(torch.zeros(len(numbers), 14, dtype=torch.int32, device=device))
         self.pointers = Table(torch.zeros(len(numbers), 4, dtype=torch.int64, device=device))
         self.kinds = Table(torch.zeros(len(numbers), 4, dtype=torch.float64, device=device))
 

@@ -8,7 +8,7 @@ edges on the trees.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import overload
 
 import numpy as np
@@ -88,6 +88,7 @@ class Layout:
 
     Attributes:
         parts: one per tensor.
+        places: flat positions of all edges on the trees, end to end; those of the parts are views of it.
         tails: number of tail entries.
         edges: number of tree edges.
         target: chain to which an entry contributes.
@@ -99,6 +100,7 @@ class Layout:
     """
 
     parts: tuple[Part, ...]
+    places: Tensor
     tails: int
     edges: int
     target: Tensor
@@ -203,6 +205,7 @@ def make_layout(
     parameters: Sequence[Tensor],
     blocks: Sequence[int | None],
     rows: Callable[[int], tuple[int, int]],
+    index: torch.dtype = torch.int64,
 ) -> Layout:
     """Lay out all tensors of an optimizer.
 
@@ -211,6 +214,7 @@ def make_layout(
         parameters: the tensors.
         blocks: the block of the graph that each of them is, ``None`` for those outside path space.
         rows: which rows are held here of a tensor of so many rows.
+        index: type of positions; operations on whole tensors ask for int64, kernels are content with int32.
     """
     chain, sign = skeleton.chain, skeleton.chain_sign
     parts: list[Part] = []
@@ -241,9 +245,11 @@ def make_layout(
     def put(array: np.ndarray) -> Tensor:
         return torch.from_numpy(array).to(device)
 
+    places = torch.cat([put(none), *(part.tree for part in parts if len(part.tree))]).to(index)
     source = (chain[np.abs(source)] + len(first) * divides).astype(np.int32)
     return Layout(
-        parts=tuple(parts),
+        parts=tuple(replace(part, tree=places[part.edges]) for part in parts),
+        places=places,
         tails=tails,
         edges=edges,
         target=put(chain[np.abs(target)].astype(np.int32)),

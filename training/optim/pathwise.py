@@ -269,7 +269,7 @@ class PathOptimizer(Optimizer):
             square = grad.double().square()
             for side in space.applied(i):
                 square = square * (side.double().square() if space.manner.linear else side.double())
-            square = square.reshape(-1).index_fill(0, slot.part.tree, 0.0)
+            square = square.reshape(-1).index_fill(0, slot.part.tree.long(), 0.0)
             total = total + square.sum().to(total) * space.share(i)
         norm = (chains + space.shards.sum(total)).sqrt()
         scale = (max_norm / (norm + 1e-6)).clamp(max=1.0)

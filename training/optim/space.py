@@ -113,16 +113,18 @@ class PathSpace:
         self.names = [name for name, _ in names]
         self.shards: Whole = find_shards(owner, names)
         held = [local(parameter) for _, parameter in names]
+        fused = any(group.get("fused") for group in groups)
+        index = torch.int32 if fused else torch.int64
         devices = {p.device for p, block in zip(held, blocks, strict=True) if block is not None}
         if len(devices) > 1:
             raise UnsupportedError(
                 f"{owner} found path space spread over {', '.join(sorted(map(str, devices)))}, expected one device; "
                 "give every device a model of its own."
             )
-        self.layout = make_layout(skeleton, held, blocks, self.shards.rows)
+        self.layout = make_layout(skeleton, held, blocks, self.shards.rows, index)
         self.device = self.layout.first.device
         dtypes = [None if block is None else p.dtype for p, block in zip(held, blocks, strict=True)]
-        self.vectors = Vectors(self.layout, dtypes, self.device)
+        self.vectors = Vectors(self.layout, dtypes, self.device, fused)
         self.slots = self._slots(groups, held)
         cap = manner.cap
         self.bounds = None if cap is None else Bounds(cap, skeleton, self.layout, self.vectors.value)
@@ -235,7 +237,7 @@ class PathSpace:
     def _tree_weights(self) -> Tensor:
         """Present weights of the edges on the trees, in the order of the layout, in float64."""
         inside = [slot for slot in self.slots if slot.block is not None]
-        some = [s.part.shaped(s.held.detach()).reshape(-1)[s.part.tree].double() for s in inside]
+        some = [s.part.shaped(s.held.detach()).reshape(-1)[s.part.tree.long()].double() for s in inside]
         return torch.cat(some) if some else torch.zeros(0, dtype=torch.float64)
 
     def _as_written(self) -> Tensor:
@@ -445,7 +447,7 @@ class PathSpace:
         else:
             sums = [leaving(s.part, weights[i], grads[i], self.rows(s)) for i in chained for s in (self.slots[i],)]
         return sums + [
-            grad.take(s.part.tree)
+            grad.take(s.part.tree.long())
             for grad, s in zip(grads, self.slots, strict=True)
             if s.part.edges.stop > s.part.edges.start
         ]
@@ -463,7 +465,7 @@ class PathSpace:
         for slot, weight, values in zip(self.slots, weights, parts.on_tree, strict=True):
             if values is not None:
                 flat = weight.view(-1) if compiling or slot.flat is None else slot.flat
-                flat.index_copy_(0, slot.part.tree, values)
+                flat.index_copy_(0, slot.part.tree.long(), values)
             if slot.flat is None:
                 order = slot.part.order or tuple(range(slot.held.ndim))
                 slot.held.detach().permute(order).copy_(weight.view([slot.held.shape[d] for d in order]))

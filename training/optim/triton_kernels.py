@@ -71,7 +71,8 @@ def set_chain(chains, row, chain, value, mask):
 @triton.jit
 def address(numbers, row, column):
     """Places by tail or head of edges, given the four numbers at ``numbers``."""
-    start, stride = tl.load(numbers), tl.load(numbers + 1)
+    # as kept in 32 bits, but products may be longer
+    start, stride = tl.load(numbers), tl.load(numbers + 1).to(tl.int64)
     taps, period = tl.load(numbers + 2), tl.load(numbers + 3)
     return start + row * stride + column // taps % period
 

@@ -57,13 +57,16 @@ class Vectors:
         layout: the index vectors.
         dtypes: the type of every tensor; ``None`` for those outside path space.
         device: where the tensors are.
+        fused: whether kernels round numbers as they write them, so that no rounded vectors are kept.
 
     Attributes:
         factor: by tail, ``1 / pre`` to the power that a step takes, shape ``(tails,)``.
         value: path values ``p_k``, the root's infinite, shape ``(chains,)``.
     """
 
-    def __init__(self, layout: Layout, dtypes: Sequence[torch.dtype | None], device: torch.device) -> None:
+    def __init__(
+        self, layout: Layout, dtypes: Sequence[torch.dtype | None], device: torch.device, fused: bool = False
+    ) -> None:
         def vector(size: int, dtype: torch.dtype = torch.float64) -> Tensor:
             return torch.ones(size, dtype=dtype, device=device)
 
@@ -74,9 +77,7 @@ class Vectors:
         self.ratios = vector(2 * layout.count)
         self.buffer = vector(3 * layout.tails + layout.edges)
         self.buffer[: layout.tails] = -1
-        kept = 2 * layout.tails + layout.edges
-        others = {dtype for dtype in dtypes if dtype is not None} - {torch.float64}
-        self.rounded = {dtype: vector(kept, dtype) for dtype in sorted(others, key=str)}
+        self.rounded = {} if fused else self.make_rounded()
         self.kept = self.cut()
 
     @property
@@ -84,9 +85,17 @@ class Vectors:
         """Views of the vectors; a compiler wants to see where they come from, and cannot start from a view."""
         return self.cut() if torch.compiler.is_compiling() else self.kept
 
+    def make_rounded(self) -> dict[torch.dtype, Tensor]:
+        """Room for the tree weights, step and ``1 / R`` by type other than float64."""
+        others = {dtype for dtype in self.dtypes if dtype is not None} - {torch.float64}
+        exact = self.buffer[self.layout.tails :]
+        return {dtype: torch.empty_like(exact, dtype=dtype) for dtype in sorted(others, key=str)}
+
     def cut(self) -> Parts:
         """Cut the vectors into parts."""
         layout, buffer = self.layout, self.buffer
+        # a compiled step is one on whole tensors
+        rounded = self.make_rounded() if not self.rounded and torch.compiler.is_compiling() else self.rounded
         tails, edges = layout.tails, layout.edges
         both = self.ratios.view(2, layout.count)
         exact = buffer[tails:]
@@ -94,7 +103,7 @@ class Vectors:
         columns: list[tuple[Tensor, Tensor] | None] = []
         on_tree: list[Tensor | None] = []
         for part, dtype in zip(layout.parts, self.dtypes, strict=True):
-            mine = exact if dtype is None else self.rounded.get(dtype, exact)
+            mine = exact if dtype is None else rounded.get(dtype, exact)
             on_tree.append(mine[part.edges] if part.edges.stop > part.edges.start else None)
             by_tail = mine[edges:].view(2, tails)
             span, shape = part.span, part.tail.shape
@@ -109,7 +118,7 @@ class Vectors:
             tree=tree,
             step=step,
             keep=keep,
-            rounded=tuple(self.rounded.values()),
+            rounded=tuple(rounded.values()),
             exact=exact,
             columns=tuple(columns),
             on_tree=tuple(on_tree),
