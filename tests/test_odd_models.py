@@ -21,6 +21,7 @@ from torch.utils._pytree import tree_leaves
 
 import pathspace as ps
 from pathspace.nested import leaves, mapped
+from pathspace.safe_deepcopy import safe_deepcopy
 
 INTERNAL = re.compile(
     r"GuardOnDataDependent|aten::|aten\.|unhinted|FakeTensor|SymInt|Proxy|pytree|functorch|dynamo|torch\._|Traceback"
@@ -198,12 +199,12 @@ def test_two_traces_at_once_do_not_disturb_each_other() -> None:
 
 def test_copies_refer_to_themselves() -> None:
     model = ODD["closure_over_itself"].build()[0]
-    twin = ps.copies.safe_deepcopy(model)
+    twin = safe_deepcopy(model)
     with torch.no_grad():
         twin.second.bias.add_(1)
     x = torch.randn(5, 3)
     assert torch.allclose(twin(x), model(x) + 1)
     model = nn.Sequential(nn.utils.parametrizations.weight_norm(nn.Linear(3, 3)))
-    twin = copy.deepcopy(ps.copies.safe_deepcopy(model)).double()
+    twin = copy.deepcopy(safe_deepcopy(model)).double()
     assert {p.dtype for p in model.parameters()} == {torch.float32}
     assert {p.dtype for p in twin.parameters()} == {torch.float64}

@@ -309,7 +309,7 @@ def test_a_shrunk_run_says_so_and_the_command_writes_everything(
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
-        (["reproduce", "table-9"], "There is no experiment 'table-9'; choose one of: race, smnist"),
+        (["reproduce", "table-9"], "There is no experiment 'table-9'; choose one of: optimizers, race, smnist"),
         (["reproduce", "smnist", "--scale", "full"], "needs MNIST's four idx files; give their folder with --data DIR"),
         (["reproduce", "depth", "--scale", "full", "--data", "nowhere"], "There is no folder 'nowhere'"),
         (["reproduce", "toy", "--out", "/dev/null/x"], "Cannot make the folder '/dev/null/x'"),

@@ -12,7 +12,6 @@ from __future__ import annotations
 import copy
 import sys
 
-import timm
 import torch
 from torch import nn
 
@@ -22,6 +21,8 @@ from pathspace.surgery import distance, outputs
 
 def build(name: str, size: int) -> nn.Module:
     """The model with random weights, for images of this size where it can be told."""
+    import timm
+
     torch.manual_seed(0)
     try:
         return timm.create_model(name, img_size=size).eval()

@@ -242,7 +242,7 @@ class GAdam(PathOptimizer):
             "differentiable": differentiable,
         }
         super().__init__(params, defaults, skeleton, min_ratio, Moments(Manner(linear=True)))
-        warn_of_multipliers("GAdam", skeleton, None)
+        warn_of_multipliers("GAdam", skeleton, None, self.weights)
 
 
 __all__ = ["GAdam", "Moments"]

@@ -261,7 +261,7 @@ class GSGD(PathOptimizer):
         }
         way_out = "" if max_multiplier is not None else ", pass max_multiplier=1.0"
         super().__init__(params, defaults, skeleton, min_ratio, Descent(Manner(False, max_multiplier, way_out)))
-        warn_of_multipliers("GSGD", skeleton, max_multiplier)
+        warn_of_multipliers("GSGD", skeleton, max_multiplier, self.weights)
 
     @property
     def max_multiplier(self) -> float | None:

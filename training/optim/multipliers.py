@@ -8,13 +8,16 @@ invariant under rescaling. Products of many small weights make them as large as 
 from __future__ import annotations
 
 import warnings
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from pathspace import Skeleton
 from pathspace.log_prefix import log_prefixes, log_suffixes
+from pathspace.training.optim.sharding import sharded
 
 # above this, rates that suit most weights make the largest step overflow
 LARGE = 1e4
@@ -100,17 +103,21 @@ def _power(exponent: float) -> float:
     return float(10.0 ** min(max(exponent, -300.0), 300.0))
 
 
-def warn_of_multipliers(owner: str, skeleton: Skeleton, bound: float | None) -> None:
+def warn_of_multipliers(owner: str, skeleton: Skeleton, bound: float | None, given: Mapping[str, Tensor]) -> None:
     """Warn where an ordinary learning rate would overflow.
 
     Args:
         owner: the optimizer that is made.
-        skeleton: its skeleton.
+        skeleton: its skeleton, which may be that of another copy of the model.
         bound: its bound on the multipliers, if there is one.
+        given: name -> parameter that the optimizer has.
     """
-    if bound is not None:
+    # (of shards no process has all)
+    if bound is not None or any(map(sharded, given.values())):
         return
-    found = multipliers(skeleton)
+    known = skeleton.graph.parameters
+    graph = replace(skeleton.graph, parameters={**known, **given})
+    found = multipliers(replace(skeleton, graph=graph))
     if found.largest > LARGE:
         warnings.warn(
             f"{owner} multiplies the learning rate by {found.median:.0e} at the median and {found.largest:.0e} at most "

@@ -145,6 +145,12 @@ class PathOptimizer(Optimizer):
             self.param_groups.pop()
             raise
 
+    @property
+    def weights(self) -> dict[str, Tensor]:
+        """Name in the reduction graph -> parameter as given, of those in path space."""
+        blocks = self.skeleton.graph.blocks
+        return {blocks[slot.block].name: slot.parameter for slot in self.space.slots if slot.block is not None}
+
     def _connect(self, blocks: Sequence[int | None]) -> None:
         """Lay out the weights as they lie now; what the rule keeps goes on."""
         space = PathSpace(
