@@ -116,7 +116,7 @@ def warn_of_multipliers(owner: str, skeleton: Skeleton, bound: float | None, giv
     if bound is not None or any(map(sharded, given.values())):
         return
     known = skeleton.graph.parameters
-    graph = replace(skeleton.graph, parameters={**known, **given})
+    graph = replace(skeleton.graph, parameters={**known, **given})  # type: ignore[dict-item]
     found = multipliers(replace(skeleton, graph=graph))
     if found.largest > LARGE:
         warnings.warn(
