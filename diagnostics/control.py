@@ -8,14 +8,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import torch
-from scipy.sparse.linalg import LinearOperator
-from torch import nn
+from torch import Tensor, nn
 
 from pathspace.diagnostics.layers import Call, Names, Types, observe, select
 from pathspace.diagnostics.signal import ELEMENTWISE
-from pathspace.diagnostics.spectra import Jacobian, top_singular
+from pathspace.diagnostics.spectra import Jacobian, Products, top_singular
 from pathspace.diagnostics.tables import Table
 from pathspace.errors import InputError, PathspaceError
 
@@ -75,24 +73,22 @@ class ResidualControl:
     verdict: str
 
 
-class _Sum(LinearOperator):
+class _Sum(Products):
     """Linear combination of operators of one shape, and of the identity."""
 
-    def __init__(self, parts: Sequence[tuple[float, LinearOperator]], identity: float) -> None:
+    def __init__(self, parts: Sequence[tuple[float, Products]], identity: float) -> None:
         self.parts, self.identity = parts, identity
-        self.rounding = max(getattr(part, "rounding", 0.0) for _, part in parts)
-        super().__init__(np.dtype(np.float64), parts[0][1].shape)
+        first = parts[0][1]
+        super().__init__(first.shape, first.device, max(part.rounding for _, part in parts))
 
-    def _matvec(self, x: np.ndarray) -> np.ndarray:
-        x = x.reshape(-1)
-        return self.identity * x + sum(factor * part.matvec(x) for factor, part in self.parts)
+    def push(self, u: Tensor) -> Tensor:
+        return self.identity * u + sum(factor * part.push(u) for factor, part in self.parts)
 
-    def _rmatvec(self, x: np.ndarray) -> np.ndarray:
-        x = x.reshape(-1)
-        return self.identity * x + sum(factor * part.rmatvec(x) for factor, part in self.parts)
+    def pull(self, v: Tensor) -> Tensor:
+        return self.identity * v + sum(factor * part.pull(v) for factor, part in self.parts)
 
 
-def norm(operator: LinearOperator) -> float:
+def norm(operator: Products) -> float:
     """Spectral norm of an operator."""
     return top_singular(operator, 1, tolerance=1e-6)[0].value
 
@@ -193,7 +189,7 @@ def residual_control(
             )
     errors = [row.branch for row in rows]
     count = len(rows)
-    linear: list[tuple[float, LinearOperator]] = [(1.0, jacobian) for jacobian in jacobians]
+    linear: list[tuple[float, Products]] = [(1.0, jacobian) for jacobian in jacobians]
     span = norm(span_map)
     first = norm(_Sum(linear, -float(count)))
     # J - I - sum (J_l - I) = J - sum J_l + (m - 1) I

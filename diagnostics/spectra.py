@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import torch
-from scipy.linalg import eigh_tridiagonal
-from scipy.sparse.linalg import ArpackError, LinearOperator, svds
+from scipy.sparse.linalg import LinearOperator
 from torch import Tensor, nn
 
 from pathspace.diagnostics.layers import observe, select
@@ -18,10 +17,73 @@ from pathspace.diagnostics.tables import Estimate
 from pathspace.errors import InputError, UnsupportedError
 
 _SMALL = 64
-_RESTARTS, _STEPS = 60, 120
+# steps after which the host looks whether singular values have converged
+_CHECKS = (30, 60, 120, 240, 480)
 
 
-class Jacobian(LinearOperator):
+class Products(LinearOperator):
+    """A linear map of shape ``(M, N)`` given by products on a device; numpy arrays go there and come back.
+
+    Args:
+        shape: ``(M, N)``.
+        device: where the products are taken.
+        rounding: relative error of one product: what a tolerance cannot go below.
+    """
+
+    def __init__(self, shape: tuple[int, int], device: torch.device, rounding: float) -> None:
+        self.device, self.rounding = device, rounding
+        super().__init__(np.dtype(np.float64), shape)
+
+    def push(self, u: Tensor) -> Tensor:
+        """``J u`` in float64, shape ``(M,)``; nothing waits for the device."""
+        raise NotImplementedError
+
+    def pull(self, v: Tensor) -> Tensor:
+        """``v J`` in float64, shape ``(N,)``; nothing waits for the device."""
+        raise NotImplementedError
+
+    def _matvec(self, u: np.ndarray) -> np.ndarray:
+        return _fetch(self.push(self.put(u)))
+
+    def _rmatvec(self, v: np.ndarray) -> np.ndarray:
+        return _fetch(self.pull(self.put(v)))
+
+    def put(self, values: np.ndarray) -> Tensor:
+        """A vector on the device."""
+        return torch.from_numpy(np.ascontiguousarray(values, dtype=np.float64).reshape(-1)).to(self.device)
+
+    def rows(self) -> Tensor:
+        """The explicit matrix, for small shapes."""
+        rows, columns = self.shape
+        eye = torch.eye(min(rows, columns), dtype=torch.float64, device=self.device)
+        if rows <= columns:
+            return torch.stack([self.pull(row) for row in eye])
+        return torch.stack([self.push(column) for column in eye], 1)
+
+    def dense(self) -> np.ndarray:
+        """The explicit matrix, for small shapes."""
+        return _fetch(self.rows())
+
+
+class _Other(Products):
+    """Any scipy operator."""
+
+    def __init__(self, operator: LinearOperator) -> None:
+        self._operator = operator
+        super().__init__(operator.shape, torch.device("cpu"), 0.0)
+
+    def push(self, u: Tensor) -> Tensor:
+        return self.put(self._operator.matvec(u.numpy()))
+
+    def pull(self, v: Tensor) -> Tensor:
+        return self.put(self._operator.rmatvec(v.numpy()))
+
+
+def _products(operator: LinearOperator) -> Products:
+    return operator if isinstance(operator, Products) else _Other(operator)
+
+
+class Jacobian(Products):
     """The Jacobian ``dy/dz`` between two tensors of one autograd graph, as a scipy operator of shape ``(M, N)``.
 
     ``rmatvec(v)`` is the vector-Jacobian product ``v J``; ``matvec(u)`` is ``J u``, the derivative of ``v J`` by v. A
@@ -49,22 +111,31 @@ class Jacobian(LinearOperator):
         if pulled is None:
             raise InputError("The target does not depend on the source; choose a source that lies before it.")
         self._pulled = pulled
-        # relative error of one product: what a tolerance cannot go below
-        self.rounding = torch.finfo(target.dtype).eps
-        super().__init__(np.dtype(np.float64), (target.numel(), source.numel()))
+        shape = target.numel(), source.numel()
+        super().__init__(shape, target.device, torch.finfo(target.dtype).eps)
 
-    def _rmatvec(self, v: np.ndarray) -> np.ndarray:
+    def pull(self, v: Tensor) -> Tensor:
+        """``v J`` in float64, shape ``(N,)``."""
         (back,) = torch.autograd.grad(
-            self.target, self.source, _like(v, self.target), retain_graph=True, allow_unused=True
+            self.target, self.source, v.reshape(self.target.shape).to(self.target), retain_graph=True, allow_unused=True
         )
         return _flat(back, self.source)
 
-    def _matvec(self, u: np.ndarray) -> np.ndarray:
+    def push(self, u: Tensor) -> Tensor:
+        """``J u`` in float64, shape ``(M,)``.
+
+        Raises:
+            UnsupportedError: an operation has no second derivative.
+        """
         if not self._pulled.requires_grad:
-            return np.zeros(self.shape[0])
+            return _flat(None, self.target)
         try:
             (pushed,) = torch.autograd.grad(
-                self._pulled, self._cotangent, _like(u, self.source), retain_graph=True, allow_unused=True
+                self._pulled,
+                self._cotangent,
+                u.reshape(self.source.shape).to(self.source),
+                retain_graph=True,
+                allow_unused=True,
             )
         except RuntimeError as error:
             raise UnsupportedError(
@@ -72,22 +143,16 @@ class Jacobian(LinearOperator):
             ) from error
         return _flat(pushed, self.target)
 
-    def dense(self) -> np.ndarray:
-        """The explicit matrix, for small shapes."""
-        rows, columns = self.shape
-        if rows <= columns:
-            return np.stack([self._rmatvec(row) for row in np.eye(rows)])
-        return np.stack([self._matvec(column) for column in np.eye(columns)], 1)
 
-
-def _like(values: np.ndarray, tensor: Tensor) -> Tensor:
-    return torch.from_numpy(np.ascontiguousarray(values)).reshape(tensor.shape).to(tensor)
-
-
-def _flat(value: Tensor | None, like: Tensor) -> np.ndarray:
+def _flat(value: Tensor | None, like: Tensor) -> Tensor:
     if value is None:
-        return np.zeros(like.numel())
-    found = value.detach().reshape(-1).double().cpu().numpy()
+        return torch.zeros(like.numel(), dtype=torch.float64, device=like.device)
+    return value.detach().reshape(-1).double()
+
+
+def _fetch(value: Tensor) -> np.ndarray:
+    """Numbers that the host needs: the one moment at which it waits for the device."""
+    found = value.detach().cpu().numpy()
     if not np.isfinite(found).all():
         raise UnsupportedError(
             "A product with the Jacobian is not finite, so it has no spectrum; look for an overflow, or for a square "
@@ -172,24 +237,25 @@ def trace_k(operator: LinearOperator, probes: int = 32, method: str = "hutchinso
         raise InputError(f"trace_k found method={method!r}, expected 'hutchinson' or 'hutch++'.")
     if probes < (2 if method == "hutchinson" else 6):
         raise InputError(f"trace_k found probes={probes}, expected at least 2 (hutchinson) or 6 (hutch++).")
-    random = np.random.default_rng(seed)
+    random, products = np.random.default_rng(seed), _products(operator)
 
-    def signs() -> np.ndarray:
-        return random.integers(0, 2, rows) * 2.0 - 1
+    def signs() -> Tensor:
+        return products.put(random.integers(0, 2, rows) * 2.0 - 1)
+
+    def sizes(vectors: Iterable[Tensor]) -> list[float]:
+        found = [products.pull(v).square().sum() / columns for v in vectors]
+        return _fetch(torch.stack(found)).tolist() if found else []
 
     if method == "hutchinson":
-        return Estimate.of([float((operator.rmatvec(signs()) ** 2).sum()) / columns for _ in range(probes)])
+        return Estimate.of(sizes(signs() for _ in range(probes)))
     third = min(probes // 3, rows)
-    sketch = np.stack([operator.matvec(operator.rmatvec(signs())) for _ in range(third)], 1)
-    basis = _range(sketch)
-    known = sum(float((operator.rmatvec(vector) ** 2).sum()) for vector in basis.T) / columns
+    sketch = torch.stack([products.push(products.pull(signs())) for _ in range(third)], 1)
+    basis = products.put(_range(_fetch(sketch))).view(rows, -1)
+    known = math.fsum(sizes(basis.T))
     if basis.shape[1] >= min(rows, columns):
         return Estimate(known, 0.0, third)
-    rest = []
-    for _ in range(max(2, probes // 3)):
-        v = signs()
-        rest.append(float((operator.rmatvec(v - basis @ (basis.T @ v)) ** 2).sum()) / columns)
-    remainder = Estimate.of(rest)
+    rest = (signs() for _ in range(max(2, probes // 3)))
+    remainder = Estimate.of(sizes(v - basis @ (basis.T @ v) for v in rest))
     return Estimate(known + remainder.value, remainder.error, remainder.samples)
 
 
@@ -197,6 +263,48 @@ def _range(matrix: np.ndarray) -> np.ndarray:
     """Orthonormal basis of the columns; columns that a low rank makes dependent are left out."""
     left, singular, _ = np.linalg.svd(matrix, full_matrices=False)
     return left[:, singular > 1e-10 * max(singular.max(initial=0.0), 1e-300)]
+
+
+class _Krylov:
+    """Golub-Kahan bidiagonalisation ``A P = Q B`` with full reorthogonalisation, on the device of the products.
+
+    A leads from the smaller side to the larger one; B is upper bidiagonal. Where a length vanishes, a random
+    direction goes on with 0 in its place, so that values of which there are several are all found.
+
+    Args:
+        operator: the map.
+        start: the first vector of P.
+        steps: the most steps that will be asked for.
+    """
+
+    def __init__(self, operator: Products, start: Tensor, steps: int) -> None:
+        rows, columns = operator.shape
+        self.wide = rows <= columns
+        self.there: Callable[[Tensor], Tensor] = operator.pull if self.wide else operator.push
+        self.back: Callable[[Tensor], Tensor] = operator.push if self.wide else operator.pull
+        self.steps, self.random = 0, torch.Generator(start.device).manual_seed(0)
+        self.inner = start.new_zeros(steps + 1, min(rows, columns))
+        self.outer = start.new_zeros(steps, max(rows, columns))
+        self.lengths = start.new_zeros(2, steps)
+        self.inner[0] = start / start.norm()
+
+    def go_on(self, steps: int) -> Tensor:
+        """The diagonal of B after so many steps in all, and the one above it, with what comes next: ``(2, steps)``."""
+        for i in range(self.steps, steps):
+            self.lengths[0, i], self.outer[i] = self._unit(self.there(self.inner[i]), self.outer[:i])
+            self.lengths[1, i], self.inner[i + 1] = self._unit(self.back(self.outer[i]), self.inner[: i + 1])
+        self.steps = steps
+        return self.lengths[:, :steps]
+
+    def _unit(self, vector: Tensor, known: Tensor) -> tuple[Tensor, Tensor]:
+        vector = vector - known.T @ (known @ vector)
+        # what is no number does not count as gone, so that it is found
+        gone = vector.norm() <= 1e-12 * self.lengths.amax()
+        vector = torch.where(gone, torch.empty_like(vector).normal_(generator=self.random), vector)
+        for _ in range(2):
+            vector = vector - known.T @ (known @ vector)
+        length = vector.norm()
+        return torch.where(gone, 0.0, length), vector / length
 
 
 @dataclass(frozen=True)
@@ -215,16 +323,16 @@ class Singular:
 def top_singular(
     operator: LinearOperator, count: int = 6, seed: int = 0, tolerance: float = 1e-8
 ) -> tuple[Singular, ...]:
-    """The largest singular values, by implicitly restarted Lanczos on ``J^T J`` (ARPACK).
+    """The largest singular values, by Golub-Kahan bidiagonalisation with full reorthogonalisation.
 
-    Where that does not converge, 120 steps of Lanczos without restarts stand for it, and the errors say how good they
-    are.
+    It takes at most 480 steps; where values lie too close together for that, the errors say how good they are. The
+    host looks after 30, 60, 120, 240 and 480 steps; nothing else waits for the device.
 
     Args:
         operator: the Jacobian.
         count: how many.
         seed: of the start vector.
-        tolerance: relative accuracy asked of ARPACK, as far as the operator's own rounding allows.
+        tolerance: relative accuracy asked of the vectors, as far as the operator's own rounding allows.
 
     Returns:
         Singular values in decreasing order, each with its residual as error bound.
@@ -234,52 +342,37 @@ def top_singular(
         >>> [round(s.value, 6) for s in top_singular(aslinearoperator(np.diag([3.0, 2.0, 1.0])), 2)]
         [3.0, 2.0]
     """
-    small = min(operator.shape)
+    products, small = _products(operator), min(operator.shape)
     count = min(count, small)
     if small <= _SMALL or count >= small:
-        side = (
-            np.stack([operator.rmatvec(row) for row in np.eye(operator.shape[0])])
-            if (operator.shape[0] <= operator.shape[1])
-            else np.stack([operator.matvec(column) for column in np.eye(operator.shape[1])], 1)
-        )
-        left, values, right = np.linalg.svd(side, full_matrices=False)
-        left, values, right = left[:, :count], values[:count], right[:count]
+        left, values, right = np.linalg.svd(_fetch(products.rows()), full_matrices=False)
+        triples = [products.put(side[:count]).view(count, -1) for side in (left.T, right)]
     else:
-        tolerance = max(tolerance, 100 * getattr(operator, "rounding", 0.0))
-        start = np.random.default_rng(seed).normal(size=small)
-        try:
-            left, values, right = svds(operator, k=count, v0=start, tol=tolerance, maxiter=_RESTARTS)
-        except ArpackError:
-            # an operator that is zero, or values so close together that restarts lead nowhere: the errors will tell
-            left, values, right = _bidiagonal(operator, count, start)
-    result = []
-    for u, value, w in sorted(zip(left.T, values, right, strict=True), key=lambda triple: -triple[1]):
-        error = max(np.linalg.norm(operator.rmatvec(u) - value * w), np.linalg.norm(operator.matvec(w) - value * u))
-        result.append(Singular(float(value), float(error)))
-    return tuple(result)
+        start = products.put(np.random.default_rng(seed).normal(size=small))
+        values, *triples = _largest(products, start, count, max(tolerance, 100 * products.rounding))
+    on_device = products.put(values[:count])
+    errors = [
+        torch.maximum((products.pull(u) - s * w).norm(), (products.push(w) - s * u).norm())
+        for u, s, w in zip(triples[0], on_device, triples[1], strict=True)
+    ]
+    found = _fetch(torch.stack(errors)).tolist() if errors else []
+    return tuple(Singular(float(value), error) for value, error in zip(values[:count], found, strict=True))
 
 
-def _bidiagonal(operator: LinearOperator, count: int, start: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Singular triples of the largest values from Lanczos on the smaller of ``J J^T`` and ``J^T J``."""
-    rows, columns = operator.shape
-    wide = rows <= columns
-    basis = [start / np.linalg.norm(start)]
-    images = []
-    for _ in range(min(_STEPS, len(start))):
-        images.append((operator.rmatvec if wide else operator.matvec)(basis[-1]))
-        following = (operator.matvec if wide else operator.rmatvec)(images[-1])
-        known = np.stack(basis, 1)
-        for _ in range(2):
-            following = following - known @ (known.T @ following)
-        length = float(np.linalg.norm(following))
-        if length <= 1e-12 * max(float(np.linalg.norm(images[-1])) ** 2, 1e-300):
+def _largest(operator: Products, start: Tensor, count: int, tolerance: float) -> tuple[np.ndarray, Tensor, Tensor]:
+    """The largest singular values, with left and right vectors in rows."""
+    checks = [steps for steps in _CHECKS if count <= steps < len(start)]
+    most = min(len(start), max(_CHECKS[-1], 2 * count))
+    krylov = _Krylov(operator, start, most)
+    for steps in [*checks, most]:
+        diagonal, above = _fetch(krylov.go_on(steps))
+        left, values, right = np.linalg.svd(np.diag(diagonal) + np.diag(above[:-1], 1))
+        residuals = np.abs(above[-1] * left[-1, :count])
+        if (residuals <= tolerance * values[0]).all():
             break
-        basis.append(following / length)
-    span = np.stack(basis[: len(images)], 1)
-    left, values, right = np.linalg.svd(np.stack(images, 1), full_matrices=False)
-    inner = (span @ right.T)[:, :count]
-    outer, values = left[:, :count], values[:count]
-    return (inner, values, outer.T) if wide else (outer, values, inner.T)
+    outer = operator.put(left.T[:count]).view(count, -1) @ krylov.outer[:steps]
+    inner = operator.put(right[:count]).view(count, -1) @ krylov.inner[:steps]
+    return (values[:count], inner, outer) if krylov.wide else (values[:count], outer, inner)
 
 
 @dataclass(frozen=True, eq=False)
@@ -335,10 +428,9 @@ class Spectrum:
 def spectrum(operator: LinearOperator, probes: int = 8, steps: int = 40, seed: int = 0) -> Spectrum:
     """Stochastic Lanczos quadrature: ``f`` averaged over eigenvalues is ``sum_k w_k f(theta_k)`` over probes.
 
-    Each probe is a random direction; ``steps`` Lanczos steps with full reorthogonalisation give a tridiagonal
-    matrix, whose eigenvalues are the nodes and whose first eigenvector components, squared, are the weights. Moments
-    up to
-    ``2 steps - 1`` are exact for the probe.
+    Each probe is a random direction; ``steps`` Golub-Kahan steps with full reorthogonalisation give a
+    bidiagonal matrix, whose squared singular values are the nodes and whose right singular vectors' first components,
+    squared, are the weights. Moments up to ``2 steps - 1`` are exact for the probe.
 
     Args:
         operator: the Jacobian.
@@ -364,33 +456,10 @@ def spectrum(operator: LinearOperator, probes: int = 8, steps: int = 40, seed: i
     """
     if probes < 2 or steps < 1:
         raise InputError(f"spectrum found probes={probes} and steps={steps}, expected at least 2 and 1.")
-    rows, columns = operator.shape
-    if rows <= columns:
-        size, apply = rows, lambda v: operator.matvec(operator.rmatvec(v))
-    else:
-        size, apply = columns, lambda v: operator.rmatvec(operator.matvec(v))
-    steps = min(steps, size)
-    random = np.random.default_rng(seed)
-    nodes, weights = np.zeros((probes, steps)), np.zeros((probes, steps))
-    for probe in range(probes):
-        start = random.normal(size=size)
-        alpha, beta = _lanczos(apply, start / np.linalg.norm(start), steps)
-        values, vectors = eigh_tridiagonal(alpha, beta)
-        nodes[probe, : len(values)], weights[probe, : len(values)] = values, vectors[0] ** 2
-    return Spectrum((rows, columns), nodes, weights)
-
-
-def _lanczos(apply: Callable[[np.ndarray], np.ndarray], start: np.ndarray, steps: int) -> tuple[np.ndarray, np.ndarray]:
-    basis, alpha, beta = [start], [], []
-    for _ in range(steps):
-        image = apply(basis[-1])
-        alpha.append(float(basis[-1] @ image))
-        known = np.stack(basis, 1)
-        for _ in range(2):
-            image = image - known @ (known.T @ image)
-        length = float(np.linalg.norm(image))
-        if len(alpha) == steps or length <= 1e-12 * max(abs(alpha[0]), 1e-300):
-            break
-        beta.append(length)
-        basis.append(image / length)
-    return np.array(alpha), np.array(beta)
+    products, size = _products(operator), min(operator.shape)
+    steps, random = min(steps, size), np.random.default_rng(seed)
+    starts = [products.put(random.normal(size=size)) for _ in range(probes)]
+    lengths = _fetch(torch.stack([_Krylov(products, start, steps).go_on(steps) for start in starts]))
+    tables = [np.diag(diagonal) + np.diag(above[:-1], 1) for diagonal, above in lengths]
+    _, values, vectors = np.linalg.svd(np.stack(tables))
+    return Spectrum(operator.shape, values**2, vectors[:, :, 0] ** 2)

@@ -11,7 +11,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import pathspace as ps
-from pathspace.diagnostics import MarkovChain, signal
+from pathspace.diagnostics import MarkovChain, jacobian, signal, spectrum, top_singular, trace_k
 from pathspace.training import GSGD, GAdam, GaugeFixed, init_skeleton, penalize
 
 METHODS = ("item", "tolist", "numpy", "cpu", "__bool__", "__float__", "__int__", "__index__", "__array__")
@@ -144,3 +144,25 @@ def test_signal_reads_as_often_whatever_the_probes() -> None:
             signal(residual(1), X, probes=probes)
         counts.append(len(reads.found))
     assert counts[0] == counts[1]
+
+
+MEASURES = {
+    "trace": lambda operator, size: trace_k(operator, 6 * size),
+    "sketched trace": lambda operator, size: trace_k(operator, 6 * size, "hutch++"),
+    "density": lambda operator, size: spectrum(operator, probes=2 * size, steps=10 * size),
+    "norm": lambda operator, size: top_singular(operator, 1 + size, tolerance=1e-1),
+}
+
+
+@pytest.mark.parametrize("name", MEASURES)
+def test_spectra_read_as_often_whatever_the_products(name: str) -> None:
+    torch.manual_seed(0)
+    operator = jacobian(
+        nn.Sequential(nn.Linear(70, 80), nn.Tanh(), nn.Linear(80, 75)).double(), torch.randn(1, 70).double()
+    )
+    counts = []
+    for size in (1, 3):
+        with Reads() as reads:
+            MEASURES[name](operator, size)
+        counts.append(len(reads.found))
+    assert 0 < counts[0] == counts[1] <= 10
