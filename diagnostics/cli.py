@@ -128,16 +128,9 @@ def _reasons(chain: MarkovChain) -> dict[str, int]:
 def _deliver(result: dict[str, Any], path: str | None) -> None:
     from json import dumps
 
-    from pathspace.files import replacing
+    from pathspace.files import write_text
 
-    if path is None:
-        return
-    clean = _finite(result)
-    if path == "-":
-        print(dumps(clean, indent=2, allow_nan=False))
-        return
-    with replacing(path) as temporary:
-        temporary.write_text(dumps(clean, indent=2, allow_nan=False) + "\n", encoding="utf-8")
+    write_text(dumps(_finite(result), indent=2, allow_nan=False), path)
 
 
 def _finite(value: Any) -> Any:

@@ -7,11 +7,10 @@ from json import dumps
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Console
 
 from pathspace.cli_errors import FAILED
 from pathspace.options import InputOption, JsonOption, SeedOption, TargetArgument
-from pathspace.progress import show_progress
+from pathspace.progress import show_progress, tell
 
 if TYPE_CHECKING:
     from torch import nn
@@ -45,21 +44,13 @@ class Format(StrEnum):
     aimet = "aimet"
 
 
-def _say(text: str) -> None:
-    Console().print(text, soft_wrap=True, markup=False, highlight=False)
-
-
 def _deliver(facts: dict[str, Any], json: str | None, text: str) -> None:
     """Facts as JSON where it was asked for, as sentences otherwise."""
-    from pathspace.files import replacing
+    from pathspace.files import STDOUT, write_text
 
-    if json == "-":
-        print(dumps(facts, indent=2))
-        return
-    if json is not None:
-        with replacing(json) as temporary:
-            temporary.write_text(dumps(facts, indent=2) + "\n", encoding="utf-8")
-    _say(text)
+    write_text(dumps(facts, indent=2), json)
+    if json != STDOUT:
+        tell(text)
 
 
 def _with_weights(target: Target, path: str) -> nn.Module:

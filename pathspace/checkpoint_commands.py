@@ -5,10 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console
 
 from pathspace.options import InputOption, JsonOption, SeedOption
-from pathspace.progress import show_progress
+from pathspace.progress import show_progress, tell
 
 if TYPE_CHECKING:
     from pathspace.reduction import ReductionGraph
@@ -89,7 +88,7 @@ def rescale(
                 ) from error
         status("Rescaling")
         rescale_files(graph, scales, source, destination, exact)
-    _say(f"Rescaled {graph.num_units:,} units. Wrote {destination}")
+    tell(f"Rescaled {graph.num_units:,} units. Wrote {destination}")
 
 
 def balance(
@@ -119,10 +118,10 @@ def balance(
     from json import dumps
 
     from pathspace import balance_files
-    from pathspace.files import ensure_writable, replacing
+    from pathspace.files import STDOUT, ensure_writable, write_text
 
     target, source, destination = _three(target, source, destination)
-    if json is not None and json != "-":
+    if json is not None:
         ensure_writable(json)
     with show_progress("Tracing", target) as status:
         graph = _traced(target, inputs, seed)
@@ -136,17 +135,9 @@ def balance(
         "left_alone": {why: len(units) for why, units in found.left_alone.items()},
         "rounds": found.steps,
     }
-    if json == "-":
-        print(dumps(facts, indent=2))
-        return
-    if json is not None:
-        with replacing(json) as temporary:
-            temporary.write_text(dumps(facts, indent=2) + "\n", encoding="utf-8")
-    _say(f"{found}\nWrote {destination}")
-
-
-def _say(text: str) -> None:
-    Console().print(text, soft_wrap=True, markup=False, highlight=False)
+    write_text(dumps(facts, indent=2), json)
+    if json != STDOUT:
+        tell(f"{found}\nWrote {destination}")
 
 
 def register(app: typer.Typer) -> None:

@@ -120,11 +120,10 @@ def verify(
 
     Exit codes: 0 everything holds, 1 something fails, 2 bad input.
     """
-    from pathspace.files import ensure_writable, replacing
+    from pathspace.files import STDOUT, ensure_writable, write_text
     from pathspace.target import load_target
 
-    to_stdout = json == "-"
-    for file in (None if to_stdout else json, proof):
+    for file in (json, proof):
         if file is not None:
             ensure_writable(file)
     with show_progress("Loading", target) as status:
@@ -157,14 +156,10 @@ def verify(
             holds = result.holds
         text = result.to_json()
         document = "" if proof is None or skeleton is None else _dump(write_proof(skeleton, target))
-    for file, content in ((None if to_stdout else json, text), (proof, document)):
-        if file is not None:
-            with replacing(file) as temporary:
-                temporary.write_text(content + "\n", encoding="utf-8")
-    if to_stdout:
-        print(text)
-    else:
-        Console().print(result)
+    write_text(text, json)
+    write_text(document, proof)
+    if json != STDOUT:
+        Console(stderr=proof == STDOUT).print(result)
     raise typer.Exit(0 if holds else FAILED)
 
 
@@ -192,6 +187,7 @@ def check(
 
     Exit codes: 0 accepted, 1 rejected, 2 bad input.
     """
+    from contextlib import suppress
     from json import loads
 
     from pathspace.checker import check as judge
@@ -199,9 +195,12 @@ def check(
     from pathspace.files import existing_file
     from pathspace.target import load_target
 
-    document = existing_file(file, "check", "write one with 'pathspace verify TARGET --proof FILE'")
+    path = existing_file(file, "check", "write one with 'pathspace verify TARGET --proof FILE'")
+    document: Any = path
     try:
-        loads(document.read_text(encoding="utf-8"))
+        # (what cannot be read or is nested too deeply, the judge rejects itself)
+        with suppress(OSError, RecursionError):
+            document = loads(path.read_text(encoding="utf-8"))
     except ValueError as error:
         raise InputError(f"check found no JSON in {file!r}; give a file of 'pathspace verify --proof'.") from error
     with show_progress("Judging", file):
@@ -239,11 +238,10 @@ def explain(
 
     Exit codes: 0 done, 2 bad input.
     """
-    from pathspace.files import ensure_writable, replacing
+    from pathspace.files import STDOUT, ensure_writable, write_text
     from pathspace.target import load_target
 
-    to_stdout = json == "-"
-    if json is not None and not to_stdout:
+    if json is not None:
         ensure_writable(json)
     with show_progress("Loading", target) as status:
         loaded = load_target(target, inputs or (), seed=seed, train=train)
@@ -254,13 +252,9 @@ def explain(
         graph = trace(loaded.model, *loaded.args, kwargs=loaded.kwargs, norm_eps=norm_eps.value)
         explanation = account(graph)
         text = _dump(explanation.to_dict())
-    if to_stdout:
-        print(text)
-        return
-    if json is not None:
-        with replacing(json) as temporary:
-            temporary.write_text(text + "\n", encoding="utf-8")
-    Console().print(explanation)
+    write_text(text, json)
+    if json != STDOUT:
+        Console().print(explanation)
 
 
 class Level(StrEnum):

@@ -166,6 +166,23 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
             temporary.unlink()
 
 
+def write_text(text: str, path: str | None) -> None:
+    """Write a text and a line end to a file (see :func:`replacing`); ``-`` is standard output, ``None`` is nowhere.
+
+    Args:
+        text: the text.
+        path: what the user gave.
+
+    Raises:
+        InputError: the file cannot be written.
+    """
+    if path == STDOUT:
+        print(text)
+    elif path is not None:
+        with replacing(path) as temporary:
+            temporary.write_text(text + "\n", encoding="utf-8")
+
+
 def _destination(path: str | os.PathLike[str]) -> Path:
     """Return the real file behind ``path`` after every check that needs no writing."""
     text = os.fspath(path)

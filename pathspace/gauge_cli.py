@@ -84,13 +84,9 @@ def _write(model: Any, output: str | None, to_stdout: bool) -> None:
 def _dump(result: dict[str, Any], json: str | None) -> None:
     from json import dumps
 
-    from pathspace.files import replacing
+    from pathspace.files import write_text
 
-    if json == "-":
-        print(dumps(result))
-    elif json is not None:
-        with replacing(json) as temporary:
-            temporary.write_text(dumps(result) + "\n", encoding="utf-8")
+    write_text(dumps(result), json)
 
 
 def equalise(

@@ -66,3 +66,8 @@ def stage_line(text: str, share: float | None) -> RenderableType:
     line = Table.grid(padding=(0, 1))
     line.add_row(ProgressBar(total=1.0, completed=share, width=24), f"{share:4.0%}", text)
     return line
+
+
+def tell(text: str) -> None:
+    """Print what a command has done: no line is broken, nothing is taken for markup."""
+    Console().print(text, soft_wrap=True, markup=False, highlight=False)

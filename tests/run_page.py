@@ -11,33 +11,40 @@ import os
 import re
 import sys
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 BLOCK = re.compile(r"```python\n(.*?)```(?:\n\n```text\n(.*?)```)?", re.DOTALL)
 
 
-def run(page: Path) -> int:
-    """Run the blocks of a page; return how many there are."""
+def outputs(page: Path) -> Iterator[tuple[str, str]]:
+    """Run the blocks of a page in order; yield what each prints, and what the page says (``""``: nothing)."""
     import torch
 
-    blocks = BLOCK.findall(page.read_text(encoding="utf-8"))
     space: dict[str, object] = {"__name__": "page"}
     torch.manual_seed(0)
+    for code, expected in BLOCK.findall(page.read_text(encoding="utf-8")):
+        printed = io.StringIO()
+        with contextlib.redirect_stdout(printed):
+            exec(compile(code, page.name, "exec"), space)
+        yield printed.getvalue(), expected
+
+
+def run(page: Path) -> int:
+    """Run a page in a folder with ``training`` and ``diagnostics`` of its own; return how many blocks there are."""
+    count = 0
     with tempfile.TemporaryDirectory() as folder:
         os.chdir(folder)
-        # folders of the user's own that have the names of ours
         for name in ("training", "diagnostics"):
             Path(name).mkdir()
             Path(name, "__init__.py").touch()
         sys.path.insert(0, folder)
-        for code, expected in blocks:
-            printed = io.StringIO()
-            with contextlib.redirect_stdout(printed):
-                exec(compile(code, page.name, "exec"), space)
-            if expected and printed.getvalue() != expected:
-                sys.exit(f"{page.name} says\n{expected}\nbut its code prints\n{printed.getvalue()}")
+        for printed, expected in outputs(page):
+            count += 1
+            if expected and printed != expected:
+                sys.exit(f"{page.name} says\n{expected}\nbut its code prints\n{printed}")
         os.chdir(page.parent)
-    return len(blocks)
+    return count
 
 
 if __name__ == "__main__":

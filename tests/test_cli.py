@@ -637,3 +637,9 @@ def test_what_is_no_proof_is_bad_input(folder: Path) -> None:
     assert "found no JSON in 'noise'" in refused(run("check", "noise"))
     assert "found the folder '.', expected a file" in refused(run("check", "."))
     assert "found no file 'absent'" in refused(run("check", "absent"))
+
+
+def test_a_proof_that_cannot_be_read_through_is_rejected(folder: Path) -> None:
+    (folder / "deep.json").write_text('{"format": ' + "[" * 100_000 + "]" * 100_000 + "}")
+    result = run("check", "deep.json")
+    assert result.exit_code == 1 and "nested too deeply" in result.stdout

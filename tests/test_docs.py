@@ -5,10 +5,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import importlib
 import inspect
-import io
 import re
 from collections import defaultdict
 from collections.abc import Callable
@@ -16,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
+from run_page import BLOCK, outputs
 
 import pathspace
 from pathspace import diagnostics, training
@@ -27,7 +25,6 @@ from pathspace.training.optim import path_sgd
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
-BLOCK = re.compile(r"```python\n(.*?)```(?:\n\n```text\n(.*?)```)?", re.DOTALL)
 # pages whose blocks need other names, budgets or files are run by the tests beside them
 ELSEWHERE = {
     "command-line": "test_cli.py",
@@ -42,16 +39,10 @@ HERE = [page for page in PAGES if "```python" in page.read_text() and page.stem 
 @pytest.mark.parametrize("page", HERE, ids=lambda page: page.stem)
 def test_the_blocks_run(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    blocks = BLOCK.findall(page.read_text())
-    assert len(blocks) == page.read_text().count("```python")
-    space: dict[str, object] = {"__name__": "page"}
-    torch.manual_seed(0)
-    for code, expected in blocks:
-        printed = io.StringIO()
-        with contextlib.redirect_stdout(printed):
-            exec(compile(code, str(page), "exec"), space)
+    assert len(BLOCK.findall(page.read_text())) == page.read_text().count("```python")
+    for printed, expected in outputs(page):
         if expected:
-            assert printed.getvalue() == expected
+            assert printed == expected
 
 
 def test_the_blocks_of_all_other_pages_run_elsewhere() -> None:

@@ -62,7 +62,7 @@ def report(
     from rich.console import Console
 
     from pathspace.errors import InputError
-    from pathspace.files import STDOUT, delivering, ensure_writable, expect_suffix, replacing
+    from pathspace.files import STDOUT, delivering, ensure_writable, expect_suffix, write_text
     from pathspace.progress import show_progress
     from pathspace.target import load_target
 
@@ -107,12 +107,7 @@ def report(
     with delivering(output, ".html", sys.stdout) as page:
         found.save(page)
     if json is not None:
-        text = dumps(found.to_dict(), indent=2, allow_nan=False) + "\n"
-        if json == "-":
-            print(text, end="")
-        else:
-            with replacing(json) as temporary:
-                temporary.write_text(text, encoding="utf-8")
+        write_text(dumps(found.to_dict(), indent=2, allow_nan=False), json)
     if json != "-":
         console = Console(stderr=output == STDOUT)
         for sentence in told:
