@@ -33,6 +33,7 @@ from pathspace.diagnostics.run.watching import Watching, watching
 from pathspace.diagnostics.signal import signal
 from pathspace.diagnostics.spectra import jacobian, spectrum, top_singular, trace_k
 from pathspace.diagnostics.tables import Estimate, Table, compare
+from pathspace.namespace import keep_functions
 
 __all__ = [
     "Alarm",
@@ -73,3 +74,4 @@ __all__ = [
     "watching",
     "widen",
 ]
+keep_functions(__name__, __all__)

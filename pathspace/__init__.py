@@ -17,23 +17,11 @@ Rules for operations of your own: :func:`rule`. Models without numbers: :func:`w
 Errors: :class:`PathspaceError` and its kinds.
 """
 
-import sys
-from types import ModuleType
-from typing import Any
-
 import lazy_loader
+
+from pathspace.namespace import keep_functions
 
 __version__ = "0.1.0"
 
 __getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)
-
-
-class _Package(ModuleType):
-    """Some modules have the name of the function that they hold: importing one must not hide the function."""
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        if not (isinstance(value, ModuleType) and name in __all__):
-            super().__setattr__(name, value)
-
-
-sys.modules[__name__].__class__ = _Package
+keep_functions(__name__, __all__)

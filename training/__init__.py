@@ -9,6 +9,7 @@ Markov chain: :func:`penalize`, the penal connection. Epochs, checkpoints and re
 
 from typing import TYPE_CHECKING, Any
 
+from pathspace.namespace import keep_functions
 from pathspace.training.optim import (
     EMASGD,
     GSGD,
@@ -41,6 +42,7 @@ __all__ = [
     "penalize",
     "suggest",
 ]
+keep_functions(__name__, __all__)
 
 
 def __getattr__(name: str) -> Any:

@@ -89,11 +89,11 @@ def versus(first: Report, second: Report, names: tuple[str, str] = ("A", "B")) -
         >>> import torch
         >>> from torch import nn
         >>> from pathspace.diagnostics import report
-        >>> model, x = nn.Sequential(nn.Linear(2, 3), nn.ReLU(), nn.Linear(3, 2)), torch.randn(8, 2)
+        >>> model, x = nn.Sequential(nn.Linear(2, 9), nn.ReLU(), nn.Linear(9, 2)), torch.randn(8, 2)
         >>> before = report(model, x)
-        >>> _ = torch.nn.init.constant_(model[0].weight, 30.0)
+        >>> _ = torch.nn.init.constant_(model[2].weight, 30.0)
         >>> versus(before, report(model, x)).sentences[0].split(":")[0]
-        'The variance of activations differs most at 0'
+        'The variance of activations differs most at 2'
     """
     a, b = first.facts, second.facts
     rows = []

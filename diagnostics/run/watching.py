@@ -280,6 +280,7 @@ def watching(
         InputError: ``every`` is not positive, a file cannot be written, or TensorBoard is not installed.
 
     Example:
+        >>> _ = torch.manual_seed(0)
         >>> model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 1))
         >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
         >>> with watching(model, every=10) as watch:
