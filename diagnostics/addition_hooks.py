@@ -164,7 +164,7 @@ class Sites:
 
     def _open(self) -> None:
         self.mode = _Mode(self)
-        self.mode.__enter__()
+        self.mode.__enter__()  # type: ignore[no-untyped-call]
         if not torch.compiler.is_compiling():
             start_following(self)
 
@@ -174,7 +174,7 @@ class Sites:
             stop_following(self)
         if self.mode is not None:
             mode, self.mode = self.mode, None
-            mode.__exit__(None, None, None)
+            mode.__exit__(None, None, None)  # type: ignore[no-untyped-call]
 
     def add(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         """Number an addition and hand it over; anything but two floating-point tensors just runs."""

@@ -74,7 +74,7 @@ class _Counter(TorchDispatchMode):
     """Counts what passes through the dispatcher, where every operation has become elementary."""
 
     def __init__(self, excluded: set[int]) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.excluded = excluded
         self.products = self.activations = self.slopes = 0
         self.cached: dict[tuple[int, int, int], int] = {}

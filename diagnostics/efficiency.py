@@ -117,7 +117,8 @@ class ChainRecord:
 
     def penal_ratio(self, tau: float) -> Tensor:
         """``||tau Z_l|| / ||G_l||`` over the batch, shape (L,): how strong a penal connection would be."""
-        return tau * self.direction_norms.norm(dim=1) / self.gradient_norms.norm(dim=1)
+        result: Tensor = tau * self.direction_norms.norm(dim=1) / self.gradient_norms.norm(dim=1)
+        return result
 
     @classmethod
     def merge(cls, records: Iterable[ChainRecord], reduction: str | None = None) -> ChainRecord:
@@ -294,7 +295,7 @@ class Observer:
             current.tensors[node.index] = NodeTensors(z.clone(), kept, g * unit.to(g.dtype))
         if not current.queued:
             current.queued = True
-            torch.autograd.Variable._execution_engine.queue_callback(partial(self._ended, current))  # type: ignore[attr-defined]
+            torch.autograd.Variable._execution_engine.queue_callback(partial(self._ended, current))
 
     def _ended(self, current: _Pass) -> None:
         current.queued = False

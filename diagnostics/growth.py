@@ -251,7 +251,8 @@ class Widened(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Old units and new ones."""
-        return self.out(self.activation(self.into(x))) + self.new_out(self.activation(self.new_into(x)))
+        result: Tensor = self.out(self.activation(self.into(x))) + self.new_out(self.activation(self.new_into(x)))
+        return result
 
 
 def widen(
@@ -322,7 +323,8 @@ class _Added(nn.Module):
             nn.init.zeros_(parameter)
 
     def forward(self, x: Tensor) -> Tensor:
-        return x + self.out(self.activation(self.into(x)))
+        result: Tensor = x + self.out(self.activation(self.into(x)))
+        return result
 
 
 def _double(inputs: Any) -> Any:

@@ -367,7 +367,8 @@ def lemma4(parts: tuple[NodeTensors, ...]) -> Lemma4:
     """
 
     def cosine(a: Tensor, b: Tensor) -> Tensor:
-        return (a * b).sum(1) / (a.norm(dim=1) * b.norm(dim=1))
+        result: Tensor = (a * b).sum(1) / (a.norm(dim=1) * b.norm(dim=1))
+        return result
 
     rows = []
     for part in parts:

@@ -68,9 +68,9 @@ def _patch(stack: ExitStack) -> None:
     apply = reentrant.apply
 
     def apply_remembering(function: Callable[..., Any], *args: Any) -> Any:
-        return apply(_remembering(function), *args)
+        return apply(_remembering(function), *args)  # type: ignore[no-untyped-call]
 
-    reentrant.apply = staticmethod(apply_remembering)  # type: ignore[method-assign, assignment]
+    reentrant.apply = staticmethod(apply_remembering)  # type: ignore[method-assign]
     # what was inherited shows again when our own is gone
     stack.callback(delattr, reentrant, "apply")
     # private, and not in every version of torch; without it such recomputation is refused by torch itself

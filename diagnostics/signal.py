@@ -292,7 +292,8 @@ def _without_bias(module: nn.Module, value: Tensor) -> Tensor:
         mean = torch.zeros_like(module.running_var)
         return F.batch_norm(value, mean, module.running_var, module.weight, None, eps=module.eps)
     assert isinstance(module, _CONVOLUTIONS)
-    return module._conv_forward(value, module.weight, None)
+    result: Tensor = module._conv_forward(value, module.weight, None)
+    return result
 
 
 def weight_gain(module: nn.Module) -> float | None:
@@ -300,7 +301,7 @@ def weight_gain(module: nn.Module) -> float | None:
     if isinstance(module, nn.RNNBase | nn.RNNCellBase):
         weight = getattr(module, "weight_hh_l0", getattr(module, "weight_hh", None))
     elif type(module).__name__ == "Conv1D":
-        weight = module.weight.T  # type: ignore[operator, union-attr]
+        weight = module.weight.T
     else:
         weight = getattr(module, "weight", None) if isinstance(module, (nn.Linear, *_CONVOLUTIONS)) else None
     if not isinstance(weight, Tensor) or weight.dim() < 2:

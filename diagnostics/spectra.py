@@ -21,7 +21,7 @@ _SMALL = 64
 _CHECKS = (30, 60, 120, 240, 480)
 
 
-class Products(LinearOperator):
+class Products(LinearOperator):  # type: ignore[misc]
     """A linear map of shape ``(M, N)`` given by products on a device; numpy arrays go there and come back.
 
     Args:

@@ -69,7 +69,8 @@ class Attribution:
     @property
     def left(self) -> int:
         """Directions without a cause."""
-        return self.null.shape[1] - self.known.shape[1]
+        result: int = self.null.shape[1] - self.known.shape[1]
+        return result
 
     def _scaled(self, family: np.ndarray) -> np.ndarray:
         scaled = family[self.live] * self.lengths[:, None]

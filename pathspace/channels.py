@@ -294,7 +294,7 @@ def _numbers(group: ChannelGroup, value: Any, scores: Tensor | None) -> Tensor:
             raise InputError(f"{group.name!r} found keep={value!r}, expected a share of channels above 0 and up to 1.")
         assert scores is not None
         return scores.topk(max(1, math.ceil(value * size - 1e-9))).indices.sort().values
-    numbers = torch.as_tensor(value)
+    numbers: Tensor = torch.as_tensor(value)
     if numbers.dtype == torch.bool:
         if tuple(numbers.shape) != (size,):
             raise InputError(f"{group.name!r} found a mask of shape {tuple(numbers.shape)}, expected ({size},).")

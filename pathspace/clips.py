@@ -127,7 +127,8 @@ class _Probe(nn.Module):
             lines.append((frame.f_code, frame.f_lasti))
             frame = frame.f_back  # type: ignore[assignment]
         self.sites.append((self.name, tuple(lines)))
-        return torch.ops.pathspace.lifted(x, len(self.sites) - 1)
+        result: Tensor = torch.ops.pathspace.lifted(x, len(self.sites) - 1)
+        return result
 
 
 def lift_clips(model: nn.Module, *args: Any, kwargs: Mapping[str, Any] | None = None) -> nn.Module:

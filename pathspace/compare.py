@@ -110,7 +110,8 @@ def _parts(one: nn.Module, two: nn.Module) -> dict[str, float]:
 def _distance(one: nn.Module, two: nn.Module) -> float:
     pairs, own = _tensors(two), _tensors(one)
     total = sum(float((own[name] - pairs[name]).square().sum()) for name in own)
-    return (total / max(sum(float(tensor.square().sum()) for tensor in own.values()), 1e-300)) ** 0.5
+    result: float = (total / max(sum(float(tensor.square().sum()) for tensor in own.values()), 1e-300)) ** 0.5
+    return result
 
 
 __all__ = ["Comparison", "compare"]

@@ -87,7 +87,7 @@ def convolved(func: Any, x: Tensor, weight: Tensor, *rest: Any, **more: Any) -> 
         return func(x, weight, None, **how)  # type: ignore[no-any-return]
     ways = [(how[name],) if isinstance(how[name], int) else tuple(how[name]) for name in list(usual)[:3]]
     geometry = tuple(zip(*(way * (spatial // len(way)) for way in ways), strict=True))
-    return _Convolved.apply(func, x, weight, geometry, how["groups"])  # type: ignore[no-any-return]
+    return _Convolved.apply(func, x, weight, geometry, how["groups"])  # type: ignore[no-any-return, no-untyped-call]
 
 
 __all__ = ["CONVOLUTIONS", "convolved"]

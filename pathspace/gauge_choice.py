@@ -176,7 +176,8 @@ def _balanced(
 
 def _programme(model: nn.Module, graph: Structure, objective: Any, calibration: Any, exact: bool) -> Programme:
     if hasattr(objective, "programme"):
-        return objective.programme(model, graph, calibration, exact)
+        result: Programme = objective.programme(model, graph, calibration, exact)
+        return result
     if not callable(objective):
         raise InputTypeError(
             f"choose_gauge found an objective of type {type(objective).__name__}, expected one of Balance(), Range(), "

@@ -55,7 +55,7 @@ class Activations(TorchDispatchMode):
     supports_higher_order_operators = True
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.seen: list[Tensor] = []
         self.types: set[torch.dtype] = set()
 
@@ -145,7 +145,10 @@ def resolution(graph: Structure, model: nn.Module, before: Run, any_factor: bool
     Powers of two pass through any type without rounding; other factors (``any_factor``) and sums do not.
     """
     own = precision(model)
-    return max({own, *(before.types if graph.shifts or any_factor else ())}, key=lambda dtype: torch.finfo(dtype).eps)
+    result: torch.dtype = max(
+        {own, *(before.types if graph.shifts or any_factor else ())}, key=lambda dtype: torch.finfo(dtype).eps
+    )
+    return result
 
 
 def difference(before: Run, after: Run) -> float:

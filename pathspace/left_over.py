@@ -112,7 +112,8 @@ def _elsewhere(moved: Mapping[int, Tensor], units: int) -> tuple[set[int], Tenso
             return torch.eye(size, dtype=torch.float64)
         _, values, vectors = torch.linalg.svd(part, full_matrices=True)
         rank = int((values > 1e-9 * float(values.max().clamp_min(1e-300))).sum())
-        return vectors[rank:].T
+        result: Tensor = vectors[rank:].T
+        return result
 
     found, every = kernel(slice(0, units)), kernel(slice(units, width))
     known, all_ = whole[:, :units] @ found, whole[:, units:] @ every

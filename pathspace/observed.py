@@ -50,7 +50,7 @@ class _Record(TorchDispatchMode):
     supports_higher_order_operators = True
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.values: list[Tensor] = []
         self.live: list[Tensor] = []
 

@@ -223,7 +223,8 @@ class Curvature:
             result.index_add_(0, head.abs(), moved * head.sign())
             result.index_add_(0, tail.abs(), -moved * tail.sign())
         entering, leaving = self.pairs._to_units(result.numpy(), np.zeros(len(logs)))
-        return entering - leaving
+        out: np.ndarray = entering - leaving
+        return out
 
 
 def _log(table: Tensor, ids: Tensor) -> Tensor:

@@ -248,7 +248,8 @@ class Forward:
 
         def apply(values: Tensor) -> Tensor:
             found = run(values, *args[1:], **kwargs)
-            return found[0] if isinstance(found, tuple) else found
+            result: Tensor = found[0] if isinstance(found, tuple) else found
+            return result
 
         if p == 1 and facts.linear and facts.coefficients == "positive":
             return Sum.of(apply(x.values), x.log)
@@ -412,7 +413,8 @@ def _functional(target: Any) -> Callable[..., Any]:
     if schema is None or not schema.is_mutable:
         return target  # type: ignore[no-any-return]
     plain = getattr(torch.ops.aten, operation_name(target).removeprefix("aten.").rstrip("_"), None)
-    return plain if plain is not None else target
+    result: Callable[..., Any] = plain if plain is not None else target
+    return result
 
 
 def _plainly(node: fx.Node, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

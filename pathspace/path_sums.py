@@ -179,7 +179,8 @@ def combined(run: Operation, args: Any, kwargs: Any, p: float) -> Sum:
             return leaf.double() if isinstance(leaf, Tensor) and leaf.is_floating_point() else leaf
 
         own, named = mapped(value, (args, kwargs))
-        return run(*own, **named)
+        result: Tensor = run(*own, **named)
+        return result
 
     constant = torch.nan_to_num(at(None), posinf=0.0, neginf=0.0)
     parts = []

@@ -34,7 +34,8 @@ class Logs:
 
     def __call__(self, variables: Tensor) -> Tensor:
         """Log-scales of ids, twice: for heads and for tails."""
-        return torch.sparse.mm(self.table, variables[:, None])[:, 0].expand(2, -1)
+        result: Tensor = torch.sparse.mm(self.table, variables[:, None])[:, 0].expand(2, -1)
+        return result
 
 
 def at(logs: Tensor, ids: Tensor) -> Tensor:

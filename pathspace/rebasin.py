@@ -64,7 +64,10 @@ def _moved(tensor: Tensor, dim: int, where: Tensor, order: Tensor) -> Tensor:
 def weight_distance(one: nn.Module, two: nn.Module) -> float:
     """``(sum (a - b)^2)^(1/2)`` over all parameters."""
     pairs = zip(one.parameters(), two.parameters(), strict=True)
-    return float(sum(float((a.detach().double() - b.detach().double()).square().sum()) for a, b in pairs)) ** 0.5
+    result: float = (
+        float(sum(float((a.detach().double() - b.detach().double()).square().sum()) for a, b in pairs)) ** 0.5
+    )
+    return result
 
 
 @torch.no_grad()

@@ -129,7 +129,8 @@ class Sampler:
         if not self.quick:
             self.whole()
             rows, sizes = torch.stack(self.rows[-WHOLE:]), torch.stack(self.sizes[-WHOLE:])
-            return rows / column / (sizes / column)[:, used].norm(dim=1, keepdim=True).clamp_min(1e-300)
+            scaled: Tensor = rows / column / (sizes / column)[:, used].norm(dim=1, keepdim=True).clamp_min(1e-300)
+            return scaled
         run, joined = self._outputs(self.scales)
         if joined is None:
             return torch.zeros(0, self.scales.size, dtype=torch.float64)
@@ -162,7 +163,8 @@ class Sampler:
             own = np.maximum(abs(units).T @ column.numpy(), 1e-300)
             along = np.abs(units.T @ (rows * column).T.numpy()) / own[:, None]
             rows = rows[torch.from_numpy(along.max(0) < NOISE)]
-        return rows / rows.norm(dim=1, keepdim=True).clamp_min(1e-300)
+        result: Tensor = rows / rows.norm(dim=1, keepdim=True).clamp_min(1e-300)
+        return result
 
     def _outputs(self, scales: Family | None) -> tuple[Any, Tensor | None]:
         """Run the model: leaves (the scalars themselves, or log-scales) and all finite outputs in a row."""

@@ -127,7 +127,7 @@ def penal(direction: Tensor, tau: float) -> Tensor:
     """
     if not (torch.is_grad_enabled() and direction.requires_grad):
         return direction
-    return _Saved.apply(direction, tau)  # type: ignore[no-any-return]
+    return _Saved.apply(direction, tau)  # type: ignore[no-any-return, no-untyped-call]
 
 
 def penal_add(stream: Tensor, direction: Tensor, tau: float) -> Tensor:
@@ -149,7 +149,7 @@ def penal_add(stream: Tensor, direction: Tensor, tau: float) -> Tensor:
     """
     if not (torch.is_grad_enabled() and direction.requires_grad):
         return stream + direction
-    return _Sum.apply(stream, direction, 1.0, tau)  # type: ignore[no-any-return]
+    return _Sum.apply(stream, direction, 1.0, tau)  # type: ignore[no-any-return, no-untyped-call]
 
 
 class PenalConnection:
@@ -264,18 +264,18 @@ class PenalConnection:
             stream = stream * addition.alpha  # alpha belongs to the right operand, which is the stream here
         exact = torch.float32 in (stream.dtype, branch.dtype) or torch.float64 in (stream.dtype, branch.dtype)
         if exact and node.site not in self.overwritten:
-            return _Sum.apply(stream, branch, node.scale, coefficient)  # type: ignore[no-any-return]
-        marked = _Saved.apply(branch, coefficient * node.scale**2)
+            return _Sum.apply(stream, branch, node.scale, coefficient)  # type: ignore[no-any-return, no-untyped-call]
+        marked = _Saved.apply(branch, coefficient * node.scale**2)  # type: ignore[no-untyped-call]
         return torch.add(stream, marked, alpha=node.scale) if node.scale != 1 else stream + marked
 
     @staticmethod
     def _in_place(addition: Addition, node: ChainNode, stream: Tensor, branch: Tensor, coefficient: float) -> Tensor:
         coefficient *= node.scale**2
         if node.direction == 1:
-            return stream.add_(_Saved.apply(branch, coefficient), alpha=node.scale)  # type: ignore[no-any-return]
+            return stream.add_(_Saved.apply(branch, coefficient), alpha=node.scale)  # type: ignore[no-untyped-call]
         # alpha multiplies the stream here, and what is added to it must reach the direction as it is
         streamed = stream * addition.alpha if addition.alpha != 1 else stream
-        return branch.add_(streamed + _Nothing.apply(branch, coefficient))  # type: ignore[no-any-return]
+        return branch.add_(streamed + _Nothing.apply(branch, coefficient))  # type: ignore[no-untyped-call]
 
 
 def penalize(

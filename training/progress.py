@@ -18,8 +18,8 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
+from pathspace.training.history import Tick
 from pathspace.training.task import Task
-from pathspace.training.trainer import Tick
 
 # A step can be shorter than a redraw; telling the bar about every one would slow training down.
 REFRESH_SECONDS = 0.1

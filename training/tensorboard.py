@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from importlib.util import find_spec
 from typing import Any
 
-from lightning_fabric.loggers import TensorBoardLogger
+from lightning_fabric.loggers import TensorBoardLogger  # type: ignore[attr-defined]
 from lightning_fabric.loggers.logger import Logger
 
 from pathspace.errors import InputError

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 from lightning_fabric import Fabric
-from lightning_fabric.strategies import DDPStrategy, SingleDeviceStrategy
+from lightning_fabric.strategies import DDPStrategy, SingleDeviceStrategy  # type: ignore[attr-defined]
 from torch import nn
 from torch.utils.data import DataLoader
 

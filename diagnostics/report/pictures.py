@@ -50,7 +50,8 @@ def lanes(facts: dict[str, Any]) -> Markup:
     width, height = left + BOX + MARGIN, 2 * MARGIN + ROW * len(layers)
 
     def x(group: int) -> int:
-        return MARGIN + place[group] * LANE
+        result: int = MARGIN + place[group] * LANE
+        return result
 
     def y(row: int) -> int:
         return MARGIN + ROW * row + ROW // 2

@@ -69,7 +69,7 @@ class TensorBoard:
                 )
             from torch.utils.tensorboard import SummaryWriter
 
-            target = SummaryWriter(os.fspath(target))  # type: ignore[no-untyped-call]
+            target = SummaryWriter(os.fspath(target))
         self.writer, self.written = target, 0
 
     def __call__(self, watch: RunLog) -> None:

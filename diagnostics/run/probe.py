@@ -192,7 +192,8 @@ def _wide(value: Tensor) -> torch.dtype:
 
 
 def _rms(value: Tensor) -> Tensor:
-    return torch.linalg.vector_norm(value, dtype=_wide(value)) / math.sqrt(value.numel())
+    result: Tensor = torch.linalg.vector_norm(value, dtype=_wide(value)) / math.sqrt(value.numel())
+    return result
 
 
 def _any_by_unit(value: Tensor, axis: int) -> Tensor:

@@ -10,11 +10,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
 Rule = Callable[..., Any]
+AnyRule = TypeVar("AnyRule", bound=Rule)
 
 
 @dataclass(frozen=True)
@@ -107,7 +108,7 @@ RULES: dict[str, Rule] = {}
 FACTS: dict[str, Facts] = {}
 
 
-def rule(*operations: str, **stated: Any) -> Callable[[Rule], Rule]:
+def rule(*operations: str, **stated: Any) -> Callable[[AnyRule], AnyRule]:
     """Register a rule for operations named like ``"aten.relu"`` (namespace and name, without overload).
 
     Args:
@@ -129,7 +130,7 @@ def rule(*operations: str, **stated: Any) -> Callable[[Rule], Rule]:
     if facts.kind not in KINDS:
         raise ValueError(f"A rule states kind={facts.kind!r}, expected one of {', '.join(map(repr, KINDS))}.")
 
-    def register(function: Rule) -> Rule:
+    def register(function: AnyRule) -> AnyRule:
         for name in operations:
             RULES[name], FACTS[name] = function, facts
         return function

@@ -246,7 +246,8 @@ def _representatives(classes: np.ndarray) -> np.ndarray:
     """One raw id of each class 1, 2, ..., with the sign that makes it the class itself."""
     values, first = np.unique(np.abs(classes), return_index=True)
     first = first[values > 0]
-    return first * np.sign(classes[first])
+    result: np.ndarray = first * np.sign(classes[first])
+    return result
 
 
 def _eliminate(rows: Sequence[dict[int, int]]) -> tuple[dict[int, dict[int, int]], list[dict[int, int]]]:

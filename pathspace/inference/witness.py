@@ -168,7 +168,8 @@ class Chains:
         self._keys, self._of_key = key[first], step[first]
 
     def _fixed(self, ids: np.ndarray) -> np.ndarray:
-        return self._before[2 * np.abs(ids)] >= 0
+        result: np.ndarray = self._before[2 * np.abs(ids)] >= 0
+        return result
 
     def _derive(self, rows: list[tuple[np.ndarray, np.ndarray, int]]) -> bool:
         """Equations that follow from relations and from opposite scales, given what is equal by now."""

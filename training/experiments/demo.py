@@ -70,7 +70,7 @@ def llama() -> Built:
     config = LlamaConfig(
         vocab_size=128, hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4
     )
-    return LlamaForCausalLM(config).eval(), (), {"input_ids": torch.arange(10)[None]}
+    return LlamaForCausalLM(config).eval(), (), {"input_ids": torch.arange(10)[None]}  # type: ignore[no-untyped-call]
 
 
 def residual() -> Built:
@@ -187,7 +187,7 @@ def rescale_and_balance(title: str, built: Built, graph: ps.ReductionGraph, cons
             ("rescaled by exp(phi), phi ~ N(0, 1)", lambda net: ps.rescale(net, graph, phi)),
             ("balanced: the smallest of all its copies", lambda net: ps.balance(net, graph)),
         ):
-            other = move(copy.deepcopy(model))
+            other = move(copy.deepcopy(model))  # type: ignore[no-untyped-call]
             found = _tensor(other(*args, **kwargs))
             change = float((found - outputs).abs().max() / outputs.abs().max())
             size = sum(float(block.double().square().sum()) for block in other.parameters())

@@ -58,7 +58,7 @@ def grid(base: Trial, rates: Sequence[float], taus: Sequence[float], seeds: int)
         ("learning rates", rates, "positive numbers", lambda v: v > 0),
         ("strengths tau", taus, "numbers of at least 0", lambda v: v >= 0),
     ):
-        if not values or not all(math.isfinite(v) and fits(v) for v in values):
+        if not values or not all(math.isfinite(v) and fits(v) for v in values):  # type: ignore[no-untyped-call]
             raise InputError(f"A sweep found {what} {list(values)}, expected {expected}.")
     return [replace(base, lr=lr, tau=tau, seed=seed) for lr in rates for tau in taus for seed in range(seeds)]
 

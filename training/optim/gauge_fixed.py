@@ -218,7 +218,7 @@ class GaugeFixed(Joined):
         }
 
     @torch.no_grad()
-    def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """One step of the optimizer in the canonical gauge, then a sweep; with a closure, the loss it returns."""
         self._check_frozen()
         if self.return_to == "user":

@@ -39,10 +39,11 @@ class Joined(Optimizer):
         super().__init__(self.param_groups, dict(self.optimizers[0].defaults))
 
     @property
-    def param_groups(self) -> list[dict[str, Any]]:  # type: ignore[override]
+    def param_groups(self) -> list[dict[str, Any]]:
         """The groups of the optimizer, the same objects."""
         if len(self.optimizers) == 1:
-            return self.optimizers[0].param_groups
+            result: list[dict[str, Any]] = self.optimizers[0].param_groups
+            return result
         return list(chain.from_iterable(one.param_groups for one in self.optimizers))
 
     @param_groups.setter
@@ -50,7 +51,7 @@ class Joined(Optimizer):
         """Torch's constructor lists groups anew; they stay where they are."""
 
     @property
-    def state(self) -> Any:  # type: ignore[override]
+    def state(self) -> Any:
         """The state of the optimizer, the same object (of several, all states together)."""
         if len(self.optimizers) == 1:
             return self.optimizers[0].state
@@ -69,7 +70,7 @@ class Joined(Optimizer):
             one.zero_grad(set_to_none)
 
     @torch.no_grad()
-    def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """One step of each; with a closure, the loss it returns."""
         return self._inner_steps(closure)
 

@@ -174,11 +174,13 @@ class PathNorm:
         base = theta[name]
 
         def slope(flat: Tensor) -> Tensor:
-            return grad(lambda t: self.value({**theta, name: t.view(base.shape)}))(flat)
+            result: Tensor = grad(lambda t: self.value({**theta, name: t.view(base.shape)}))(flat)
+            return result
 
         def entry(i: Tensor) -> Tensor:
             direction = torch.zeros_like(base).reshape(-1).index_fill(0, i, 1.0)
-            return jvp(slope, (base.reshape(-1),), (direction,))[1].index_select(0, i)[0]
+            result: Tensor = jvp(slope, (base.reshape(-1),), (direction,))[1].index_select(0, i)[0]
+            return result
 
         numbers = torch.arange(base.numel(), device=base.device)
         return vmap(lambda i: entry(i.reshape(1)), chunk_size=CHUNK)(numbers).view(base.shape)
@@ -280,7 +282,7 @@ class PathSGD(Optimizer):
             self._find_names()
 
     @torch.no_grad()
-    def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """One step; with a closure, the loss it returns."""
         loss = None
         if closure is not None:

@@ -209,7 +209,7 @@ class PathOptimizer(Optimizer):
         return Step(space, self.param_groups, self.state, self._kept, space.vectors.parts, *tensors)
 
     @torch.no_grad()
-    def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """One step; with a closure, the loss it returns."""
         loss = None
         if closure is not None:

@@ -75,7 +75,7 @@ class EMASGD(SGD):
         )
 
     @torch.no_grad()
-    def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """One step; with a closure, the loss it returns."""
         loss = None
         if closure is not None:
@@ -117,7 +117,7 @@ class _PerTensor(Optimizer, ABC):
         """What a tensor moves against, given its average gradient."""
 
     @torch.no_grad()
-    def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """One step; with a closure, the loss it returns."""
         loss = None
         if closure is not None:

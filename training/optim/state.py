@@ -79,7 +79,7 @@ def checked(owner: str, state: dict[str, Any], space: PathSpace, kept: Mapping[s
                 f"{owner} found a damaged state: path_space[{name!r}] is no tensor of shape {tuple(vector.shape)}, "
                 "expected what optimizer.state_dict() returned; load another checkpoint."
             )
-    return extra
+    return extra  # type: ignore[no-any-return]
 
 
 def restore(extra: Mapping[str, Any], space: PathSpace, kept: Mapping[str, Tensor]) -> None:

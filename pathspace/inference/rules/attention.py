@@ -100,7 +100,7 @@ def encoder_layer(
 
     def norm(y: Tensor, gamma: Value, beta: Value) -> Tensor:
         shown, semantics.place.result = semantics.place.result, torch.empty(y.shape, device="meta")
-        out = layer_norm(semantics, y, [size], gamma, beta, eps)
+        out: Tensor = layer_norm(semantics, y, [size], gamma, beta, eps)
         semantics.place.result = shown
         return out
 

@@ -72,7 +72,8 @@ def index(semantics: Semantics, x: Value, indices: Indices) -> Value:
             return rows
     ids = semantics.reduce(x, _dims(indices, False), keepdim=True)
     zeros = [None if i is None else torch.zeros([1] * i.dim(), dtype=torch.long) for i in indices]
-    return aten.index(ids, zeros).expand(shape)
+    result: Value = aten.index(ids, zeros).expand(shape)
+    return result
 
 
 @rule("aten.index_select", **PICKED)

@@ -34,7 +34,7 @@ def add(semantics: Semantics, x: Any, y: Any, *args: Any, **kwargs: Any) -> Valu
     """``c x + c y = c (x + y)``: sums and differences need one scale."""
     if _is_number(y) and y != 0:
         if negligible(semantics, y, x):
-            return x
+            return x  # type: ignore[no-any-return]
         sum_ = shifted(semantics, x, y, args[0] if args else kwargs.get("alpha", 1))
         if sum_ is not None:
             return sum_
@@ -119,7 +119,7 @@ def masked_fill(semantics: Semantics, x: Value, mask: Value, value: Any) -> Tens
 def mul(semantics: Semantics, x: Any, y: Any) -> Value:
     """A product by a number keeps the scale, by a parameter it is an edge; scales of two activations add up."""
     if not isinstance(y, Tensor | Weight):
-        return x
+        return x  # type: ignore[no-any-return]
     if not isinstance(x, Tensor | Weight):
         return y
     if isinstance(x, Weight) and isinstance(y, Weight):
@@ -141,7 +141,7 @@ def div(semantics: Semantics, x: Any, y: Any, **kwargs: Any) -> Value:
     if kwargs.get("rounding_mode") is not None or semantics.place.op == "aten.floor_divide":
         return semantics.opaque([semantics.activation(v) for v in (x, y)], "rounding is not homogeneous")
     if not isinstance(y, Tensor | Weight):
-        return x
+        return x  # type: ignore[no-any-return]
     if is_plain(y) and isinstance(x, Weight) and x.shape == torch.broadcast_shapes(x.shape, y.shape):
         return x
     return times(semantics, semantics.activation(x), semantics.activation(y), -1)
@@ -310,7 +310,8 @@ def compare(semantics: Semantics, x: Value, y: Any, *args: Any, **kwargs: Any) -
 @rule("aten.nonzero", kind="comparison")  # fmt: skip
 def sign(semantics: Semantics, x: Any) -> Tensor:
     """Signs and directions do not feel a positive scale."""
-    return looked_at(semantics, x)
+    result: Tensor = looked_at(semantics, x)
+    return result
 
 
 @rule("aten.logical_and", "aten.logical_or", "aten.logical_xor", "aten.__and__", "aten.__or__", "aten.__xor__",

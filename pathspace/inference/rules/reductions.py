@@ -78,7 +78,8 @@ def quantile(
 def position(semantics: Semantics, x: Value, dim: Any = None, *args: Any, **kwargs: Any) -> Tensor:
     """Positions and counts feel no scale, as long as what is compared has one."""
     if semantics.place.op in ("aten.all", "aten.any", "aten.count_nonzero"):
-        return looked_at(semantics, x)
+        result: Tensor = looked_at(semantics, x)
+        return result
     dim = kwargs.get("dim", -1 if dim is None and semantics.place.op == "aten.argsort" else dim)
     semantics.observe(semantics.reduce(x, _dims(None if isinstance(dim, bool) else dim, x)))
     return constant(shape_of(semantics.place.result))

@@ -80,7 +80,8 @@ class CifarResNet(nn.Module):
 
     def forward(self, images: Tensor) -> Tensor:
         """Map images of shape (B, channels, Y, X) to scores of shape (B, outputs)."""
-        return self.readout(self.blocks(self.stem(images)).mean(dim=(2, 3)))
+        result: Tensor = self.readout(self.blocks(self.stem(images)).mean(dim=(2, 3)))
+        return result
 
 
 def cifar_resnet() -> tuple[nn.Module, tuple[Tensor, ...]]:

@@ -64,7 +64,8 @@ class StackedReluLM(nn.Module):
             kept = torch.empty(self.embedding.num_embeddings, device=tokens.device).bernoulli_(1 - self.dropout_words)
             embedded = embedded * (kept / (1 - self.dropout_words))[tokens].unsqueeze(-1)
         states, _ = self.rnn(self.enter(embedded))
-        return self.readout(self.leave(states))
+        result: Tensor = self.readout(self.leave(states))
+        return result
 
 
 def language_model() -> tuple[nn.Module, tuple[Tensor, ...]]:

@@ -30,7 +30,8 @@ class LoopRNN(nn.Module):
         state = sequence.new_zeros(sequence.shape[0], self.recur.in_features)
         for step in sequence.unbind(dim=1):
             state = torch.relu(self.enter(step) + self.recur(state))
-        return self.readout(state)
+        result: Tensor = self.readout(state)
+        return result
 
 
 def loop_rnn() -> tuple[nn.Module, tuple[Tensor, ...]]:

@@ -76,7 +76,8 @@ class RecurrentCNN(nn.Module):
 
     def forward(self, images: Tensor) -> Tensor:
         """Map images of shape (B, channels, Y, X) to scores of shape (B, outputs)."""
-        return self.readout(self.dropout(self.body(self.stem(images)).amax(dim=(2, 3))))
+        result: Tensor = self.readout(self.dropout(self.body(self.stem(images)).amax(dim=(2, 3))))
+        return result
 
 
 def recurrent_cnn() -> tuple[nn.Module, tuple[Tensor, ...]]:

@@ -25,7 +25,8 @@ class ResidualBlock(nn.Module):
 
     def forward(self, stream: Tensor) -> Tensor:
         """Map (B, width, Y, X) to the same shape."""
-        return stream + self.leave(torch.relu(self.enter(stream)))
+        result: Tensor = stream + self.leave(torch.relu(self.enter(stream)))
+        return result
 
 
 class ResidualCNN(nn.Module):
@@ -52,7 +53,8 @@ class ResidualCNN(nn.Module):
     def forward(self, images: Tensor) -> Tensor:
         """Map images of shape (B, channels, Y, X) to scores of shape (B, outputs)."""
         stream = self.blocks(torch.relu(self.stem(images)))
-        return self.readout(torch.relu(stream).mean(dim=(2, 3)))
+        result: Tensor = self.readout(torch.relu(stream).mean(dim=(2, 3)))
+        return result
 
 
 def residual_cnn() -> tuple[nn.Module, tuple[Tensor, ...]]:

@@ -35,7 +35,8 @@ class ReluRNN(nn.Module):
     def forward(self, sequence: Tensor) -> Tensor:
         """Map sequences of shape (B, T, inputs) to scores of shape (B, outputs)."""
         states, _ = self.rnn(sequence)
-        return self.readout(states[:, -1])
+        result: Tensor = self.readout(states[:, -1])
+        return result
 
 
 def relu_rnn() -> tuple[nn.Module, tuple[Tensor, ...]]:

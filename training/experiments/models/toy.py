@@ -35,7 +35,8 @@ class Toy(nn.Module):
         state = self.enter(points)
         branch = self.middle(torch.relu(state))
         state = state + branch if self.skip else branch
-        return self.leave(torch.relu(state))
+        result: Tensor = self.leave(torch.relu(state))
+        return result
 
 
 def toy() -> tuple[nn.Module, tuple[Tensor, ...]]:

@@ -30,7 +30,8 @@ class TransformerBlock(nn.Module):
         query, key, value = parts.permute(2, 0, 3, 1, 4)
         seen = functional.scaled_dot_product_attention(query, key, value, is_causal=self.causal)
         stream = stream + self.out(seen.transpose(1, 2).reshape(batch, length, width))
-        return stream + self.mlp(self.mlp_norm(stream))
+        result: Tensor = stream + self.mlp(self.mlp_norm(stream))
+        return result
 
 
 class VisionTransformer(nn.Module):
@@ -71,7 +72,8 @@ class VisionTransformer(nn.Module):
         """Map images of shape (B, channels, size, size) to scores of shape (B, outputs)."""
         patches = self.patches(images).flatten(2).transpose(1, 2)
         stream = torch.cat([self.token.expand(len(images), -1, -1), patches], 1) + self.positions
-        return self.readout(self.norm(self.blocks(stream))[:, 0])
+        result: Tensor = self.readout(self.norm(self.blocks(stream))[:, 0])
+        return result
 
 
 class CharacterGPT(nn.Module):
@@ -98,7 +100,8 @@ class CharacterGPT(nn.Module):
     def forward(self, text: Tensor) -> Tensor:
         """Map numbers of characters, (B, T), to scores, (B, T, characters)."""
         places = torch.arange(text.shape[1], device=text.device)
-        return self.readout(self.norm(self.blocks(self.characters(text) + self.positions(places))))
+        result: Tensor = self.readout(self.norm(self.blocks(self.characters(text) + self.positions(places))))
+        return result
 
 
 __all__ = ["CharacterGPT", "TransformerBlock", "VisionTransformer"]

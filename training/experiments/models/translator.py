@@ -86,11 +86,13 @@ class Translator(nn.Module):
         memory, state = self.encoder_norm(memory), self._embed(target)
         for layer in self.decoder:
             state = layer(state, memory, tgt_mask=ahead, memory_key_padding_mask=hidden)
-        return self.readout(self.decoder_norm(state))
+        result: Tensor = self.readout(self.decoder_norm(state))
+        return result
 
     def _embed(self, tokens: Tensor) -> Tensor:
         scale = self.embedding.embedding_dim**0.5
-        return self.embedding(tokens) * scale + self.places[: tokens.shape[1]]
+        result: Tensor = self.embedding(tokens) * scale + self.places[: tokens.shape[1]]
+        return result
 
 
 def translator() -> tuple[nn.Module, tuple[Tensor, ...]]:

@@ -9,12 +9,13 @@ from typing import Any
 
 from pathspace.diagnostics import MarkovChain
 from pathspace.training.experiments.tasks import load_task
+from pathspace.training.history import Tick
 from pathspace.training.launch import make_fabric
 from pathspace.training.penal import penalize
 from pathspace.training.recipe import Init, Recipe, Rule, prepare
 from pathspace.training.task import Task
 from pathspace.training.threads import one_thread
-from pathspace.training.trainer import Tick, Trainer
+from pathspace.training.trainer import Trainer
 
 # How many validation examples the efficiency of a chain is measured on.
 OBSERVED = 64

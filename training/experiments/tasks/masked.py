@@ -51,7 +51,8 @@ class MaskedWords(nn.Module):
         middle = words.shape[1] // 2
         weights = (self.query(states[:, middle : middle + 1]) @ self.key(states).mT / states.shape[2] ** 0.5).softmax(2)
         mean = (weights @ self.value(states)).squeeze(1)
-        return mean @ self.embedding.weight.T + self.bias
+        result: Tensor = mean @ self.embedding.weight.T + self.bias
+        return result
 
 
 @cache
