@@ -28,6 +28,7 @@ from pathspace.in_place import writes_are_seen
 from pathspace.inputs import arranged, check_inputs, describe, opened, ordinary
 from pathspace.refusals import (
     LOST,
+    WITHOUT_GRADIENTS,
     check_capturable,
     check_memory,
     failed_capture,
@@ -95,6 +96,8 @@ def check_runs(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any
         with quiet(), torch.no_grad(), mode if shapes else nullcontext():
             twin(*args, **kwargs)
     except (Exception, SystemExit) as error:
+        if any(words in str(error) for words in WITHOUT_GRADIENTS):
+            return  # it would run where gradients are taken
         raise failed_run(model, args, kwargs, error) from error
     made = next((name for name, _ in twin.named_parameters() if name not in known), None)
     if made is not None:

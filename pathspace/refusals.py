@@ -27,6 +27,8 @@ _INTERNAL = re.compile(
 _LONGEST = 240
 # what export says of tensors that it has lost sight of
 LOST = "a fake tensor in the exported program"
+# what derivatives within forward say where none are taken
+WITHOUT_GRADIENTS = ("is_gradtrackingtensor=True", "does not require grad")
 
 
 def first_line(error: BaseException) -> str:
@@ -200,7 +202,9 @@ def failed_capture(model: nn.Module, error: BaseException) -> CaptureError:
     elif "nested" in files or "NestedTensor" in said or "cast NotImplemented" in said:
         what = "it computes on nested tensors, whose lengths are data"
         advice = "trace it on a padded batch"
-    elif calls & {"grad_impl", "vjp", "jvp", "jacrev", "jacfwd"}:
+    elif any(words in said for words in WITHOUT_GRADIENTS) or any(
+        PurePath(frame.filename).name == "eager_transforms.py" for frame in frames
+    ):
         what = "it takes gradients inside forward"
         advice = "pass the module that is differentiated, or write its derivative out"
     elif "broadcast" in said:
@@ -245,6 +249,7 @@ def _chain(error: BaseException | None) -> Iterator[BaseException]:
 
 __all__ = [
     "LOST",
+    "WITHOUT_GRADIENTS",
     "check_capturable",
     "check_memory",
     "failed_capture",

@@ -33,6 +33,7 @@ from torch import nn
 from pathspace import libraries
 from pathspace.cli_errors import say
 from pathspace.errors import InputError
+from pathspace.finite import check_finite
 
 _DTYPES = {
     name: getattr(torch, name)
@@ -156,8 +157,6 @@ def load_target(
 
 def _mark_bad_numbers(model: nn.Module) -> None:
     """Say once, whatever the command, that a model holds NaN or infinity: structure is found all the same."""
-    from pathspace.verify import check_finite  # slow to import
-
     if any(tensor.is_meta for tensor in model.state_dict().values() if isinstance(tensor, torch.Tensor)):
         return
     try:

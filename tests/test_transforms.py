@@ -10,7 +10,7 @@ import torch
 import transformers
 from oracles.scales import at_most, outputs
 from torch import Tensor, nn
-from torch.func import functional_call, grad, stack_module_state, vmap
+from torch.func import functional_call, grad, jacfwd, stack_module_state, vmap
 
 import pathspace as ps
 from pathspace.errors import CaptureError, InputError, PathspaceError
@@ -114,6 +114,23 @@ class Force(Mapped):
             return torch.autograd.grad(self.energy(x), x, create_graph=True)[0]
 
 
+class Tuned(Mapped):
+    """One step of gradient descent on the weights, and a derivative by a weight, inside forward."""
+
+    def __init__(self, how: str) -> None:
+        super().__init__()
+        self.how = how
+
+    def forward(self, x: Tensor) -> Tensor:
+        weights = dict(self.named_parameters())
+        if self.how == "weight":
+            return torch.autograd.grad(self.b(self.a(x).relu()).sum(), self.a.weight, create_graph=True)[0]
+        if self.how == "inputs":
+            return jacfwd(lambda v: self.b(self.a(v).relu()).sum())(x)
+        slopes = grad(lambda w: functional_call(self.a, w, x).square().sum())({"weight": weights["a.weight"]})
+        return functional_call(self.a, {"weight": weights["a.weight"] - 0.1 * slopes["weight"]}, x)
+
+
 class SparseWeight(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -128,6 +145,9 @@ REFUSED: dict[str, tuple[nn.Module, tuple[Tensor, ...], type[PathspaceError], st
     "jagged": (Jagged(), (torch.randn(3, WIDTH), torch.randn(2, WIDTH)), CaptureError, "padded batch"),
     "grad": (Force(True), (torch.randn(4, WIDTH),), CaptureError, "gradients inside forward"),
     "autograd": (Force(False), (torch.randn(4, WIDTH),), CaptureError, "gradients inside forward"),
+    "step": (Tuned("step"), (torch.randn(4, WIDTH),), CaptureError, "gradients inside forward"),
+    "weight": (Tuned("weight"), (torch.randn(4, WIDTH),), CaptureError, "gradients inside forward"),
+    "forward": (Tuned("inputs"), (torch.randn(4, WIDTH),), CaptureError, "gradients inside forward"),
     "sparse": (SparseWeight(), (torch.randn(4, WIDTH),), InputError, "sparse parameter 'w'"),
 }
 
