@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from pathspace.capture import quiet
 from pathspace.functional_call import evaluate
+from pathspace.in_double import InDouble
 from pathspace.invariance import computing_in
 from pathspace.logscales import Family
 from pathspace.nested import leaves as leaves_of
@@ -171,7 +172,7 @@ class Sampler:
         number, self.tried = self.tried, self.tried + 1
         weights = self._weights(number)
         buffers = {name: buffer.clone() for name, buffer in self.buffers.items()}
-        with quiet(), computing_in(torch.float64), torch.enable_grad():
+        with quiet(), computing_in(torch.float64), InDouble(), torch.enable_grad():
             torch.manual_seed(number)
             leaves: Any
             if scales is None:

@@ -12,7 +12,6 @@ from torch import Tensor, nn
 
 from pathspace.basis import BasisPaths
 from pathspace.certificate import Certificate
-from pathspace.errors import InputError
 from pathspace.explain import account
 from pathspace.finite import check_finite
 from pathspace.inputs import arranged, check_inputs, ordinary

@@ -129,6 +129,30 @@ def test_tokens_keywords_and_dropout() -> None:
     assert certificate.units_at_most == certificate.units
 
 
+class Lower(nn.Module):
+    """Norms and softmaxes that name a lower precision, as those of language models do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.scores, self.last = nn.Linear(4, 6), nn.Linear(6, 3), nn.Linear(6, 3)
+        self.weight = nn.Parameter(0.1 * torch.randn(6))
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = torch.relu(self.first(x)).float()
+        h = h * torch.rsqrt(h.square().mean(-1, keepdim=True) + 1e-6) * (1.0 + self.weight.to(torch.float32))
+        h = h.type_as(x)
+        return torch.softmax(self.scores(h), -1, dtype=torch.float32).to(h.dtype) * self.last(h)
+
+
+def test_a_lower_precision_in_the_code_does_not_open_the_bracket() -> None:
+    torch.manual_seed(0)
+    certificate = bracket(Lower(), torch.randn(8, 4))
+    assert certificate.units == certificate.units_at_most == 7
+    # rounding errors of float32 would stand at 1e-7
+    assert certificate.upper_bound["smallest_kept"] > 1e-6
+    assert "not attempted" not in certificate.upper_bound["evidence"]
+
+
 def test_it_says_where_it_is_not_attempted(monkeypatch: pytest.MonkeyPatch) -> None:
     x = torch.randn(4, 3)
 
