@@ -14,64 +14,9 @@ Training: :func:`watching` measures a training loop (:class:`Watching`) and rais
 Results: :class:`Table` and :class:`Estimate`; :func:`compare` for two runs or checkpoints.
 """
 
-from pathspace.diagnostics.chain import MarkovChain
-from pathspace.diagnostics.conservation import conserved
-from pathspace.diagnostics.control import residual_control
-from pathspace.diagnostics.cost import compare_costs, cost, depth_or_width
-from pathspace.diagnostics.criticality import critical_point, growth_exponent, sweep
-from pathspace.diagnostics.degeneracy import degeneracy
-from pathspace.diagnostics.diagnosis import Diagnosis, diagnose
-from pathspace.diagnostics.efficiency import ChainRecord
-from pathspace.diagnostics.gradients import gradients
-from pathspace.diagnostics.growth import deepen, predict_growth, rank_growths, widen
-from pathspace.diagnostics.noise import suggest_decay
-from pathspace.diagnostics.report import Report, report
-from pathspace.diagnostics.report.versus import Comparison, versus
-from pathspace.diagnostics.run.alarms import Alarm
-from pathspace.diagnostics.run.callbacks import fabric_callback, lightning_callback, transformers_callback
-from pathspace.diagnostics.run.watching import Watching, watching
-from pathspace.diagnostics.signal import signal
-from pathspace.diagnostics.spectra import jacobian, spectrum, top_singular, trace_k
-from pathspace.diagnostics.tables import Estimate, Table, compare
+import lazy_loader
+
 from pathspace.namespace import keep_functions
 
-__all__ = [
-    "Alarm",
-    "ChainRecord",
-    "Comparison",
-    "Diagnosis",
-    "Estimate",
-    "MarkovChain",
-    "Report",
-    "Table",
-    "Watching",
-    "compare",
-    "compare_costs",
-    "conserved",
-    "cost",
-    "critical_point",
-    "deepen",
-    "degeneracy",
-    "depth_or_width",
-    "diagnose",
-    "fabric_callback",
-    "gradients",
-    "growth_exponent",
-    "jacobian",
-    "lightning_callback",
-    "predict_growth",
-    "rank_growths",
-    "report",
-    "residual_control",
-    "signal",
-    "spectrum",
-    "suggest_decay",
-    "sweep",
-    "top_singular",
-    "trace_k",
-    "transformers_callback",
-    "versus",
-    "watching",
-    "widen",
-]
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)
 keep_functions(__name__, __all__)

@@ -5,6 +5,9 @@ Every message says what went wrong, where, what was found, what was expected and
 
 from __future__ import annotations
 
+import difflib
+from collections.abc import Iterable
+
 
 class PathspaceError(Exception):
     """Base of every error the library raises on purpose."""
@@ -24,3 +27,40 @@ class CaptureError(PathspaceError, ValueError):
 
 class UnsupportedError(PathspaceError, ValueError):
     """The request is meaningful, but outside what is supported; the message says what is supported."""
+
+
+def did_you_mean(name: str, candidates: Iterable[str]) -> str:
+    """Return the end of a sentence that offers the names nearest to a wrong one, or nothing.
+
+    Args:
+        name: what was given.
+        candidates: what there is.
+
+    Example:
+        >>> did_you_mean("digits-row", ["digits-rows", "ptb"])
+        ' (did you mean digits-rows?)'
+    """
+    close = difflib.get_close_matches(name, list(candidates), n=3, cutoff=0.6)
+    return f" (did you mean {' or '.join(close)}?)" if close else ""
+
+
+def expect_known(what: str, name: str, names: Iterable[str]) -> None:
+    """Refuse a name that does not exist.
+
+    Args:
+        what: what it names, for the sentence.
+        name: what was given.
+        names: what there is.
+
+    Raises:
+        InputError: the name is not one of them.
+
+    Example:
+        >>> expect_known("data set", "bibel", ["bible"])
+        Traceback (most recent call last):
+        ...
+        pathspace.errors.InputError: There is no data set 'bibel' (did you mean bible?); choose one of: bible.
+    """
+    names = list(names)
+    if name not in names:
+        raise InputError(f"There is no {what} '{name}'{did_you_mean(name, names)}; choose one of: {', '.join(names)}.")

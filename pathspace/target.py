@@ -12,7 +12,6 @@ A TARGET is ``package.module:name`` or ``path/to/file.py:name``. The name stands
 
 from __future__ import annotations
 
-import difflib
 import importlib
 import importlib.util
 import inspect
@@ -21,7 +20,7 @@ import pkgutil
 import re
 import sys
 import traceback
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType
@@ -32,7 +31,7 @@ from torch import nn
 
 from pathspace import libraries
 from pathspace.cli_errors import say
-from pathspace.errors import InputError
+from pathspace.errors import InputError, did_you_mean
 from pathspace.finite import check_finite
 
 _DTYPES = {
@@ -91,7 +90,7 @@ def parse_input(text: str) -> InputSpec:
     if colon and dtype not in _DTYPES:
         raise InputError(
             f"The input '{text}' has the unknown dtype '{dtype}'"
-            f"{_did_you_mean(dtype, _DTYPES)}: choose one of {', '.join(_DTYPES)}."
+            f"{did_you_mean(dtype, _DTYPES)}: choose one of {', '.join(_DTYPES)}."
         )
     return InputSpec(shape, _DTYPES[dtype] if colon else None)
 
@@ -194,7 +193,7 @@ def find_object(spec: str) -> Any:
             found = getattr(found, part)
         except AttributeError:
             names = [other for other in dir(found) if not other.startswith("_")]
-            hint = _did_you_mean(part, names)
+            hint = did_you_mean(part, names)
             owner = f"'{place}'" if found is module else f"'{name.rpartition('.')[0]}' in '{place}'"
             way_out = "" if hint else "; check the name after the colon"
             raise InputError(f"There is no '{part}' in {owner}{hint}{way_out}.") from None
@@ -218,7 +217,7 @@ def _load_module(name: str) -> ModuleType:
         where = getattr(sys.modules.get(package), "__path__", None) if package else [str(Path.cwd())]
         names = [package + "." * bool(package) + module.name for module in pkgutil.iter_modules(where or [])]
         raise InputError(
-            f"There is no module '{missing}'{_did_you_mean(missing, names)}: install it, run from the folder "
+            f"There is no module '{missing}'{did_you_mean(missing, names)}: install it, run from the folder "
             "that contains it, or give the file as path/to/file.py:name."
         ) from None
     except (Exception, SystemExit) as error:
@@ -231,7 +230,7 @@ def _load_file(path: Path) -> ModuleType:
     if not path.is_file():
         neighbours = [str(other) for other in path.parent.glob("*.py")] if path.parent.is_dir() else []
         raise InputError(
-            f"There is no file '{path}'{_did_you_mean(str(path), neighbours)}: paths start from the current "
+            f"There is no file '{path}'{did_you_mean(str(path), neighbours)}: paths start from the current "
             f"folder, '{Path.cwd()}'."
         )
     folder = str(path.resolve().parent)
@@ -406,8 +405,3 @@ def _kind(value: Any) -> str:
         return f"the class {value.__name__}"
     name = type(value).__name__
     return f"a{'n' * (name[0] in 'aeiouAEIOU')} {name}"
-
-
-def _did_you_mean(name: str, candidates: Iterable[str]) -> str:
-    close = difflib.get_close_matches(name, list(candidates), n=3, cutoff=0.6)
-    return f" (did you mean {' or '.join(close)}?)" if close else ""

@@ -16,7 +16,7 @@ from torch.nn import functional as F
 from zoo import trained
 
 import pathspace as ps
-from pathspace.diagnostics.report import report
+from pathspace.diagnostics import report
 
 EPS = 1e-3
 

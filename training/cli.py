@@ -12,6 +12,7 @@ import typer
 
 from pathspace.cli_errors import FAILED, INTERRUPTED
 from pathspace.options import JsonOption, Rule
+from pathspace.training.experiments.names import known_experiment, known_task
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -59,6 +60,7 @@ def train(
         str,
         typer.Argument(
             metavar="TASK",
+            callback=known_task,
             help="Offline at once: digits-rows (a ReLU RNN reads 8x8 digits row by row), digits-rows-permuted, "
             "digits-pixels, digits-pixels-permuted (64 steps), digits-images, text-characters, text-masked-words, "
             "number-words (English to German), catalogue (German messages of Django, if installed). After 'pathspace "
@@ -241,6 +243,7 @@ def sweep(
         str,
         typer.Argument(
             metavar="TASK",
+            callback=known_task,
             help="What to learn, see pathspace train --help.",
         ),
     ],
@@ -300,6 +303,7 @@ def reproduce(
         str,
         typer.Argument(
             metavar="NAME",
+            callback=known_experiment,
             help="With minutes on one thread: race (start and optimizer told apart; 3), smnist (G-SGD, SGD, Path-SGD, "
             "G-Adam, Adam on sequential digits; 10), language (stacked ReLU RNN; 6), rcnn (recurrent convolutions; 4), "
             "time (of a step; 3), toy (28 parameters; 3), translation (efficiency of the chain; 8), image and depth "

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
-from pathspace.errors import InputError
+from pathspace.errors import InputError, expect_known
 
 
 @dataclass(frozen=True)
@@ -58,6 +58,7 @@ class Task:
         metric_format: how Python's ``format`` writes a value of it for people.
 
     Example:
+        >>> from pathspace.training.experiments.tasks import load_task
         >>> task = load_task("digits-rows", hidden=4)
         >>> task.make_model(0)(task.train.inputs[:2]).shape
         torch.Size([2, 10])
@@ -111,6 +112,7 @@ def task_names() -> tuple[str, ...]:
     """Return the names of all registered tasks, sorted.
 
     Example:
+        >>> from pathspace.training.experiments.tasks import task_names
         >>> "digits-rows" in task_names()
         True
     """
@@ -131,15 +133,15 @@ def load_task(name: str, **options: Any) -> Task:
         InputError: no task has this name, or the task has no such option.
 
     Example:
+        >>> from pathspace.training.experiments.tasks import load_task
         >>> load_task("digits-rows").train.inputs.shape
         torch.Size([1197, 8, 8])
         >>> load_task("mnist")  # doctest: +ELLIPSIS
         Traceback (most recent call last):
         ...
-        pathspace.errors.InputError: There is no task 'mnist'; choose one of: ...
+        pathspace.errors.InputError: There is no task 'mnist' ...
     """
-    if name not in _BUILDERS:
-        raise InputError(f"There is no task '{name}'; choose one of: {', '.join(task_names())}.")
+    expect_known("task", name, task_names())
     known = inspect.signature(_BUILDERS[name]).parameters
     for option in options:
         if option not in known:

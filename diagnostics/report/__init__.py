@@ -1,5 +1,1 @@
-"""One page about a model: :func:`report` measures, :class:`Report` holds numbers, sentences and HTML."""
-
-from pathspace.diagnostics.report.page import Report, report
-
-__all__ = ["Report", "report"]
+"""One page about a model: :mod:`~pathspace.diagnostics.report.page` measures it and writes the HTML."""

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from pathspace.errors import InputError
+from pathspace.errors import InputError, expect_known
 from pathspace.files import make_folder
 
 
@@ -69,8 +69,7 @@ def source(name: str) -> Source:
         >>> source("bible").licence
         'public domain'
     """
-    if name not in SOURCES:
-        raise InputError(f"There is no data set '{name}'; choose one of: {', '.join(SOURCES)}.")
+    expect_known("data set", name, SOURCES)
     return SOURCES[name]
 
 

@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table as RichTable
 
-from pathspace.errors import InputError
+from pathspace.errors import InputError, expect_known
 from pathspace.files import ensure_writable, make_folder
 from pathspace.training.experiments.reproduce import EXPERIMENTS, Experiment, Setting
 from pathspace.training.experiments.reproduce.page import write_page
@@ -103,8 +103,7 @@ def find(name: str) -> Experiment:
         >>> find("smnist").name
         'smnist'
     """
-    if name not in EXPERIMENTS:
-        raise InputError(f"There is no experiment '{name}'; choose one of: {', '.join(EXPERIMENTS)}, {PAGE}.")
+    expect_known("experiment", name, EXPERIMENTS)
     return EXPERIMENTS[name]
 
 

@@ -1,0 +1,49 @@
+"""The names of tasks and experiments, known without importing torch, so that a wrong name is refused at once."""
+
+from __future__ import annotations
+
+import sys
+
+from pathspace.errors import expect_known
+
+TASKS = (
+    *("bible-characters", "catalogue", "cifar10", "cifar100"),
+    *("digits-images", "digits-pixels", "digits-pixels-permuted", "digits-rows", "digits-rows-permuted"),
+    *("enwik8", "fashion-28", "fashion-28-permuted", "fashion-images"),
+    *("mnist-28", "mnist-28-permuted", "mnist-98", "mnist-98-permuted", "number-words"),
+    *("ptb", "ptb-characters", "text-characters", "text-masked-words", "wikitext-2", "wmt16"),
+)
+EXPERIMENTS = (
+    *("optimizers", "race", "smnist", "language", "rcnn", "time", "toy", "translation", "image", "depth"),
+    *("ideal-direction", "page"),
+)
+
+
+def known_task(name: str) -> str:
+    """Check the name of a task on the command line.
+
+    Raises:
+        InputError: there is no such task.
+
+    Example:
+        >>> known_task("digits-rows")
+        'digits-rows'
+    """
+    # Once the registry is there it judges itself: it may know tasks of the user's.
+    if "pathspace.training.task" not in sys.modules:
+        expect_known("task", name, TASKS)
+    return name
+
+
+def known_experiment(name: str) -> str:
+    """Check the name of an experiment on the command line.
+
+    Raises:
+        InputError: there is no such experiment.
+
+    Example:
+        >>> known_experiment("race")
+        'race'
+    """
+    expect_known("experiment", name, EXPERIMENTS)
+    return name
