@@ -1,4 +1,4 @@
-"""Docstrings of the library say ``Example:``, which the reader of the API pages knows as ``Examples:``."""
+"""What the reader of the API pages does not know of docstrings: ``Example:``, and references such as ``:func:`trace```."""
 
 from __future__ import annotations
 
@@ -9,9 +9,10 @@ import griffe
 
 
 class Sections(griffe.Extension):
-    """Rename the section, so that examples are shown as code rather than read as prose."""
+    """Rename the section, so that examples are shown as code rather than read as prose; references become code."""
 
     def on_instance(self, *, obj: griffe.Object, **_: Any) -> None:
         """Called by griffe once for each object."""
         if obj.docstring is not None:
-            obj.docstring.value = re.sub(r"^( *)Example:$", r"\1Examples:", obj.docstring.value, flags=re.MULTILINE)
+            text = re.sub(r"^( *)Example:$", r"\1Examples:", obj.docstring.value, flags=re.MULTILINE)
+            obj.docstring.value = re.sub(r":\w+:`~?([^`]+)`", r"`\1`", text)
