@@ -32,6 +32,7 @@ MEMBERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
     "momentum": lambda m, **more: GSGD(m, lr=double(0.002), momentum=0.9, nesterov=True, max_multiplier=0.7, **more),
     "decay": lambda m, **more: GSGD(m, lr=0.001, weight_decay=0.1, momentum=0.5, dampening=0.3, maximize=True, **more),
     "gadam": lambda m, **more: GAdam(m, lr=double(0.01), weight_decay=0.1, **more),
+    "bounded adam": lambda m, **more: GAdam(m, lr=0.01, max_multiplier=0.7, eps=1e-2, **more),
 }
 # rows and taps, tails by row, heads against their chain, tied weights, tensors outside path space
 CASES = (
@@ -40,6 +41,7 @@ CASES = (
     ("momentum", "opposite_parents"),
     ("decay", "transformer_block"),
     ("gadam", "tied_transposed"),
+    ("bounded adam", "opposite_parents"),
 )
 
 

@@ -25,6 +25,8 @@ MEMBERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
     ),
     "decay": lambda m, s: GSGD(m.named_parameters(), lr=0.01, weight_decay=0.1, maximize=True, skeleton=s),
     "gadam": lambda m, s: GAdam(m.named_parameters(), lr=torch.tensor(0.01), skeleton=s, capturable=True),
+    "bounded": lambda m, s: GAdam(m.named_parameters(), lr=0.01, skeleton=s, max_multiplier=0.5),
+    "relative": lambda m, s: GAdam(m.named_parameters(), lr=0.01, skeleton=s, relative=True),
 }
 WAITS = ("_local_scalar_dense", "equal", "nonzero", "is_nonzero", "_unique2", "masked_select")
 

@@ -12,15 +12,18 @@ from pathspace.training.optim.layout import PLAIN, Layout
 class Bounds:
     """Bounds by tail and by head: ``min(1, sqrt(cap) |p|)`` at either end of an edge, ``1 / p^2 <= cap`` for a chain.
 
+    Of steps that take ``1 / scale`` itself: ``min(1, sqrt(cap |p|))``, ``1 / |p| <= cap``.
+
     Args:
         cap: the bound.
         skeleton: the skeleton.
         layout: the tensors.
         value: path values by chain, kept up to date by others.
+        linear: whether a step takes ``1 / scale`` or its square.
     """
 
-    def __init__(self, cap: float, skeleton: Skeleton, layout: Layout, value: Tensor) -> None:
-        self.cap, self.layout, self.value = cap, layout, value
+    def __init__(self, cap: float, skeleton: Skeleton, layout: Layout, value: Tensor, linear: bool) -> None:
+        self.cap, self.layout, self.value, self.linear = cap, layout, value, linear
         chain, sign = (torch.from_numpy(table) for table in (skeleton.chain, skeleton.chain_sign))
 
         def ends(ids: Tensor) -> tuple[Tensor, Tensor | None]:
@@ -39,13 +42,14 @@ class Bounds:
         ]
 
     def _at(self, end: tuple[Tensor, Tensor | None], keep: Tensor | None = None) -> Tensor:
-        """``min(1, sqrt(cap) |p|)``; 1 for the root's."""
+        """The bound at one end, with 1 for the root's ``p``."""
         chains, flipped = end
         value = self.value.index_select(0, chains).abs_()
         if flipped is not None:
             value = torch.where(flipped, value.reciprocal(), value)
         value = torch.where(chains == 0, 1.0, value if keep is None else value * keep.abs())
-        return value.mul_(self.cap**0.5).clamp_(max=1.0)
+        size = value.mul_(self.cap).sqrt_() if self.linear else value.mul_(self.cap**0.5)
+        return size.clamp_(max=1.0)
 
     def tail(self, number: int) -> Tensor:
         """The bound by tail of one tensor, flat."""

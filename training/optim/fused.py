@@ -114,6 +114,8 @@ class Fused:
         block: int = BLOCK,
     ) -> None:
         check_device(space.owner, space.device)
+        if space.manner.relative:
+            raise UnsupportedError(f"{space.owner} found fused=True with relative=True, expected one; leave one out.")
         # slow to import, and only for those who use it
         from pathspace.training.optim import triton_kernels
 
@@ -280,10 +282,7 @@ class Fused:
             state: what is kept of every parameter.
         """
         space, layout, vectors, k = self.space, self.space.layout, self.space.vectors, self.kernels
-        grads = [
-            None if s.parameter.grad is None else s.part.shaped(local(s.parameter.grad)).contiguous()
-            for s in space.slots
-        ]
+        grads = [None if s.grad is None else s.part.shaped(local(s.grad)).contiguous() for s in space.slots]
         inside = [slot.parameter for slot in space.slots if slot.block is not None]
         started = any(self.buffers[0] in state.get(parameter, {}) for parameter in inside)
         self._prepare()

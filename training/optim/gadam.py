@@ -20,9 +20,8 @@ from torch import Tensor
 
 from pathspace import InputError, Skeleton
 from pathspace.training.optim.kernels import groups
-from pathspace.training.optim.multipliers import warn_of_multipliers
 from pathspace.training.optim.pathwise import PathOptimizer, Rule, Step
-from pathspace.training.optim.settings import modes, number, pair
+from pathspace.training.optim.settings import check_bound, modes, number, pair
 from pathspace.training.optim.space import Manner
 
 
@@ -44,9 +43,10 @@ class Moments(Rule):
         """``R_k = 1 - lr decay - lr U_k / p_k`` with Adam's direction ``U_k``."""
         space, kept = step.space, step.kept
         kept["ages"].add_(1 if space.held is None else (~space.held).double())
+        scale = space.scales
         lr, decay, eps = (step.setting(name) for name in ("lr", "weight_decay", "eps"))
         one, two = (step.setting("betas", place) for place in (0, 1))
-        by_value = gradient / space.vectors.value
+        by_value = gradient / scale
         mean = kept["mean"].lerp(by_value, 1 - one)
         square = kept["square"] * two + by_value * by_value * (1 - two)
         if space.held is not None:
@@ -58,7 +58,7 @@ class Moments(Rule):
         bottom = square.sqrt_().div_((1 - two ** kept["ages"]).sqrt_()).add_(eps)
         # with eps = 0 some are 0 / 0: what never had a gradient, and the root's
         bottom.masked_fill_(bottom == 0, torch.inf)
-        step.parts.ratio.copy_(1 - lr * decay - lr * mean / bottom / space.vectors.value)
+        step.parts.ratio.copy_(1 - lr * decay - lr * mean / bottom / scale)
         step.parts.ratio[0] = 1
 
     def move(self, step: Step) -> None:
@@ -90,8 +90,7 @@ class Moments(Rule):
                 result[key] = rate.to(slot.held.dtype), small.to(slot.held.dtype)
         return result
 
-    @staticmethod
-    def _move(step: Step, number: int, direction: Tensor, rate: Tensor, small: Tensor) -> None:
+    def _move(self, step: Step, number: int, direction: Tensor, rate: Tensor, small: Tensor) -> None:
         """Adam on one tensor: gradients by path values, moments, and the step back on weights."""
         slot, weight, columns = step.space.slots[number], step.weights[number], step.parts.columns[number]
         part, group, state = slot.part, step.groups[slot.group], step.state[slot.parameter]
@@ -100,24 +99,32 @@ class Moments(Rule):
             state["exp_avg_sq"] = torch.zeros_like(slot.parameter)
         moments = [step.space.moments(slot, state, name) for name in ("exp_avg", "exp_avg_sq")]
         keep, factor = (None, slot.tail) if columns is None else columns
-        first = slot.tail
+        share = step.space.share(number)
+        first, head, own = slot.tail, step.heads[number], None
         if part.span is not None:
-            # 1 / pre before this step
-            first = step.space.vectors.factor[part.span].view(part.tail.shape).to(weight.dtype)
+            # 1 / pre before this step, bounded
+            before, parts = step.space.vectors.factor[part.span], step.parts
+            if step.space.bounds is not None:
+                before = parts.step[part.span] / parts.keep[part.span]
+            first = before.view(part.tail.shape).to(weight.dtype)
+        if self.manner.relative and slot.block is not None:
+            # gradients by logarithms of path values, and steps back: times the weight
+            first, factor, head, own = None, keep, None, weight.clone()
         if group["weight_decay"]:
             shrink = 1 - group["lr"] * group["weight_decay"]
             weight.mul_(shrink.reshape(()) if isinstance(shrink, Tensor) else shrink)
-        factors = (part.spread(first), part.spread(keep), part.spread(factor), step.heads[number])
+        factors = (part.spread(first), part.spread(keep), part.spread(factor), head, own)
         # without eps, what never had a gradient stays where it is
         exact = not isinstance(group["eps"], Tensor) and group["eps"] == 0
-        for w, d, m, v, f, k, s, h in groups(step.space.rows(slot), weight, direction, *moments, *factors):
+        for w, d, m, v, f, k, s, h, o in groups(step.space.rows(slot), weight, direction, *moments, *factors):
             assert w is not None and d is not None and m is not None and v is not None
-            moved = adam(d, m, v, (f, h), group["betas"], small, exact)
-            if h is not None:
-                moved.mul_(h)
+            moved = adam(d if share == 1 else d * share, m, v, (f, h, o), group["betas"], small, exact)
+            for side in (h, o):
+                if side is not None:
+                    moved.mul_(side)
             if k is not None:
                 w.mul_(k)
-            w.addcmul_(moved, rate if s is None else s * rate, value=-1)
+            w.addcmul_(moved, rate if s is None else s * rate, value=-share)
 
 
 def adam(
@@ -174,6 +181,13 @@ class GAdam(PathOptimizer):
         fused: take each step in four kernels, whatever the number of tensors (needs Triton and a CUDA device).
         differentiable: refused when true.
         min_ratio: how much smaller a path value may get than it was; see :class:`pathspace.training.GSGD`.
+        max_multiplier: upper bound of the multiplier of the learning rate, in the balanced gauge:
+            ``1 / sqrt(|p_u p_v|)`` for an edge ``u -> v``, bounded at either end by its root, and ``1 / |p_k|`` for a
+            chain. With ``b`` for the bounded over the unbounded one, this is Adam on ``v / b``:
+            ``v <- v - lr b U(b dL/dv)``. Invariant.
+        relative: steps of the size of the path value, ``v <- v (1 - lr U)`` with Adam's direction ``U`` for
+            ``v dL/dv``: no multipliers, and invariant. A path value of 0 stays 0, and with ``lr`` below 1 hardly any
+            changes its sign.
 
     Raises:
         InputError: a parameter of the skeleton is missing, or a setting is out of range.
@@ -220,7 +234,10 @@ class GAdam(PathOptimizer):
         fused: bool | None = None,
         differentiable: bool = False,
         min_ratio: float = 1e-12,
+        max_multiplier: float | None = None,
+        relative: bool = False,
     ) -> None:
+        check_bound("GAdam", max_multiplier, relative)
         for name, value in (("lr", lr), ("eps", eps), ("weight_decay", weight_decay)):
             number("GAdam", name, value)
         pair("GAdam", "betas", betas)
@@ -241,8 +258,8 @@ class GAdam(PathOptimizer):
             "fused": fused,
             "differentiable": differentiable,
         }
-        super().__init__(params, defaults, skeleton, min_ratio, Moments(Manner(linear=True)))
-        warn_of_multipliers("GAdam", skeleton, None, self.weights)
+        manner = Manner(True, max_multiplier, relative, "" if max_multiplier else ", pass max_multiplier=1.0")
+        super().__init__(params, defaults, skeleton, min_ratio, Moments(manner))
 
 
 __all__ = ["GAdam", "Moments"]

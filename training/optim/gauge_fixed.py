@@ -17,6 +17,7 @@ from pathspace.structure import Structure
 from pathspace.training.optim.canonical_gauge import BALANCED, KEPT, canonical
 from pathspace.training.optim.fused_sweep import FusedSweep
 from pathspace.training.optim.joined import Joined
+from pathspace.training.optim.matching import find_names
 from pathspace.training.optim.movable import movable
 from pathspace.training.optim.sharding import refuse_shards
 from pathspace.training.optim.sweeps import unit_sets
@@ -313,23 +314,25 @@ def find_tensors(groups: Iterable[Mapping[str, Any]], graph: Structure, model: n
     statistics = [name for entry in graph.statistics for name in (entry.mean, entry.var) if name is not None]
     own: dict[str, Tensor] = {**graph.captured.buffers, **graph.parameters}
     if model is not None:
-        own = dict(plain(model.named_buffers(remove_duplicate=False)))
-        own |= dict(plain(model.named_parameters(remove_duplicate=False)))
+        own = dict(model.named_buffers(remove_duplicate=False))
+        own |= dict(model.named_parameters(remove_duplicate=False))
     else:
         known = {id(p) for p in graph.parameters.values()}
         if not any(id(p) in known for group in groups for p in group["params"]):
             given = [
                 pair for group in groups for pair in zip(group.get("param_names", ()), group["params"], strict=False)
             ]
-            own = dict(plain(given))
+            own = dict(given)
     found: dict[str, Tensor] = {}
-    for name in [*(block.name for block in graph.blocks), *statistics]:
-        if name not in own:
+    wanted = [*(block.name for block in graph.blocks), *statistics]
+    names = find_names(own, wanted)
+    for name in wanted:
+        if name not in names:
             raise InputError(
                 f"GaugeFixed found no tensor {name!r} of the reduction graph; trace the model that is trained, or pass "
                 "it as model=."
             )
-        found[name] = own[name]
+        found[name] = own[names[name]]
     for block in graph.blocks:
         if tuple(found[block.name].shape) != block.shape:
             raise InputError(
@@ -337,12 +340,6 @@ def find_tensors(groups: Iterable[Mapping[str, Any]], graph: Structure, model: n
                 f"{block.shape} as traced; trace the model that is trained."
             )
     return found
-
-
-def plain(named: Iterable[tuple[str, Tensor]]) -> Iterable[tuple[str, Tensor]]:
-    """Names without what DistributedDataParallel and torch.compile put before them."""
-    for name, tensor in named:
-        yield ".".join(part for part in name.split(".") if part != "_orig_mod").removeprefix("module."), tensor
 
 
 __all__ = ["GaugeFixed"]

@@ -24,9 +24,8 @@ from torch import Tensor
 from pathspace import InputError, Skeleton
 from pathspace.training.optim.kernels import descend
 from pathspace.training.optim.layout import PLAIN
-from pathspace.training.optim.multipliers import warn_of_multipliers
 from pathspace.training.optim.pathwise import PathOptimizer, Rule, Step
-from pathspace.training.optim.settings import SMALLEST, modes, number
+from pathspace.training.optim.settings import check_bound, modes, number
 from pathspace.training.optim.space import Manner, Slot
 
 # arguments of one kind of update, of several tensors
@@ -91,7 +90,11 @@ class Descent(Rule):
 
     def move(self, step: Step) -> None:
         """``w <- (w - lr M_e g) / R_tail``, and the buffers of momentum along with the gauge."""
-        grads, together = step.downhill(), Together()
+        grads, together, relative = step.downhill(), Together(), self.manner.relative
+        if relative:
+            # by the logarithms of path values
+            inside = [slot.block is not None for slot in step.space.slots]
+            grads = [w * g if one else g for one, w, g in zip(inside, step.weights, grads, strict=True)]
         if any(group["momentum"] for group in step.groups):
             grads = [self._averaged(step, slot, grad) for slot, grad in zip(step.space.slots, grads, strict=True)]
         for i, slot in enumerate(step.space.slots):
@@ -100,7 +103,7 @@ class Descent(Rule):
         together.run()
         # whatever the momentum is now
         for slot, columns in zip(step.space.slots, step.parts.columns, strict=True):
-            if columns is not None and "momentum_buffer" in step.state.get(slot.parameter, {}):
+            if columns is not None and not relative and "momentum_buffer" in step.state.get(slot.parameter, {}):
                 # it holds M_e pre_tail s_head, and pre has changed
                 buffer = step.space.moments(slot, step.state[slot.parameter], "momentum_buffer")
                 buffer.div_(slot.part.spread(columns[0]))
@@ -113,13 +116,16 @@ class Descent(Rule):
             lr = lr.reshape(())
             grad, rate = grad * lr.to(grad), 1.0
         rate = rate * step.space.share(number)
+        keep, factor = (None, slot.tail) if columns is None else columns
+        head = step.heads[number]
+        if self.manner.relative and slot.block is not None:
+            # lambda = w dL/dw knows no scale: w <- w (1 - lr lambda) / R_tail
+            grad, factor, head = weight * grad, keep, None
         if group["weight_decay"]:
             weight.mul_(1 - lr * group["weight_decay"])
         if part.kind == PLAIN and not isinstance(lr, Tensor) and group["foreach"] is not False:
             together.add(together.plain, rate, weight, grad)
             return
-        keep, factor = (None, slot.tail) if columns is None else columns
-        head = step.heads[number]
         if step.space.few and head is None and not rows and keep is not None and factor is not None:
             together.add(together.scaled, rate, weight, grad, part.spread(keep), part.spread(factor))
             return
@@ -143,7 +149,7 @@ class Descent(Rule):
     @staticmethod
     def _chain_momentum(step: Step, gradient: Tensor) -> Tensor:
         """The same for chains, whose buffer holds ``dL/dp_k``; called before that of the tensors."""
-        value, average = step.space.vectors.value, step.kept["momentum_value"]
+        value, average = step.space.scales, step.kept["momentum_value"]
         seen = any(
             "momentum_buffer" in step.state.get(slot.parameter, {})
             for slot in step.space.slots
@@ -188,6 +194,8 @@ class GSGD(PathOptimizer):
         max_multiplier: upper bound of the multiplier of the learning rate, in the balanced gauge (the one in which
             ``|pre_v| = |s_v|``): ``1 / |p_u p_v|`` for an edge ``u -> v``, bounded at either end by its root, and
             ``1 / p_k^2`` for a chain. These are invariant under rescaling, so the bounded step is, too.
+        relative: steps of the size of the path value, ``v <- v (1 - lr v dL/dv)``: no multipliers, and invariant. A
+            path value of 0 stays 0, and signs change only where ``lr v dL/dv`` exceeds 1.
 
     Raises:
         InputError: a parameter of the skeleton is missing, or a setting is out of range.
@@ -238,12 +246,12 @@ class GSGD(PathOptimizer):
         differentiable: bool = False,
         min_ratio: float = 1e-12,
         max_multiplier: float | None = None,
+        relative: bool = False,
     ) -> None:
         for name, value in (("lr", lr), ("momentum", momentum), ("weight_decay", weight_decay)):
             number("GSGD", name, value)
         number("GSGD", "dampening", dampening, low=-float("inf"))
-        if max_multiplier is not None:
-            number("GSGD", "max_multiplier", max_multiplier, low=SMALLEST)
+        check_bound("GSGD", max_multiplier, relative)
         if nesterov and (momentum <= 0 or dampening != 0):
             raise InputError("GSGD found nesterov=True, which needs momentum above 0 and dampening 0.")
         modes("GSGD", None, differentiable)
@@ -259,14 +267,8 @@ class GSGD(PathOptimizer):
             "fused": fused,
             "differentiable": differentiable,
         }
-        way_out = "" if max_multiplier is not None else ", pass max_multiplier=1.0"
-        super().__init__(params, defaults, skeleton, min_ratio, Descent(Manner(False, max_multiplier, way_out)))
-        warn_of_multipliers("GSGD", skeleton, max_multiplier, self.weights)
-
-    @property
-    def max_multiplier(self) -> float | None:
-        """The bound of the multipliers."""
-        return self._rule.manner.cap
+        manner = Manner(False, max_multiplier, relative, "" if max_multiplier else ", pass max_multiplier=1.0")
+        super().__init__(params, defaults, skeleton, min_ratio, Descent(manner))
 
 
 __all__ = ["GSGD", "Descent"]

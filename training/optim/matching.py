@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from torch import Tensor
 
 from pathspace import InputError, UnsupportedError
+from pathspace.checkpoints import bare
 from pathspace.structure import Structure
 
 
@@ -48,11 +49,31 @@ def refuse_shifts(owner: str, graph: Structure) -> None:
         )
 
 
-def match(owner: str, parameters: Sequence[tuple[str | None, Tensor]], graph: Structure) -> list[int | None]:
-    """The block of every parameter; ``None`` for those outside path space.
+def find_names(given: Iterable[str], wanted: Iterable[str]) -> dict[str, str]:
+    """Wanted name -> given name: the same, or the same but for what wrappers put into names.
+
+    Example:
+        >>> find_names(["module._orig_mod.0.weight", "1.weight"], ["0.weight", "1.weight", "2.weight"])
+        {'0.weight': 'module._orig_mod.0.weight', '1.weight': '1.weight'}
+    """
+    loose: dict[str, list[str]] = {}
+    for name in given:
+        loose.setdefault(bare(name), []).append(name)
+    found = {}
+    for name in wanted:
+        alike = loose.get(bare(name), [])
+        if name in alike or len(alike) == 1:
+            found[name] = name if name in alike else alike[0]
+    return found
+
+
+def match(
+    owner: str, parameters: Sequence[tuple[str | None, Tensor]], graph: Structure
+) -> tuple[list[int | None], dict[int, Tensor]]:
+    """The block of every parameter, ``None`` for those outside path space; and weights that were not given.
 
     The traced model's own parameters are known by identity. What is left over is matched by name: copies of the model,
-    and parameters that were replaced since.
+    and parameters that were replaced since. Of the traced model itself, weights may be left out.
 
     Args:
         owner: who asks, for messages.
@@ -60,7 +81,7 @@ def match(owner: str, parameters: Sequence[tuple[str | None, Tensor]], graph: St
         graph: the reduction graph of the skeleton.
 
     Returns:
-        Positions in ``graph.blocks``.
+        Positions in ``graph.blocks``; position -> weight of the traced model that is not among the parameters.
 
     Raises:
         InputError: a block has no parameter, two of them, or one of another shape.
@@ -71,11 +92,13 @@ def match(owner: str, parameters: Sequence[tuple[str | None, Tensor]], graph: St
     own = {id(graph.parameters[b.name]): i for i, b in enumerate(graph.blocks) if b.name in graph.parameters}
     result = [own.get(id(parameter)) for _, parameter in parameters]
     taken = {block for block in result if block is not None}
+    alike = find_names((name for name, _ in parameters if name is not None), graph.index)
+    index = {given: graph.index[wanted] for wanted, given in alike.items()}
     seen: set[int] = set()
     for i, (name, parameter) in enumerate(parameters):
         block = result[i]
         if block is None and name is not None:
-            block = graph.index.get(name)
+            block = index.get(name)
             block = None if block in taken else block
         if block is None:
             continue
@@ -91,13 +114,16 @@ def match(owner: str, parameters: Sequence[tuple[str | None, Tensor]], graph: St
             )
         seen.add(block)
         result[i] = block
-    missing = [block.name for i, block in enumerate(graph.blocks) if i not in seen]
-    if missing:
+    missing = {i: block.name for i, block in enumerate(graph.blocks) if i not in seen}
+    # of a copy nobody knows where the rest is
+    own_only = bool(taken) and seen <= taken and all(name in graph.parameters for name in missing.values())
+    if missing and not own_only:
         raise InputError(
-            f"{owner} found no parameter for {len(missing)} blocks of the skeleton (first: {missing[0]!r}); pass "
-            "model.named_parameters() of the traced model or of a copy with the same names."
+            f"{owner} found no parameter for {len(missing)} blocks of the skeleton (first: "
+            f"{next(iter(missing.values()))!r}); pass model.named_parameters() of the traced model or of a copy with "
+            "the same names."
         )
-    return result
+    return result, {i: graph.parameters[name] for i, name in missing.items()}
 
 
-__all__ = ["match", "named", "refuse_complex", "refuse_shifts"]
+__all__ = ["find_names", "match", "named", "refuse_complex", "refuse_shifts"]

@@ -17,7 +17,6 @@ from torch import Tensor
 
 from pathspace import Skeleton
 from pathspace.log_prefix import log_prefixes, log_suffixes
-from pathspace.training.optim.sharding import sharded
 
 # above this, rates that suit most weights make the largest step overflow
 LARGE = 1e4
@@ -103,17 +102,16 @@ def _power(exponent: float) -> float:
     return float(10.0 ** min(max(exponent, -300.0), 300.0))
 
 
-def warn_of_multipliers(owner: str, skeleton: Skeleton, bound: float | None, given: Mapping[str, Tensor]) -> None:
+def warn_of_multipliers(owner: str, skeleton: Skeleton, given: Mapping[str, Tensor], bound: float | None) -> None:
     """Warn where an ordinary learning rate would overflow.
 
     Args:
         owner: the optimizer that is made.
         skeleton: its skeleton, which may be that of another copy of the model.
-        bound: its bound on the multipliers, if there is one.
         given: name -> parameter that the optimizer has.
+        bound: its bound on the multipliers, if there is one.
     """
-    # (of shards no process has all)
-    if bound is not None or any(map(sharded, given.values())):
+    if bound is not None:
         return
     known = skeleton.graph.parameters
     graph = replace(skeleton.graph, parameters={**known, **given})  # type: ignore[dict-item]
@@ -122,10 +120,30 @@ def warn_of_multipliers(owner: str, skeleton: Skeleton, bound: float | None, giv
         warnings.warn(
             f"{owner} multiplies the learning rate by {found.median:.0e} at the median and {found.largest:.0e} at most "
             f"(rule {skeleton.rule!r}), so that rates which train most weights make others overflow: pass "
-            "max_multiplier=1.0, start from init_skeleton(model, skeleton), take rule='magnitude', or see "
-            "pathspace.training.suggest(model, graph).",
-            stacklevel=3,
+            "max_multiplier=1.0 or relative=True, start from init_skeleton(model, skeleton), take rule='magnitude', or "
+            "see pathspace.training.suggest(model, graph).",
+            stacklevel=4,
         )
 
 
-__all__ = ["Multipliers", "multipliers", "warn_of_multipliers"]
+def warn_of_zeros(owner: str, skeleton: Skeleton, given: Mapping[str, Tensor], bound: float | None) -> None:
+    """Warn where relative steps cannot move what should be trained.
+
+    Args:
+        owner: the optimizer that is made.
+        skeleton: its skeleton.
+        given: name -> parameter that the optimizer has.
+        bound: none; there is nothing to bound.
+    """
+    trained = {name: p for name, p in given.items() if p.requires_grad}
+    zeros = {name: int((p.detach() == 0).sum()) for name, p in trained.items()}
+    if any(zeros.values()):
+        first = next(name for name, count in zeros.items() if count)
+        warnings.warn(
+            f"{owner} found {sum(zeros.values()):,} of {sum(p.numel() for p in trained.values()):,} weights at 0 "
+            f"(first: {first!r}), which relative steps leave there: set them to small numbers, or leave relative out.",
+            stacklevel=4,
+        )
+
+
+__all__ = ["Multipliers", "multipliers", "warn_of_multipliers", "warn_of_zeros"]

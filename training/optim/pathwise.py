@@ -29,8 +29,9 @@ from pathspace.skeleton import warn_of_dead
 from pathspace.training.optim import state
 from pathspace.training.optim.fused import Fused
 from pathspace.training.optim.matching import match, named, refuse_complex
+from pathspace.training.optim.multipliers import warn_of_multipliers, warn_of_zeros
 from pathspace.training.optim.settings import SMALLEST, check_group, number
-from pathspace.training.optim.sharding import local
+from pathspace.training.optim.sharding import local, sharded
 from pathspace.training.optim.space import Groups, Manner, PathSpace
 from pathspace.training.optim.vectors import Parts
 
@@ -129,8 +130,15 @@ class PathOptimizer(Optimizer):
         self._space: PathSpace | None = None
         self._kept: dict[str, Tensor] = {}
         self._fused: Fused | None = None
+        self._absent: dict[int, Tensor] = {}
         super().__init__(params, defaults)
-        self._connect(match(owner, named(self.param_groups), self.skeleton.graph))
+        blocks, self._absent = match(owner, named(self.param_groups), self.skeleton.graph)
+        self._connect(blocks)
+        if not any(map(sharded, self.weights.values())):
+            # (of shards no process has all)
+            (warn_of_zeros if rule.manner.relative else warn_of_multipliers)(
+                owner, skeleton, self.weights, rule.manner.cap
+            )
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add a group; its parameters must lie outside path space, since those inside are all there already."""
@@ -140,10 +148,15 @@ class PathOptimizer(Optimizer):
             check_group(type(self).__name__, group)
             if self._space is not None:
                 refuse_complex(type(self).__name__, named([group]))
-                self._connect([*self._space.blocks, *[None] * len(group["params"])])
+                self._connect([*self._space.given, *[None] * len(group["params"])])
         except Exception:
             self.param_groups.pop()
             raise
+
+    @property
+    def max_multiplier(self) -> float | None:
+        """The bound of the multipliers."""
+        return self._rule.manner.cap
 
     @property
     def weights(self) -> dict[str, Tensor]:
@@ -153,9 +166,8 @@ class PathOptimizer(Optimizer):
 
     def _connect(self, blocks: Sequence[int | None]) -> None:
         """Lay out the weights as they lie now; what the rule keeps goes on."""
-        space = PathSpace(
-            type(self).__name__, self.param_groups, blocks, self.skeleton, self._rule.manner, self.min_ratio
-        )
+        owner, manner = type(self).__name__, self._rule.manner
+        space = PathSpace(owner, self.param_groups, blocks, self.skeleton, manner, self.min_ratio, self._absent)
         kept = self._rule.vectors(space.vectors.value, len(space.slots))
         vectors, parts = space.vectors, space.vectors.kept
         everything = {
@@ -185,25 +197,24 @@ class PathOptimizer(Optimizer):
     def _ready(self) -> bool:
         """Whether there are gradients; if so, look after what others have done to the weights."""
         for slot in self.space.slots:
-            grad = slot.parameter.grad
+            grad = slot.grad
             if grad is not None and (grad.is_sparse or grad.is_complex()):
                 raise UnsupportedError(
                     f"{type(self).__name__} found a sparse or complex gradient, expected a dense real one; use dense "
                     "embeddings."
                 )
-        if all(slot.parameter.grad is None for slot in self.space.slots):
+        if all(slot.grad is None for slot in self.space.slots):
             return False
         if not torch.compiler.is_compiling():
             if self.space.moved():
-                self._connect(self.space.blocks)
+                self._connect(self.space.given)
             self.space.refresh()
         return True
 
     def _working(self) -> Step:
         """What a step works on; gradients of 0 where there are none."""
         space = self.space
-        parameters = [slot.parameter for slot in space.slots]
-        grads = [torch.zeros_like(local(p)) if p.grad is None else local(p.grad) for p in parameters]
+        grads = [torch.zeros_like(s.held) if s.grad is None else local(s.grad) for s in space.slots]
         heads = [space.head(i) for i in range(len(space.slots))]
         tensors = space.weights(), space.views(grads), heads
         return Step(space, self.param_groups, self.state, self._kept, space.vectors.parts, *tensors)
@@ -255,8 +266,8 @@ class PathOptimizer(Optimizer):
 
         Call it where ``torch.nn.utils.clip_grad_norm_`` would be called. The norm of ``dL/dw`` depends on the scales of
         the weights, this one does not. Its square is the sum of ``M_e (dL/dw_e)^2`` with the multipliers ``M_e`` of the
-        step; where these are bounded (``max_multiplier``), it is taken with the bounded ones. Parameters outside path
-        space count with their own gradients.
+        step; where these are bounded (``max_multiplier``), it is taken with the bounded ones; where steps are relative,
+        it is the norm of ``v dL/dv``. Parameters outside path space count with their own gradients.
 
         Args:
             max_norm: the bound.
@@ -271,17 +282,18 @@ class PathOptimizer(Optimizer):
         gradient = space.log_gradient(step.groups, step.parts, step.weights, step.grads)
         chains = (gradient.square() / space.divisors())[1:].sum()
         total = torch.zeros_like(chains)
+        by_square = space.manner.linear or space.manner.relative
         for i, (slot, grad) in enumerate(zip(space.slots, step.grads, strict=True)):
             square = grad.double().square()
             for side in space.applied(i):
-                square = square * (side.double().square() if space.manner.linear else side.double())
+                square = square * (side.double().square() if by_square else side.double())
             square = square.reshape(-1).index_fill(0, slot.part.tree.long(), 0.0)
-            total = total + square.sum().to(total) * space.share(i)
+            total = total + square.sum().to(total) * space.share(i) ** (2 if space.manner.linear else 1)
         norm = (chains + space.shards.sum(total)).sqrt()
         scale = (max_norm / (norm + 1e-6)).clamp(max=1.0)
         for slot in space.slots:
-            if slot.parameter.grad is not None:
-                grad = local(slot.parameter.grad)
+            if slot.grad is not None:
+                grad = local(slot.grad)
                 grad.mul_(scale.to(grad))
         return norm
 
@@ -335,7 +347,8 @@ class PathOptimizer(Optimizer):
             "skeleton": state.without_model(self.skeleton),
             "min_ratio": self.min_ratio,
             "_rule": self._rule,
-            "_blocks": self.space.blocks,
+            "_blocks": self.space.given,
+            "_absent": self._absent,
             "_kept": self._kept,
         }
 

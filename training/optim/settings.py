@@ -53,6 +53,21 @@ def pair(owner: str, name: str, value: Any) -> None:
         number(owner, name, one, high=1.0)
 
 
+def check_bound(owner: str, max_multiplier: float | None, relative: bool) -> None:
+    """Refuse bounds that are none, and bounds where there is nothing to bound.
+
+    Raises:
+        InputError: either was given.
+    """
+    if max_multiplier is not None:
+        number(owner, "max_multiplier", max_multiplier, low=SMALLEST)
+        if relative:
+            raise InputError(
+                f"{owner} found max_multiplier={max_multiplier:g} with relative=True, whose steps have no multipliers; "
+                "leave one out."
+            )
+
+
 def check_group(owner: str, group: dict[str, Any]) -> None:
     """Refuse settings of a group that are out of range.
 

@@ -7,8 +7,9 @@ else has changed those. What a step does to them is said by its rule.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -33,11 +34,13 @@ class Manner:
     Attributes:
         linear: whether a step takes ``1 / scale`` or its square.
         cap: upper bound of the multipliers.
+        relative: whether path values change by parts of their size, so that there are no multipliers.
         way_out: what else than other weights helps where path values are too small.
     """
 
     linear: bool = False
     cap: float | None = None
+    relative: bool = False
     way_out: str = ""
 
 
@@ -57,6 +60,7 @@ class Slot:
         head: ``1 / s_head`` to the power that a step takes; ``None`` for 1.
         tail: ``1 / pre_tail``, where no chain is involved.
         still: whether it is frozen.
+        given: whether the optimizer has it; otherwise it is a weight of the traced model that stays.
     """
 
     parameter: Tensor
@@ -70,6 +74,12 @@ class Slot:
     head: Tensor | None = None
     tail: Tensor | None = None
     still: bool = False
+    given: bool = True
+
+    @property
+    def grad(self) -> Tensor | None:
+        """Its gradient, if the optimizer has it."""
+        return self.parameter.grad if self.given else None
 
     @property
     def idle(self) -> bool:
@@ -93,6 +103,7 @@ class PathSpace:
         skeleton: the skeleton, without dead units.
         manner: what the rule of a step asks for.
         min_ratio: how much smaller a path value may get than it is now.
+        absent: block -> weight of the traced model that the optimizer was not given.
 
     Raises:
         UnsupportedError: path space lies on several devices, a skeleton weight is 0, or path values are too small.
@@ -106,10 +117,12 @@ class PathSpace:
         skeleton: Skeleton,
         manner: Manner,
         min_ratio: float,
+        absent: Mapping[int, Tensor] = MappingProxyType({}),
     ) -> None:
-        self.owner, self.blocks, self.skeleton = owner, list(blocks), skeleton
+        self.owner, self.given, self.skeleton = owner, list(blocks), skeleton
         self.manner, self.min_ratio = manner, min_ratio
-        names = named(groups)
+        self.blocks = blocks = [*blocks, *absent]
+        names = [*named(groups), *((skeleton.graph.blocks[block].name, p) for block, p in absent.items())]
         self.names = [name for name, _ in names]
         self.shards: Whole = find_shards(owner, names)
         held = [local(parameter) for _, parameter in names]
@@ -125,9 +138,12 @@ class PathSpace:
         self.device = self.layout.first.device
         dtypes = [None if block is None else p.dtype for p, block in zip(held, blocks, strict=True)]
         self.vectors = Vectors(self.layout, dtypes, self.device, fused)
-        self.slots = self._slots(groups, held)
-        cap = manner.cap
-        self.bounds = None if cap is None else Bounds(cap, skeleton, self.layout, self.vectors.value)
+        self.slots = self._slots(groups, held, absent)
+        cap, value = manner.cap, self.vectors.value
+        self.bounds = None if cap is None else Bounds(cap, skeleton, self.layout, value, manner.linear)
+        # what takes the place of path values where steps are relative
+        self.one = torch.ones_like(value)
+        self.one[0] = torch.inf
         self._find_groups()
         self.counts = torch.zeros(2, self.layout.count, dtype=torch.int32, device=self.device)
         # whether the factors by tail of a state that was loaded lie in another order; whether one was loaded
@@ -135,28 +151,31 @@ class PathSpace:
         # how often the factors that no step changes were computed
         self.constants = 0
         self.held: Tensor | None = None
-        self._freeze([slot.block is not None and not slot.parameter.requires_grad for slot in self.slots])
+        self._freeze([s.block is not None and not (s.given and s.parameter.requires_grad) for s in self.slots])
         self.resync()
 
     # --- tensors
 
-    def _slots(self, groups: Groups, held: Sequence[Tensor]) -> list[Slot]:
+    def _slots(self, groups: Groups, held: Sequence[Tensor], absent: Mapping[int, Tensor]) -> list[Slot]:
         owned = [(p, g) for g, group in enumerate(groups) for p in group["params"]]
+        given = len(owned)
+        owned += [(p, 0) for p in absent.values()]
         count = sum(p.numel() for p in held)
         size = group_size(count, self.device)
         # so few numbers that what costs is to start an operation, not to carry it out
         self.few = count <= size
-        slots = []
+        slots: list[Slot] = []
         for (parameter, g), block, part, tensor in zip(owned, self.blocks, self.layout.parts, held, strict=True):
             weight = part.shaped(tensor.detach())
             dense = weight.data_ptr() == tensor.data_ptr() and weight.is_contiguous()
             flat = weight.view(-1) if dense else None
-            slots.append(Slot(parameter, g, block, part, tensor, weight, flat, rows_of_group(part, size)))
+            rows, mine = rows_of_group(part, size), len(slots) < given
+            slots.append(Slot(parameter, g, block, part, tensor, weight, flat, rows, given=mine))
         return slots
 
     def _find_groups(self) -> None:
         """A chain has the settings of the group of its first unit's entering edge."""
-        group_of = {slot.block: slot.group for slot in self.slots if slot.block is not None}
+        group_of = {slot.block: slot.group for slot in self.slots if slot.block is not None and slot.given}
         blocks = self.skeleton.tree_in.block
         groups = [group_of.get(int(blocks[u]), 0) if u < len(blocks) else 0 for u in self.layout.first.tolist()]
         # with one group for all of path space, its settings are numbers; otherwise vectors over chains
@@ -316,17 +335,29 @@ class PathSpace:
     def applied(self, number: int) -> list[Tensor]:
         """By head and by tail, what a step multiplies the gradient of a tensor by, broadcastable to its view."""
         slot, head = self.slots[number], self.head(number)
+        if self.manner.relative:
+            return [slot.part.shaped(slot.held.detach())] if slot.block is not None else []
         part, tail = slot.part, slot.tail
         if part.span is not None:
             tail = self.vectors.factor[part.span]
             tail = (tail if self.bounds is None else tail * self.bounds.tail(number)).view(part.tail.shape)
         return [side for side in (head, part.spread(tail)) if side is not None]
 
+    @property
+    def scales(self) -> Tensor:
+        """By chain, what derivatives by logarithms are divided by for those by what a step moves; the root's infinite.
+
+        The path value (bounded, for steps that take ``1 / scale`` itself), or 1 where steps are relative.
+        """
+        value, cap = self.vectors.value, self.manner.cap
+        if self.manner.relative:
+            return self.one
+        return value if cap is None or not self.manner.linear else value.abs().clamp_(min=1 / cap).copysign_(value)
+
     def divisors(self) -> Tensor:
         """By chain, what a step divides the derivative by the logarithm by: the square of the path value, bounded."""
-        square = self.vectors.value * self.vectors.value
-        # the root's stays infinite
-        return square if self.manner.cap is None else square.clamp_(min=1 / self.manner.cap)
+        square, cap = self.scales.square(), self.manner.cap
+        return square if cap is None or self.manner.linear else square.clamp_(min=1 / cap)
 
     def _check_range(self) -> None:
         """Refuse products of skeleton weights so small that what a step divides by them is no number.
@@ -334,6 +365,8 @@ class PathSpace:
         Raises:
             UnsupportedError: naming the first tensor.
         """
+        if self.manner.relative:
+            return
         bad = [self.bounds is None and not bool(self.vectors.value.square().reciprocal().isfinite().all())]
         for i, slot in enumerate(self.slots):
             sizes = [float(factor.abs().amax()) for factor in self.applied(i) if factor.numel()]
@@ -393,16 +426,12 @@ class PathSpace:
         # quickly, where all moved and all have gradients
         if self.held is None and not self.frozen and all(p.grad is not None and p.requires_grad for p in parameters):
             return
+        asked = [slot.given and slot.parameter.requires_grad for slot in self.slots]
+        inside = [slot.block is not None for slot in self.slots]
         reached = any(
-            block is not None and p.requires_grad and p.grad is not None
-            for block, p in zip(self.blocks, parameters, strict=True)
+            mine and one and slot.grad is not None for mine, one, slot in zip(inside, asked, self.slots, strict=True)
         )
-        self._freeze(
-            [
-                block is not None and not (p.requires_grad and reached)
-                for block, p in zip(self.blocks, parameters, strict=True)
-            ]
-        )
+        self._freeze([mine and not (one and reached) for mine, one in zip(inside, asked, strict=True)])
 
     def _freeze(self, still: list[bool]) -> None:
         if still == [slot.still for slot in self.slots]:

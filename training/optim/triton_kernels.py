@@ -78,11 +78,11 @@ def address(numbers, row, column):
 
 
 @triton.jit
-def bounded(value, chain, flipped, cap):
-    """``min(1, sqrt(cap) |p|)``, with 1 for the root's ``p``; 1 where there is no bound (0)."""
+def bounded(value, chain, flipped, cap, ADAM: tl.constexpr):
+    """``min(1, sqrt(cap) |p|)``, Adam's ``min(1, sqrt(cap |p|))``; the root's ``p`` is 1; 1 without a bound (0)."""
     size = tl.where(chain == 0, 1.0, tl.abs(value))
     size = tl.where(flipped, 1.0 / tl.where(flipped, size, 1.0), size)
-    size = tl.minimum(size * tl.sqrt(cap), 1.0)
+    size = tl.minimum(tl.sqrt(size * cap) if ADAM else size * tl.sqrt(cap), 1.0)
     return tl.where(cap == 0.0, 1.0, size)
 
 
@@ -155,6 +155,11 @@ def ratio_of(chains, chain, mask, settings, groups, ADAM: tl.constexpr):
     value = tl.where(chain == 0, 1.0, by_chain(chains, VALUE, chain, mask))
     held = (by_chain(chains, HELD, chain, mask) != 0.0) | (chain == 0)
     total = by_chain(chains, TOTAL, chain, mask) * (1.0 - 2.0 * up)
+    cap = tl.load(settings + CAP)
+    if ADAM:
+        # a bound on 1 / |p|
+        size = tl.maximum(tl.abs(value), tl.where(cap == 0.0, 0.0, 1.0 / tl.where(cap == 0.0, 1.0, cap)))
+        value = tl.where(value < 0.0, -size, size)
     gradient = tl.where(held, 0.0, total) / value
     mean = by_chain(chains, MEAN, chain, mask)
     if ADAM:
@@ -176,7 +181,7 @@ def ratio_of(chains, chain, mask, settings, groups, ADAM: tl.constexpr):
         moved = tl.where(momentum != 0.0, ahead, gradient)
         after, squared = tl.where(held | (momentum == 0.0), mean, after), mean
         # over p^2, with a bound on 1 / p^2
-        square, cap = value * value, tl.load(settings + CAP)
+        square = value * value
         square = tl.where(cap == 0.0, square, tl.maximum(square, 1.0 / tl.where(cap == 0.0, 1.0, cap)))
         relative = moved * value / square
     asked = tl.where(held, 1.0, 1.0 - lr * decay - lr * relative)
@@ -200,7 +205,7 @@ def pass_on(chains, count, settings, groups, factor, step, keep, tree, of_tails,
     change = tl.where(place >= count, 1.0 / ratio, ratio)
     old = tl.load(factor + number, mask=tail, other=0.0)
     tl.store(keep + number, change, mask=tail)
-    bound = bounded(by_chain(chains, VALUE, chain, inside), chain, place < count, tl.load(settings + CAP))
+    bound = bounded(by_chain(chains, VALUE, chain, inside), chain, place < count, tl.load(settings + CAP), ADAM)
     tl.store(step + number, old * change * bound, mask=tail)
     if not ADAM:
         change = tl.where(tail, change * change, change)
@@ -250,12 +255,12 @@ def update(pointers, numbers, programs, settings, step, keep, static, heads, hea
                 signed = tl.load(head_chain + head, mask=here, other=0)
                 chain = tl.abs(signed)
                 value = by_chain(chains, VALUE, chain, here)
-                by_head = by_head * bounded(value, chain, signed < 0, cap)
+                by_head = by_head * bounded(value, chain, signed < 0, cap, ADAM)
             if ADAM:
                 one, two = tl.load(table + BETA1), tl.load(table + BETA2)
                 age = tl.load(ages + tensor) + 1.0
                 # by path values: 1 / (pre s) before the step
-                g = g * (moves / kept) * by_head
+                g = g * (moves / kept) * by_head * share
                 mean, square = load(first_moment, place, here, kind), load(second_moment, place, here, kind)
                 mean = mean + (g - mean) * (1.0 - one)
                 square = square * two + g * g * (1.0 - two)
