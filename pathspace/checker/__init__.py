@@ -1,0 +1,135 @@
+"""An independent judge of proof documents: it imports nothing from this library and believes nothing it can compute.
+
+The argument it checks, in time linear in the ids the document lists:
+
+* *Upper bound.* The logarithm of weight ``e`` moves by ``phi(head e) - phi(tail e)`` under a gauge transformation: an
+  integer row per edge. Ordered as the tree ``T_in`` says, the rows of its edges are triangular with ``+-1`` on the
+  diagonal, so the ``H`` generators are independent; every closed walk is orthogonal to all of them, hence
+  ``rank <= m - H``.
+* *Lower bound.* Every edge in neither tree occurs in exactly one basis path, once. The edges in both trees are a
+  forest, which joins units into chains; each chain away from the root is entered by exactly one edge of ``T_in`` that
+  is not in ``T_out``. Without the columns of ``T_out`` the basis is therefore triangular, and its ``m - H`` paths are
+  independent.
+* *The model.* Given its tensors, shapes are compared and tree weights must not vanish. Given the model and a batch,
+  all its parameters must be accounted for, and two things are done to a copy: scalars said to be unused are drawn anew,
+  and every weight is rescaled by random combinations of all generators, by powers of two, which floating point carries
+  out without rounding; the outputs must stay what they were. This is done for the model as it stands, and again with
+  all parameters and running statistics drawn anew and inputs of several sizes, as zeros hide where they are. So the
+  outputs depend on at most ``m - H`` independent values of the listed weights. Whether the model has symmetries that
+  the document does not list is not tried.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pathspace.checker.bench import is_bare
+from pathspace.checker.document import STATEMENT, Rejected, load, read_tensors, require
+from pathspace.checker.outputs import compare_tensors, rescale_copy
+from pathspace.checker.trees import count
+
+__all__ = ["STATEMENT", "Judgement", "check"]
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """What the checker found.
+
+    Attributes:
+        accepted: whether the document proves its statement (and fits the model, where one was given).
+        reason: why not, or why nothing was seen of the outputs (all 0, whole numbers, no numbers); else empty.
+        weights: ``m`` as counted by the checker.
+        units: ``H``.
+        dimension: ``m - H``, the proven dimension of the graph that is stated; ``None`` when rejected. Compared with
+            outputs, it bounds from above how many independent values of the listed weights they depend on.
+        compared: what the document was compared with: ``"nothing"``, ``"shapes"`` (of tensors without numbers),
+            ``"tensors"`` or ``"outputs"``.
+        seconds: time taken.
+    """
+
+    accepted: bool
+    reason: str
+    weights: int
+    units: int
+    dimension: int | None
+    compared: str
+    seconds: float
+
+
+def check(
+    document: Mapping[str, Any] | str | Path,
+    tensors: Mapping[str, Any] | None = None,
+    model: Any = None,
+    args: Sequence[Any] = (),
+    kwargs: Mapping[str, Any] | None = None,
+    tolerance: float = 1e-6,
+) -> Judgement:
+    """Accept or reject a proof document.
+
+    Args:
+        document: the document, or the path of its file.
+        tensors: name -> array or tensor; shapes must be those stated, and tree weights must not be zero. They are
+            looked at one by one. A module stands for its tensors, or with inputs for ``model``.
+        model: a ``torch.nn.Module`` to rescale, on a copy.
+        args: example inputs of the model.
+        kwargs: example inputs by keyword.
+        tolerance: largest relative change of the outputs that is put down to rounding.
+
+    Returns:
+        The judgement; a malformed document, a file that cannot be read and a model that fails on its inputs are
+        rejected, never raised about.
+
+    Example:
+        >>> check({"format": "pathspace-proof"}).reason
+        "the document lacks 'version'"
+    """
+    start = time.perf_counter()
+    weights = units = 0
+    compared, blind = "nothing", ""
+    try:
+        loaded = load(document)
+        blocks = list(read_tensors(loaded))
+        weights, units = sum(block.edges for block in blocks), loaded["units"]
+        count(loaded, blocks, weights, units)
+        tensors, model = _compared(tensors, model, bool(args or kwargs))
+        if model is not None and any(map(is_bare, model.parameters())):
+            blind = "the model has no numbers, so only shapes were compared"
+            tensors, model = dict(model.named_parameters(remove_duplicate=False)), None
+        if tensors is not None:
+            compared = "shapes" if any(map(is_bare, tensors.values())) else "tensors"
+            compare_tensors(loaded, blocks, tensors)
+        if model is not None:
+            compared = "outputs"
+            blind = rescale_copy(loaded, blocks, model, args, kwargs or {}, tolerance)
+            compared = "tensors" if blind else compared
+    except Rejected as rejection:
+        return Judgement(False, str(rejection), weights, units, None, compared, time.perf_counter() - start)
+    except RecursionError:
+        reason = "the document is nested too deeply"
+        return Judgement(False, reason, weights, units, None, compared, time.perf_counter() - start)
+    except (KeyError, IndexError, TypeError, ValueError, AttributeError, OverflowError) as error:
+        reason = f"the document is malformed: {type(error).__name__} ({error})"
+        return Judgement(False, reason, weights, units, None, compared, time.perf_counter() - start)
+    return Judgement(True, blind, weights, units, weights - units, compared, time.perf_counter() - start)
+
+
+def _compared(tensors: Any, model: Any, inputs: bool) -> tuple[Mapping[str, Any] | None, Any]:
+    """Tensors and model to compare with, wherever the model was written."""
+    if hasattr(tensors, "named_parameters"):
+        if inputs and model is None:
+            tensors, model = None, tensors
+        else:
+            tensors = dict(tensors.named_parameters(remove_duplicate=False))
+    require(
+        tensors is None or isinstance(tensors, Mapping),
+        f"the tensors are a {type(tensors).__name__}, expected a mapping from names to tensors",
+    )
+    require(
+        model is None or hasattr(model, "named_parameters"),
+        f"the model is a {type(model).__name__}, expected a module; write check(document, model=model, args=inputs)",
+    )
+    return tensors, model

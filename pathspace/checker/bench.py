@@ -1,0 +1,151 @@
+"""A copy of a model to experiment on: without epsilons, in float64, with other numbers in it."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+# models of more weights than this are compared in their own precision, smaller ones in float64
+LARGE = 30_000_000
+
+
+def is_bare(value: Any) -> bool:
+    """Whether a tensor has a shape and no numbers."""
+    return bool(getattr(value, "is_meta", False)) or type(value).__name__ == "FakeTensor"
+
+
+def duplicate(model: Any) -> Any:
+    """A copy on its own; tensors that a run has left in it are detached, and what cannot be copied is shared."""
+    memo: dict[int, Any] = {}
+    seen: set[int] = set()
+    waiting = [model]
+    while waiting:
+        value = waiting.pop()
+        if id(value) in seen or isinstance(value, type):
+            continue
+        seen.add(id(value))
+        if hasattr(value, "is_leaf"):
+            if not value.is_leaf:
+                memo[id(value)] = value.detach().clone()
+        elif isinstance(value, Mapping):
+            waiting += value.values()
+        elif isinstance(value, list | tuple | set):
+            waiting += value
+        else:
+            try:
+                value.__reduce_ex__(4)
+                waiting += getattr(value, "__dict__", {}).values()
+            except Exception:
+                memo[id(value)] = value
+    return copy.deepcopy(model, memo)
+
+
+def arranged(model: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Inputs of a model; one mapping from the names of its inputs stands for all of them."""
+    if len(args) == 1 and not kwargs and isinstance(args[0], Mapping):
+        try:
+            inspect.signature(model.forward).bind(**args[0])
+        except (TypeError, ValueError):
+            return tuple(args), {}
+        return (), dict(args[0])
+    return tuple(args), dict(kwargs)
+
+
+def without_eps(bench: Any, args: Any, kwargs: Any) -> tuple[Any, Any, Any]:
+    """A copy of a model in which normalisations have no epsilon, in float64 where it runs in it.
+
+    The symmetry of a normalisation is exact without its epsilon, which torch wants to be positive. Normalisations by
+    running statistics keep it, as the variance can be moved so that its sum with the epsilon scales.
+
+    Returns:
+        The model and its inputs, in one precision.
+    """
+    import torch
+
+    for module in bench.modules():
+        if isinstance(module, torch.nn.GroupNorm):
+            module.register_forward_pre_hook(_alone)
+        if getattr(module, "running_var", None) is not None and not module.training:
+            continue
+        for name in ("eps", "variance_epsilon"):
+            if isinstance(getattr(module, name, None), float):
+                setattr(module, name, 1e-30)
+    if sum(parameter.numel() for parameter in bench.parameters()) > LARGE:
+        return bench, args, kwargs
+    try:
+        fine = duplicate(bench).double()
+        inputs = _wide(args), _wide(kwargs)
+        with torch.no_grad(), torch.random.fork_rng(devices=[]):
+            duplicate(fine)(*inputs[0], **inputs[1])
+    except Exception:
+        # a model that insists on a precision of its own
+        return bench, args, kwargs
+    return fine, *inputs
+
+
+def _alone(module: Any, args: tuple[Any, ...]) -> None:
+    """One number less its mean is 0 whatever it is divided by; next to no epsilon would divide rounding errors."""
+    module.eps = 1.0 if args[0][:1].numel() == module.num_groups else 1e-30
+
+
+def _wide(value: Any) -> Any:
+    """Inputs in float64, where they are floating point numbers."""
+    if isinstance(value, Mapping):
+        return {key: _wide(entry) for key, entry in value.items()}
+    if type(value) in (tuple, list):
+        return type(value)(_wide(entry) for entry in value)
+    real = hasattr(value, "is_floating_point") and value.is_floating_point()
+    return value.double() if real else value
+
+
+def times_size(value: Any, size: float) -> Any:
+    """Inputs multiplied by a number, where they are numbers that have a size."""
+    if isinstance(value, Mapping):
+        return {key: times_size(entry, size) for key, entry in value.items()} if size != 1 else value
+    if type(value) in (tuple, list):
+        return type(value)(times_size(entry, size) for entry in value)
+    plain = hasattr(value, "is_floating_point") and "strided" in str(getattr(value, "layout", ""))
+    if size == 1 or not plain or not value.is_floating_point() or not bool(value.isfinite().all()):
+        return value
+    return value * size
+
+
+def numbers_of(model: Any) -> list[tuple[str, Any]]:
+    """Parameters and running statistics of a model, which can be drawn anew."""
+    found = [("", parameter) for parameter in model.parameters()]
+    for module in model.modules():
+        held = ((name, getattr(module, name, None)) for name in ("running_mean", "running_var"))
+        found += [(name, value) for name, value in held if hasattr(value, "is_floating_point")]
+    return [(name, value) for name, value in found if value.is_floating_point() and value.numel()]
+
+
+def redrawn(name: str, value: Any, seed: int, gentle: bool) -> Any:
+    """Other numbers of the same size; running variances stay positive, and so does everything of its sign if gentle."""
+    import torch
+
+    generator = torch.Generator().manual_seed(1_000 * seed + value.numel())
+    noise = torch.randn(value.shape, generator=generator, dtype=torch.float64).to(value)
+    spread = float(value.double().square().mean().sqrt()) or 0.1
+    if name == "running_var" or gentle:
+        return torch.where(value == 0, 0.1 * spread * noise.abs(), value * (0.5 * noise).exp())
+    return value + (0.3 if name == "running_mean" else 0.5 * spread) * noise
+
+
+def powers(products: list[dict[int, int]], units: int, generator: np.random.Generator, largest: int) -> np.ndarray:
+    """Exponents of two for the root, all units and products; units of which high powers are taken stay closer to 1."""
+    phi = np.concatenate([np.zeros(1), generator.integers(-largest, largest + 1, units).astype(float)])
+    most = np.ones(units + 1)
+    for factors in products:
+        total = float(sum(abs(times) for times in factors.values()))
+        for unit in factors:
+            most[unit] = max(most[unit], total)
+    room = 64 / most
+    fraction = generator.uniform(-1, 1, units + 1)
+    closer = np.where(room < 1, fraction * room, np.round(fraction * np.floor(room)))
+    phi = np.where(room < largest, closer, phi)
+    derived = [sum(times * phi[unit] for unit, times in factors.items()) for factors in products]
+    return np.concatenate([phi, np.array(derived, float)])

@@ -1,0 +1,155 @@
+"""What a proof document says, read with suspicion: its form, its digest, its tables of units."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+STATEMENT = (
+    "w_e <- w_e exp(phi(head e) - phi(tail e)), phi(root) = 0, acts by as many independent generators as there are "
+    "units; the basis paths of the two trees are as many as weights less units, and independent"
+)
+FIELDS = {
+    "format": str,
+    "version": int,
+    "model": str,
+    "statement": str,
+    "weights": int,
+    "units": int,
+    "dimension": int,
+    "tensors": list,
+    "products": list,
+    "statistics": list,
+    "pinned": list,
+    "unused": list,
+    "trees": dict,
+    "shared_edges": int,
+    "chains": int,
+    "basis_paths": int,
+    "digest": str,
+}
+# longer lists are not judged
+MOST_NUMBERS = 1 << 29
+
+
+class Rejected(Exception):
+    """The document does not prove what it states; the message says why."""
+
+
+@dataclass(frozen=True)
+class Tensor:
+    """Ends of the edges of one weight tensor, read from the document."""
+
+    name: str
+    shape: tuple[int, ...]
+    tail: np.ndarray
+    head: np.ndarray
+    unused: np.ndarray | None
+    edges: int
+    # what the model adds to the tensor wherever it uses it: the sum scales
+    shift: float = 0.0
+
+    def at(self, ids: np.ndarray, flat: np.ndarray) -> np.ndarray:
+        """Entries of a broadcast table at flat positions of the tensor."""
+        index = np.unravel_index(flat, self.shape) if self.shape else ()
+        return np.asarray(ids[tuple(i if n > 1 else i * 0 for i, n in zip(index, ids.shape, strict=True))])
+
+
+def require(condition: Any, reason: str) -> None:
+    """Reject the document for a reason unless a condition holds."""
+    if not condition:
+        raise Rejected(reason)
+
+
+def load(document: Mapping[str, Any] | str | Path) -> Mapping[str, Any]:
+    """The document itself, once its fields, format, statement and digest are what they should be."""
+    if isinstance(document, str | Path):
+        try:
+            text = Path(document).read_text(encoding="utf-8")
+        except OSError as error:
+            raise Rejected(f"the file {str(document)!r} cannot be read ({error.strerror})") from error
+        document = json.loads(text)
+    require(isinstance(document, Mapping), "the document is no JSON object")
+    assert isinstance(document, Mapping)
+    for field, kind in FIELDS.items():
+        require(field in document, f"the document lacks {field!r}")
+        require(type(document[field]) is kind, f"{field!r} is no {kind.__name__}")
+    require(set(document) == set(FIELDS), "the document has fields that do not belong there")
+    require(document["format"] == "pathspace-proof" and document["version"] == 3, "the format is not known")
+    require(document["statement"] == STATEMENT, "the statement is not the one that is proven here")
+    body = {key: value for key, value in document.items() if key != "digest"}
+    text = json.dumps(body, sort_keys=True, separators=(",", ":"))
+    require(hashlib.sha256(text.encode()).hexdigest() == document["digest"], "the digest is another document's")
+    return document
+
+
+def whole(values: Any, what: str, length: int | None = None) -> np.ndarray:
+    """Whole numbers: a list, or runs ``[first, step, count]`` that are ``length`` numbers in all."""
+    if isinstance(values, dict) and length is not None:
+        require(set(values) == {"runs"}, f"{what} is no list")
+        runs = [whole(run, what) for run in values["runs"]]
+        require(all(len(run) == 3 and run[2] >= 1 for run in runs), f"{what} has a malformed run")
+        require(sum(int(run[2]) for run in runs) == length <= MOST_NUMBERS, f"{what} has the wrong length")
+        ends = (abs(int(run[0])) + abs(int(run[1])) * int(run[2]) for run in runs)
+        require(max(ends, default=0) < 1 << 62, f"{what} holds numbers that are too large")
+        parts = [run[0] + run[1] * np.arange(run[2]) for run in runs]
+        return np.concatenate([np.zeros(0, np.int64), *parts])
+    require(isinstance(values, list), f"{what} is no list")
+    require(all(type(value) is int for value in values), f"{what} holds something else than whole numbers")
+    return np.array(values, dtype=np.int64)
+
+
+def _table(entry: Any, shape: tuple[int, ...], what: str) -> np.ndarray:
+    own = tuple(whole(entry["shape"], what).tolist())
+    fits = len(own) == len(shape) and all(n in (1, size) for n, size in zip(own, shape, strict=True))
+    require(fits, f"{what} of shape {own} does not broadcast to {shape}")
+    values = whole(entry["values"], what, math.prod(own))
+    require(len(values) == math.prod(own), f"{what} has the wrong length")
+    return values.reshape(own)
+
+
+def read_tensors(document: Mapping[str, Any]) -> Iterator[Tensor]:
+    """Read the tensors one by one; every id must name the root, a unit or a product of units."""
+    largest = document["units"] + len(document["products"])
+    names: set[str] = set()
+    for entry in document["tensors"]:
+        name, shape = entry["name"], tuple(whole(entry["shape"], "a shape").tolist())
+        require(isinstance(name, str) and name not in names, f"the tensor {name!r} is listed twice")
+        require(min(shape, default=1) >= 1, f"the tensor {name!r} is empty")
+        # in whole numbers of any size: a product of shapes that overflows would miscount the edges
+        size = math.prod(shape)
+        names.add(name)
+        tail, head = (_table(entry[side], shape, f"the {side} of {name}") for side in ("tail", "head"))
+        for ids in (tail, head):
+            require(-largest <= int(ids.min()) and int(ids.max()) <= largest, f"{name} names an unknown unit")
+        unused, dead = None, 0
+        if entry["unused"] is not None:
+            table = _table(entry["unused"], shape, f"the unused scalars of {name}")
+            require(np.isin(table, (0, 1)).all(), f"the unused scalars of {name} are not marked by 0 and 1")
+            unused = table.astype(bool)
+            dead = int(table.sum()) * size // table.size
+        edges = size - dead
+        require(entry["edges"] == edges and type(entry["edges"]) is int, f"{name} has {edges} edges, not as stated")
+        shift = entry.get("shift", 0.0)
+        require(type(shift) in (int, float) and math.isfinite(shift), f"the shift of {name} is no number")
+        yield Tensor(name, shape, tail, head, unused, edges, float(shift))
+
+
+def read_products(document: Mapping[str, Any]) -> list[dict[int, int]]:
+    """Products of units, each as unit -> power."""
+    result = []
+    for row in document["products"]:
+        product: dict[int, int] = {}
+        for unit, times in row:
+            require(type(unit) is int and type(times) is int and times != 0, "a product is no list of powers")
+            require(1 <= unit <= document["units"] and unit not in product, "a product names an unknown unit")
+            product[unit] = times
+        result.append(product)
+    return result
