@@ -113,8 +113,7 @@ class ChannelGroups:
             InputError: unknown ``by``, or gradients are missing.
         """
         scores = importance(self.model, self._inputs, by)
-        groups = [group for group in self.groups if group.readers or by != "gradients"]
-        return {group.name: scores(group.slices, group.readers) for group in groups}
+        return {group.name: scores(group.slices, group.readers) for group in self.groups}
 
     def remove(self, keep: Keep = 0.5, by: str = "weights") -> nn.Module:
         """A smaller model that computes what :meth:`masked` does; it was run and compared.
@@ -346,11 +345,11 @@ def channel_groups(captured: Captured, model: nn.Module) -> tuple[ChannelGroup, 
     """
     with torch.device("cpu"), torch.inference_mode(False):
         found, _ = interpret(captured, Channels)
-        sides, mixed = found.solve()
+        positions, mixed = found.solve()
     order = {name: number for number, name in enumerate(tensors_of(model))}
     members: dict[int, dict[Side, Tensor]] = {}
-    for side in sorted(sides, key=lambda side: (order[side[0]], side[1])):
-        numbers = sides[side]
+    for side in sorted(positions, key=lambda side: (order[side[0]], side[1])):
+        numbers = positions[side]
         for channel in numbers.unique().tolist():
             if channel:
                 members.setdefault(channel, {})[side] = (numbers == channel).nonzero().reshape(-1)
@@ -361,7 +360,9 @@ def channel_groups(captured: Captured, model: nn.Module) -> tuple[ChannelGroup, 
     groups: dict[str, ChannelGroup] = {}
     parameters = {name for name, _ in model.named_parameters(remove_duplicate=False)}
     for together in alike.values():
-        if len(together) > 1 and any(name in parameters for name, _ in members[together[0]]):
+        sides = members[together[0]]
+        # (of what no weight reads nothing is known: taps of a kernel that are picked one by one, say)
+        if len(together) > 1 and any(name in parameters for name, _ in sides) and any(s in found.reads for s in sides):
             group = _group([members[channel] for channel in together], found.reads, mixed.get(together[0], ""), groups)
             groups[group.name] = group
     return tuple(groups.values())
@@ -379,7 +380,7 @@ def _group(
     name = next((name for name in writers if name.endswith("weight")), writers[0])
     numbered = (name if n == 1 else f"{name} ({n})" for n in range(1, len(others) + 2))
     name = next(option for option in numbered if option not in others)
-    return ChannelGroup(name, slices, readers, reason or ("" if readers else "no weight reads these channels"))
+    return ChannelGroup(name, slices, readers, reason)
 
 
 __all__ = ["ChannelGroup", "ChannelGroups", "channel_groups", "channels"]

@@ -18,7 +18,7 @@ from pathspace.nested import leaves
 from pathspace.safe_deepcopy import safe_deepcopy
 from pathspace.stand_in import switch_off_caches
 
-# how many ways to adjust a module's numbers are tried before its channels are refused
+# how many ways of each kind to adjust a module's numbers are tried before its channels are refused
 TRIALS = 64
 TOLERANCE = 1e-5
 # attributes of torch's own modules by the dimension of a tensor that they speak of
@@ -60,11 +60,19 @@ class Cut(NamedTuple):
 
 
 class Choice(NamedTuple):
-    """A number in modules of one type that follows the size of a channel group: which, and what it counts."""
+    """A number in modules of one type that follows the size of a channel group.
+
+    Attributes:
+        module: the type.
+        attribute: which number.
+        each: how many it counts for each channel.
+        whole: whether these are all positions of a channel along a side.
+    """
 
     module: type
     attribute: str
-    counts: str
+    each: int
+    whole: bool
 
 
 @dataclass
@@ -162,17 +170,18 @@ def kind(model: nn.Module, cut: Cut) -> tuple[Any, ...]:
     return tuple(sorted(map(str, [*sides, *direct])))
 
 
-def _counts(cut: Cut) -> dict[str, int]:
-    """Numbers that may stand for a group in code: its channels, or the positions of them along a side."""
-    found = {"channels": 1}
-    for where in cut.slices.values():
-        found[f"{where.shape[1]} times the channels"] = where.shape[1]
-    return found
+def _counts(cut: Cut) -> dict[int, bool]:
+    """How many things of each channel a number in code may count, and whether these are all positions along a side.
+
+    A part of them is, for instance, the query heads that share a key head.
+    """
+    whole = {1, *(where.shape[1] for where in cut.slices.values())}
+    parts = {part for size in whole for part in range(2, size) if size % part == 0}
+    return dict.fromkeys(parts, False) | dict.fromkeys(sorted(whole), True)
 
 
 def _adjust(module: nn.Module, choice: Choice, cut: Cut) -> None:
-    each = _counts(cut)[choice.counts]
-    old, new = cut.channels * each, len(cut.kept) * each
+    old, new = cut.channels * choice.each, len(cut.kept) * choice.each
     value = getattr(module, choice.attribute)
     if isinstance(value, int):
         setattr(module, choice.attribute, new if value == old else value)
@@ -188,25 +197,23 @@ def choices(model: nn.Module, cut: Cut) -> list[Choice]:
             entries = list(value) if isinstance(value, list | tuple) else [value]
             if attribute == "training" or not all(type(entry) is int for entry in entries):
                 continue
-            for counts, each in _counts(cut).items():
+            for each, whole in _counts(cut).items():
                 if cut.channels * each in entries and cut.channels * each > 1:
-                    found[Choice(type(module), attribute, counts)] = None
-    return sorted(found, key=lambda choice: choice.counts != "channels" or "head" not in choice.attribute)
+                    found[Choice(type(module), attribute, each, whole)] = None
+    return sorted(found, key=lambda choice: choice.each > 1 or "head" not in choice.attribute)
 
 
 def sets_of(options: Sequence[Choice]) -> Iterator[tuple[Choice, ...]]:
-    """Ways to choose some of them, up to :data:`TRIALS`: large sets first, and those without sizes of heads."""
-    likely = [option for option in options if option.counts != "channels" or "dim" not in option.attribute]
+    """Ways to choose some of them: large sets first; before others those without parts, and without sizes of heads."""
+    whole = [option for option in options if option.whole]
+    likely = [option for option in whole if option.each > 1 or "dim" not in option.attribute]
     seen: set[tuple[Choice, ...]] = set()
-    for pool in (likely, options):
-        for size in range(len(pool), 0, -1):
-            for some in itertools.combinations(pool, size):
-                once = len({(choice.module, choice.attribute) for choice in some}) == len(some)
-                if once and some not in seen:
-                    seen.add(some)
-                    yield some
-                if len(seen) >= TRIALS:
-                    return
+    for pool in (likely, whole, options):
+        sets = (some for size in range(len(pool), 0, -1) for some in itertools.combinations(pool, size))
+        once = (some for some in sets if len({(option.module, option.attribute) for option in some}) == len(some))
+        for some in itertools.islice((some for some in once if some not in seen), TRIALS):
+            seen.add(some)
+            yield some
 
 
 # --- does it compute the same?

@@ -85,6 +85,34 @@ class Stubborn(Attention):
         return self.proj(F.scaled_dot_product_attention(q, k, v).transpose(1, 2).reshape(x.shape))
 
 
+class Grouped(Attention):
+    """Two query heads share a key head; the code counts heads of both kinds."""
+
+    def __init__(self) -> None:
+        super().__init__(16, 4)
+        self.pairs, self.qkv = 2, nn.Linear(16, 32)
+
+    def forward(self, x: Tensor) -> Tensor:
+        sizes = [heads * self.head_dim for heads in (self.num_heads, self.pairs, self.pairs)]
+        q, k, v = (t.unflatten(-1, (-1, self.head_dim)).transpose(1, 2) for t in self.qkv(x).split(sizes, -1))
+        k, v = (t.repeat_interleave(self.num_heads // self.pairs, 1) for t in (k, v))
+        return self.proj(F.scaled_dot_product_attention(q, k, v).transpose(1, 2).reshape(*x.shape[:2], self.inner))
+
+
+class Enlarged(nn.Module):
+    """Transposed convolutions: each tap of the first is picked by itself."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.up, self.wide = conv(3, 8), nn.ConvTranspose2d(8, 6, 2, stride=2), nn.ConvTranspose2d(14, 4, 3)
+        self.head = nn.Conv2d(4, 2, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = F.relu(self.a(x))
+        x = torch.cat([F.gelu(self.up(x)), F.interpolate(x, scale_factor=2)], 1)
+        return self.head(F.relu(self.wide(x)))
+
+
 class Shuffled(nn.Module):
     """Halves that take different ways and are shuffled."""
 
@@ -105,6 +133,8 @@ MODELS = {
     "residual": (Residual, IMAGE),
     "dense": (Dense, IMAGE),
     "block": (lambda: Block(Attention(16, 4)), TOKENS),
+    "grouped": (lambda: Block(Grouped()), TOKENS),
+    "enlarged": (Enlarged, IMAGE),
     "stubborn": (lambda: Block(Stubborn(16, 4)), TOKENS),
     "shuffled": (Shuffled, IMAGE),
     "plain": (
@@ -180,6 +210,9 @@ def test_channels_of_known_layers():
 
 
 def test_sizes_in_modules_follow():
+    model, x = build("grouped")
+    small = ps.channels(model, x).remove({"attention.qkv.weight": [1]})
+    assert (small.attention.num_heads, small.attention.pairs, small.attention.head_dim) == (2, 1, 4)
     model, x = build("block")
     small = ps.channels(model, x).remove({"attention.qkv.weight": [1]})
     assert (small.attention.num_heads, small.attention.inner, small.attention.head_dim) == (1, 4, 4)

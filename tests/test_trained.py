@@ -23,6 +23,8 @@ from pathspace.training import GSGD
 
 # largest change of the outputs that a rescaling by a standard normal log-scale may make in float32
 STANDS = 1e-4
+# the same for other orders of channels, and for smaller models beside masked ones
+SAME = 1e-5
 
 
 @functools.cache
@@ -127,6 +129,31 @@ def test_rescaling_leaves_the_network_alone_as_it_stands(name: str) -> None:
         moved = subject.moved(seed)
         for size in (1.0, 0.01, 100.0) if seed == 0 else (1.0,):
             assert change(subject.outputs(subject.model, size), subject.outputs(moved, size)) <= STANDS
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("name", params("crepe-tiny", "mtcnn-pnet", "mtcnn-rnet", "mtcnn-onet", "silero-vad"))
+def test_channels_are_left_out_and_change_places_as_it_stands(name: str) -> None:
+    subject = subject_of(name)
+    groups = ps.channels(subject.model, *subject.args, kwargs=subject.kwargs)
+    small, large = groups.remove(0.5), groups.masked(0.5)
+    assert sum(p.numel() for p in small.parameters()) < 0.8 * sum(p.numel() for p in subject.model.parameters())
+    assert change(subject.outputs(large), subject.outputs(small)) <= SAME
+    moved = groups.permute({group.name: torch.randperm(len(group)) for group in groups})
+    assert change(subject.outputs(subject.model), subject.outputs(moved)) <= SAME
+    other = ps.rescale(moved, subject.graph, torch.randn(subject.graph.num_units))
+    found = ps.compare(subject.model, other, subject.graph)
+    assert found.same and found.as_given > 0.1
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("name", params("voice-encoder"))
+def test_gated_recurrent_states_stay_in_their_places(name: str) -> None:
+    subject = subject_of(name)
+    groups = ps.channels(subject.model, *subject.args)
+    small, large = groups.remove(0.5), groups.masked(0.5)
+    assert change(subject.outputs(large), subject.outputs(small)) <= SAME
+    assert ps.compare(subject.model, subject.moved(0), subject.graph).same
 
 
 @torch.no_grad()
