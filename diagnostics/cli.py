@@ -77,8 +77,7 @@ def diagnose(
     from pathspace.progress import show_progress
     from pathspace.target import load_target
 
-    if json not in (None, "-"):
-        ensure_writable(str(json))
+    ensure_writable(json)
     if plots is not None:
         folder = make_folder(plots)
         for name in ("signal.png", "cosines.png", "walk.png"):

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from enum import StrEnum
-from json import dumps
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from pathspace.cli_errors import FAILED
 from pathspace.options import InputOption, JsonOption, SeedOption, TargetArgument
-from pathspace.progress import show_progress, tell
+from pathspace.progress import deliver, show_progress
 
 if TYPE_CHECKING:
     from torch import nn
@@ -42,15 +41,6 @@ class Format(StrEnum):
     awq = "awq"
     smoothquant = "smoothquant"
     aimet = "aimet"
-
-
-def _deliver(facts: dict[str, Any], json: str | None, text: str) -> None:
-    """Facts as JSON where it was asked for, as sentences otherwise."""
-    from pathspace.files import STDOUT, write_text
-
-    write_text(dumps(facts, indent=2), json)
-    if json != STDOUT:
-        tell(text)
 
 
 def _with_weights(target: Target, path: str) -> nn.Module:
@@ -101,7 +91,7 @@ def prune(
     from pathspace.files import ensure_writable, replacing
     from pathspace.target import load_target
 
-    ensure_writable(output)
+    ensure_writable(output, json)
     with show_progress("Loading", target) as status:
         loaded = load_target(target, inputs or (), seed=seed)
         status("Finding channels")
@@ -119,7 +109,7 @@ def prune(
     }
     lines = [f"{name}: kept {len(numbers)} of {len(groups[name])} channels" for name, numbers in kept.items()]
     lines += [f"{name}: kept all {len(groups[name])}, {reason}" for name, reason in groups.refused.items()]
-    _deliver(facts, json, "\n".join([*lines, f"{before:,} parameters before, {after:,} after. Wrote {output}"]))
+    deliver(facts, json, "\n".join([*lines, f"{before:,} parameters before, {after:,} after. Wrote {output}"]))
 
 
 def match(
@@ -147,7 +137,7 @@ def match(
     from pathspace.target import load_target
 
     expect_suffix(output, "match", [".safetensors"])
-    ensure_writable(output)
+    ensure_writable(output, json)
     with show_progress("Loading", target) as status:
         loaded = load_target(target, inputs or (), seed=seed)
         one, two = (_with_weights(loaded, path) for path in (first, second))
@@ -160,7 +150,7 @@ def match(
         "after": found.after,
         "orders": {name: order.tolist() for name, order in found.orders.items()},
     }
-    _deliver(facts, json, f"Distance of the weights {found.before:.4g} before, {found.after:.4g} after. Wrote {output}")
+    deliver(facts, json, f"Distance of the weights {found.before:.4g} before, {found.after:.4g} after. Wrote {output}")
 
 
 def compare(
@@ -175,8 +165,10 @@ def compare(
     """
     from pathspace import compare as compared
     from pathspace import trace
+    from pathspace.files import ensure_writable
     from pathspace.target import load_target
 
+    ensure_writable(json)
     with show_progress("Loading", target) as status:
         loaded = load_target(target, inputs or (), seed=seed)
         one, two = (_with_weights(loaded, path) for path in (first, second))
@@ -189,7 +181,7 @@ def compare(
         f"{found.distance:.3g} without scales and order.",
         *(f"{name}: {far:.3g}" for name, far in list(found.differ.items())[:10]),
     ]
-    _deliver({name: getattr(found, name) for name in names}, json, "\n".join(lines))
+    deliver({name: getattr(found, name) for name in names}, json, "\n".join(lines))
     raise typer.Exit(0 if found.same else FAILED)
 
 

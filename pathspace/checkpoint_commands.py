@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from pathspace.options import InputOption, JsonOption, SeedOption
-from pathspace.progress import show_progress, tell
+from pathspace.progress import deliver, show_progress, tell
 
 if TYPE_CHECKING:
     from pathspace.reduction import ReductionGraph
@@ -115,14 +115,11 @@ def balance(
 
     Exit codes: 0 written, 2 bad input. The same command completes a folder after a run that was broken off.
     """
-    from json import dumps
-
     from pathspace import balance_files
-    from pathspace.files import STDOUT, ensure_writable, write_text
+    from pathspace.files import ensure_writable
 
     target, source, destination = _three(target, source, destination)
-    if json is not None:
-        ensure_writable(json)
+    ensure_writable(json)
     with show_progress("Tracing", target) as status:
         graph = _traced(target, inputs, seed)
         status("Balancing")
@@ -135,9 +132,7 @@ def balance(
         "left_alone": {why: len(units) for why, units in found.left_alone.items()},
         "rounds": found.steps,
     }
-    write_text(dumps(facts, indent=2), json)
-    if json != STDOUT:
-        tell(f"{found}\nWrote {destination}")
+    deliver(facts, json, f"{found}\nWrote {destination}")
 
 
 def register(app: typer.Typer) -> None:

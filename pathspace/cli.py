@@ -123,9 +123,7 @@ def verify(
     from pathspace.files import STDOUT, ensure_writable, write_text
     from pathspace.target import load_target
 
-    for file in (json, proof):
-        if file is not None:
-            ensure_writable(file)
+    ensure_writable(json, proof)
     with show_progress("Loading", target) as status:
         loaded = load_target(target, inputs or (), seed=seed, train=train, warn=False)
         status("Tracing and verifying")
@@ -241,8 +239,7 @@ def explain(
     from pathspace.files import STDOUT, ensure_writable, write_text
     from pathspace.target import load_target
 
-    if json is not None:
-        ensure_writable(json)
+    ensure_writable(json)
     with show_progress("Loading", target) as status:
         loaded = load_target(target, inputs or (), seed=seed, train=train)
         status("Tracing and explaining")

@@ -19,13 +19,13 @@ from pathspace.errors import InputError
 STDOUT = "-"
 
 
-def ensure_writable(path: str | os.PathLike[str]) -> None:
-    """Fail now, rather than after a long computation, if ``path`` cannot be written.
+def ensure_writable(*paths: str | os.PathLike[str] | None) -> None:
+    """Fail now, rather than after a long computation, if one of these files cannot be written.
 
     An empty sibling file is created and removed again; an existing file is not touched.
 
     Args:
-        path: where a file is going to be written; ``-`` is standard output.
+        *paths: where files are going to be written; ``-`` is standard output, ``None`` is nowhere.
 
     Raises:
         InputError: the folder is missing, a folder or device is named, or writing is not permitted.
@@ -36,11 +36,12 @@ def ensure_writable(path: str | os.PathLike[str]) -> None:
         ...
         pathspace.errors.InputError: Cannot write 'no-such-folder/masks.safetensors': the folder ...
     """
-    if path == STDOUT:
-        return
-    temporary = _create_sibling(path, _destination(path))
-    with suppress(OSError):
-        temporary.unlink()
+    for path in paths:
+        if path is None or path == STDOUT:
+            continue
+        temporary = _create_sibling(path, _destination(path))
+        with suppress(OSError):
+            temporary.unlink()
 
 
 def existing_file(path: str | os.PathLike[str], owner: str, way_out: str) -> Path:

@@ -6,10 +6,9 @@ from enum import StrEnum
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 
 from pathspace.options import InputOption, JsonOption, SeedOption, TargetArgument
-from pathspace.progress import show_progress
+from pathspace.progress import deliver, show_progress, tell
 
 OutputOption = Annotated[
     str | None,
@@ -78,15 +77,7 @@ def _write(model: Any, output: str | None, to_stdout: bool) -> None:
     with replacing(output) as temporary:
         save_model(model, str(temporary))
     if not to_stdout:
-        Console().print(f"Wrote {output}", soft_wrap=True, markup=False, highlight=False)
-
-
-def _dump(result: dict[str, Any], json: str | None) -> None:
-    from json import dumps
-
-    from pathspace.files import write_text
-
-    write_text(dumps(result), json)
+        tell(f"Wrote {output}")
 
 
 def equalise(
@@ -112,9 +103,7 @@ def equalise(
     from pathspace.files import ensure_writable
     from pathspace.target import load_target
 
-    for file in (None if json == "-" else json, output):
-        if file is not None:
-            ensure_writable(file)
+    ensure_writable(json, output)
     with show_progress("Loading", target) as status:
         loaded = load_target(target, inputs or (), seed=seed, train=False)
         status("Tracing and equalising")
@@ -145,10 +134,7 @@ def equalise(
         "helped": found.helped,
         "predicted": {"before": certificate.before, "after": certificate.after, "at_least": certificate.bound},
     }
-    _dump(result, json)
-    if json != "-":
-        scales = ", ".join([*done, f"{graph.num_units:,} free scales"])
-        Console().print(f"{found} ({scales})", soft_wrap=True, markup=False, highlight=False)
+    deliver(result, json, f"{found} ({', '.join([*done, f'{graph.num_units:,} free scales'])})")
 
 
 def fit(
@@ -174,9 +160,7 @@ def fit(
     from pathspace.files import ensure_writable
     from pathspace.target import load_target
 
-    for file in (None if json == "-" else json, output):
-        if file is not None:
-            ensure_writable(file)
+    ensure_writable(json, output)
     with show_progress("Loading", target) as status:
         loaded = load_target(target, inputs or (), seed=seed, train=False)
         status("Tracing and fitting")
@@ -190,18 +174,14 @@ def fit(
     # (there is no NaN in JSON)
     measured = {"before": found.error_before, "after": found.error}
     errors = {key: None if math.isnan(value) else value for key, value in measured.items()}
-    _dump(
-        {
-            "dtype": dtype.value,
-            "fitted_before": found.fitted_before,
-            "fits": found.fits,
-            "error": errors,
-            "table": [asdict(row) for row in found.table],
-        },
-        json,
-    )
-    if json != "-":
-        Console().print(found)
+    facts = {
+        "dtype": dtype.value,
+        "fitted_before": found.fitted_before,
+        "fits": found.fits,
+        "error": errors,
+        "table": [asdict(row) for row in found.table],
+    }
+    deliver(facts, json, found)
     raise typer.Exit(0 if found.fits else FAILED)
 
 

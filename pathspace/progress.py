@@ -6,7 +6,8 @@ import contextlib
 import io
 import logging
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
 
 from rich.console import Console, RenderableType
 from rich.markup import escape
@@ -71,3 +72,20 @@ def stage_line(text: str, share: float | None) -> RenderableType:
 def tell(text: str) -> None:
     """Print what a command has done: no line is broken, nothing is taken for markup."""
     Console().print(text, soft_wrap=True, markup=False, highlight=False)
+
+
+def deliver(facts: Mapping[str, Any], json: str | None, shown: RenderableType) -> None:
+    """Write facts as JSON where that was asked for, and show them otherwise or beside it.
+
+    Args:
+        facts: what the command found.
+        json: a file, ``-`` for JSON on standard output and nothing else, or ``None``.
+        shown: sentences, or what rich shows.
+    """
+    from json import dumps
+
+    from pathspace.files import STDOUT, write_text
+
+    write_text(dumps(facts, indent=2), json)
+    if json != STDOUT:
+        tell(shown) if isinstance(shown, str) else Console().print(shown)

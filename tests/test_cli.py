@@ -15,6 +15,7 @@ from importlib.metadata import EntryPoint, version
 from pathlib import Path
 
 import pytest
+import torch
 import typer
 from typer.testing import CliRunner, Result
 
@@ -565,7 +566,11 @@ BLOCK = re.compile(r"```console\n\$ (?P<command>[^\n]+)\n(?P<output>.*?)```", re
 def test_the_guide_shows_what_the_commands_print(folder: Path) -> None:
     """Every console block is executed; ``PATHSPACE_WRITE_GUIDE=1`` writes the output into the guide."""
     guide = GUIDE.read_text()
-    (folder / "net.py").write_text(guide.split("```python\n")[1].split("```")[0])
+    net, checkpoints = (block.split("```")[0] for block in guide.split("```python\n")[1:3])
+    (folder / "net.py").write_text(net)
+    sys.path.insert(0, str(folder))
+    with torch.random.fork_rng():
+        exec(checkpoints)
 
     def executed(block: re.Match[str]) -> str:
         words = shlex.split(block["command"])[1:]
@@ -580,7 +585,7 @@ def test_the_guide_shows_what_the_commands_print(folder: Path) -> None:
     fresh = BLOCK.sub(executed, guide)
     if os.environ.get("PATHSPACE_WRITE_GUIDE"):
         GUIDE.write_text(fresh)
-    assert len(BLOCK.findall(guide)) == 7
+    assert len(BLOCK.findall(guide)) == 12
     assert comparable(GUIDE.read_text()) == comparable(fresh)
     assert json.loads((folder / "sequence.json").read_text())["dimension"] == 42
 

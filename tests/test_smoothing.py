@@ -165,6 +165,16 @@ def test_match_and_compare(folder):
     assert run("compare", "small.py:net", "a.safetensors", "broken.pt").exit_code == 2
 
 
+@pytest.mark.parametrize(
+    "words", [("prune", "-o", "out.pt"), ("match", "a", "b", "-o", "out.safetensors"), ("compare", "a", "b")]
+)
+def test_nothing_begins_where_the_facts_cannot_be_written(folder, words):
+    command, *more = words
+    result = run(command, "small.py:net", *more, "--json", "nowhere/facts.json")
+    assert result.exit_code == 2 and "nowhere" in result.output
+    assert [path.name for path in folder.iterdir()] == ["small.py"]
+
+
 def test_smooth(folder):
     result = run("smooth", "small.py:net", "--format", "aimet")
     assert result.exit_code == 0 and json.loads(result.output) == [["0", "1"], ["1", "3"]], result.output

@@ -69,9 +69,7 @@ def report(
     if output == json == STDOUT:
         raise InputError("report was asked for page and JSON on standard output; give one of them a file.")
     expect_suffix(output, "report", (".html", ".htm"))
-    for file in (output, json):
-        if file is not None:
-            ensure_writable(file)
+    ensure_writable(output, json)
     models = [(target, checkpoint)]
     if against is not None:
         models.append((against, None) if ":" in against else (target, against))
