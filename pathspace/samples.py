@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
@@ -21,6 +22,7 @@ from pathspace.nested import mapped
 from pathspace.reduction import ReductionGraph
 from pathspace.scaled_runs import ScaledRun
 from pathspace.sizes import Inputs
+from pathspace.through import Through
 
 # products w dL/dw below this share of a sample's largest are rounding errors
 NOTHING = 1e-11
@@ -64,6 +66,8 @@ class Sampler:
         self.tried = 0
         self.problem = ""
         self.quick = True
+        # whether the model runs where nothing is detached: then its derivatives are those of its function
+        self.through = True
         # whether what showed no effect in whole samples has one in quick ones
         self.surprised = False
 
@@ -193,7 +197,7 @@ class Sampler:
             return leaves, joined[torch.isfinite(joined)]
 
     def _weights(self, number: int) -> dict[str, Tensor]:
-        """The model's own weights twice, then weights around them, new ones, and new ones that hardly kill a unit."""
+        """The model's own weights twice, then weights around them, new and larger ones, some that kill few units."""
         drawn = {}
         for name, weight in self.weights.items():
             if number < 2 and bool(weight.any()):
@@ -204,8 +208,11 @@ class Sampler:
                 drawn[name] = weight.abs().clamp_min(1e-6) * (0.5 * noise).exp()
             else:
                 spread = float(weight.square().mean().sqrt()) if weight.numel() else 0.0
-                noise = (spread or 0.1) * noise
                 kind = number % 3
+                if kind == 1 and weight.dim() > 1:
+                    # a start with small weights leaves functions that bend almost linear
+                    spread = max(spread, (weight[0].numel() or 1) ** -0.5)
+                noise = (spread or 0.1) * noise
                 if kind == 2 and weight.dim() > 1:
                     # with more weights above 0 than below, rectifiers in a row let something through
                     noise = torch.where(torch.rand(noise.shape, generator=self.generator) < 0.8, noise.abs(), noise)
@@ -213,10 +220,17 @@ class Sampler:
         return drawn
 
     def _run(self, tensors: Mapping[str, Tensor], number: int) -> Any:
-        try:
-            return evaluate(self.model, tensors, *self._inputs(number))
-        except (RuntimeError, IndexError, ValueError):
-            # not every number is an input
+        inputs = self._inputs(number)
+        for through in (True, False) if self.through else (False,):
+            try:
+                with Through() if through else nullcontext():
+                    outputs = evaluate(self.model, tensors, *inputs)
+                self.through = through
+                return outputs
+            except (RuntimeError, IndexError, ValueError):
+                continue
+        # not every number is an input
+        with Through() if self.through else nullcontext():
             return evaluate(self.model, tensors, *self.examples[0])
 
     def _inputs(self, number: int) -> Any:

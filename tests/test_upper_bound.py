@@ -153,16 +153,46 @@ def test_a_lower_precision_in_the_code_does_not_open_the_bracket() -> None:
     assert "not attempted" not in certificate.upper_bound["evidence"]
 
 
+class Detached(nn.Module):
+    """Gradients see neither the norm of `a`, nor what the first output does to the scales of `b`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b, self.c = nn.Linear(3, 4), nn.Linear(4, 2), nn.Linear(2, 2)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        h = torch.relu(self.a(x) / self.a.weight.detach().norm(dim=1))
+        with torch.no_grad():
+            seen = self.b(h).relu()
+        return seen, self.c(torch.relu(self.b(h)))
+
+
+def test_bounds_speak_of_the_function_where_gradients_are_cut() -> None:
+    torch.manual_seed(0)
+    certificate = bracket(Detached(), torch.randn(4, 3))
+    # the norm hides a scale of each row of a; b is fixed by the first output
+    assert certificate.units == certificate.units_at_most == 4
+
+
 def test_it_says_where_it_is_not_attempted(monkeypatch: pytest.MonkeyPatch) -> None:
     x = torch.randn(4, 3)
 
-    class Detached(nn.Module):
+    class Straight(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, h: Tensor) -> Tensor:
+            return h.relu()
+
+        @staticmethod
+        def backward(ctx: Any, grad: Tensor) -> Tensor:
+            return grad
+
+    class Own(nn.Module):
         def __init__(self) -> None:
             super().__init__()
             self.a, self.b = nn.Linear(3, 4), nn.Linear(4, 2)
 
         def forward(self, x: Tensor) -> Tensor:
-            return self.b(torch.relu(self.a(x) / self.a.weight.detach().norm(dim=1)))
+            return self.b(Straight.apply(self.a(x)))
 
     class Chosen(nn.Module):
         def __init__(self) -> None:
@@ -172,7 +202,7 @@ def test_it_says_where_it_is_not_attempted(monkeypatch: pytest.MonkeyPatch) -> N
         def forward(self, x: Tensor) -> Tensor:
             return self.a(x).argmax(-1)
 
-    for model, reason in ((Detached(), "gradients"), (Chosen(), "no output depends")):
+    for model, reason in ((Own(), "gradients"), (Chosen(), "no output depends")):
         certificate = bracket(model, x)
         assert certificate.units_at_most is None
         assert reason in certificate.upper_bound["evidence"]

@@ -1,0 +1,37 @@
+"""Models that cut gradients (``detach``, ``no_grad``), differentiated as the functions that they are."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.overrides import TorchFunctionMode
+
+DETACH = frozenset({torch.Tensor.detach, torch.detach})
+
+
+class Through(TorchFunctionMode):
+    """Within: ``detach`` hands on its operand, and ``no_grad`` does nothing.
+
+    Enter it after gradients were switched on, as it also keeps them on.
+
+    Example:
+        >>> import torch
+        >>> x = torch.ones(1, requires_grad=True)
+        >>> with Through():
+        ...     y = x.detach() * 2
+        ...     with torch.no_grad():
+        ...         y = y + x
+        >>> torch.autograd.grad(y, x)[0]
+        tensor([3.])
+    """
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func in DETACH:
+            return args[0].view_as(args[0])
+        if getattr(func, "__name__", "") == "_set_grad_enabled":
+            return None
+        return func(*args, **(kwargs or {}))
+
+
+__all__ = ["Through"]
