@@ -10,10 +10,12 @@ import pytest
 import torch
 
 from pathspace.training.experiments.reproduce import Setting, leaderboard
-from pathspace.training.experiments.reproduce.leaderboard import Journal, contest
+from pathspace.training.experiments.reproduce.leaderboard import Journal, cases, contest
 from pathspace.training.experiments.reproduce.leaderboard_run import (
     ARMS,
     ONLY,
+    STARTS,
+    STEPS,
     TASKS,
     Result,
     Run,
@@ -61,8 +63,16 @@ def test_rates_are_chosen_by_the_tuning_seed_alone() -> None:
         # the tuning seed likes 0.003; others are best elsewhere
         return Result(abs(run.lr - 0.003) + run.seed / 1e4, run.lr, 0.5, run.lr > 0.5, "", 0.0)
 
-    found = list(contest(result, ("default",), (0, 1), 5, ["MLP"], ["SGD", "AdamW", "LoRA+"]))
-    assert [(e.arm, e.lr, len(e.results)) for e in found] == [("SGD", 0.003, 2), ("AdamW", 0.003, 2)]
+    chosen = [("default", "MLP", arm) for arm in ("SGD", "AdamW")]
+    found = list(contest(result, chosen, (0, 1)))
+    assert [(e.arm, e.lr, len(e.results)) for e in found] == [("SGD", 0.003, 2), ("AdamW", 0.003, 4)]
+
+
+def test_cases_begin_with_the_question_and_leave_nothing_out() -> None:
+    found = list(cases())
+    assert len(found) == len(set(found)) == len(STARTS) * (len(TASKS) * (len(ARMS) - len(ONLY)) + len(ONLY))
+    assert {arm for _, _, arm in found[: 4 * len(TASKS)]} == {"AdamW", "gauge-fixed AdamW"}
+    assert set(STEPS) == set(TASKS)
 
 
 def test_the_record_counts_failures_and_compares_pairs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -72,19 +82,30 @@ def test_the_record_counts_failures_and_compares_pairs(tmp_path: Path, monkeypat
         test = (1.0 if run.arm == "AdamW" and run.start != "default" else 0.5) + run.seed / 1e3
         return Result(test + run.lr, test, 0.1, False, "", 1.0)
 
-    monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(leaderboard, "carry_out", pretend)
-    found = leaderboard.run(Setting(run=lambda trials: [], shrink=10))
+    found = leaderboard.run(Setting(run=lambda trials: [], shrink=10, folder=tmp_path))
     found.write(tmp_path / "record.json")
     again = Record.read(tmp_path / "record.json")
     assert again.ours == found.ours and leaderboard.draw(again).axes
     rows = {row[:2]: row[2:] for row in found.ours.rows}
-    assert len(rows) == 10 * len(TASKS) + 2
+    assert len(rows) == (len(ARMS) - len(ONLY)) * len(TASKS) + len(ONLY)
     assert rows["MLP", "SGD"][0] == "2.303 ± 0.000 (0.001*, 5 failed)"
     verdicts = {claim["statement"]: claim["verdict"] for claim in found.claims}
     ours = "gauge-fixed AdamW ends lower than AdamW"
     assert verdicts[f"MLP, scrambled 100 start: {ours}"] == "confirmed"
     assert verdicts[f"MLP, default start: {ours}"] != "confirmed"
+    # the first families are as large as there are tasks, and the same p-value is corrected for six claims there
+    assert [claim["count"] for claim in found.claims[:12]] == 2 * [10, 10, 10, 5, 5, 5]
+    (first, *_), columns = found.data["standing"]["rows"], found.data["standing"]["columns"]
+    told = dict(zip(columns, first, strict=True))
+    assert told["within AdamW's interval or better"] == told["as from the default start"] == "yes"
+    assert told["scrambling hurts AdamW"] == told["gauge-fixed lower when scrambled"] == "confirmed"
+    # later, when no time is left, the journal knows the same
+    monkeypatch.setattr(leaderboard, "carry_out", lambda run: pytest.fail("run again"))
+    late = leaderboard.run(Setting(run=lambda trials: [], shrink=10, folder=tmp_path, minutes=0.0))
+    assert late.claims == found.claims and late.ours == found.ours
+    none = leaderboard.run(Setting(run=lambda trials: [], folder=tmp_path, minutes=0.0))
+    assert not none.ours.rows and any("Not run: SGD on MLP" in line for line in none.differs)
 
 
 def test_a_journal_goes_on_where_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,6 +9,10 @@ from benchmarks.__main__ import markdown
 from benchmarks.gpu import page as gpu_page
 from benchmarks.starts import STARTS, table
 
+from pathspace.training.experiments.reproduce import Setting, leaderboard
+from pathspace.training.experiments.reproduce.page import markdown_table
+from pathspace.training.experiments.reproduce.record import Record, Table
+
 DOCS = Path(__file__).parent.parent / "docs"
 
 
@@ -22,6 +26,16 @@ def test_the_comparison_of_starts_is_that_of_its_file() -> None:
         assert len(row["test_accuracy"]) == kept["seeds"]
         assert len(sums) == len(row["rates"]) == 6
         assert f"{row['lr']:g}" == min(sums, key=lambda rate: sums[rate])
+
+
+def test_the_standing_of_the_leaderboard_is_that_of_its_record() -> None:
+    record = Record.read(DOCS / "reproduction" / "optimizers.json")
+    kept = record.data["standing"]
+    table = Table(tuple(kept["columns"]), tuple(tuple(row) for row in kept["rows"]))
+    assert markdown_table(table) in (DOCS / "gauge-fixed.md").read_text()
+    # and the record is that of its journal: no run is missing, none is carried out
+    again = leaderboard.run(Setting(lambda trials: [], seeds=tuple(range(10)), folder=DOCS / "reproduction", minutes=0))
+    assert again.claims == record.claims and again.ours == record.ours and again.differs == record.differs
 
 
 def test_the_benchmarks_are_those_of_their_file() -> None:

@@ -323,18 +323,26 @@ def reproduce(
         str, typer.Option(metavar="DIR", help="Folder for record and picture; the page is DIR.md.")
     ] = "reproduction",
     jobs: Annotated[int, typer.Option(min=1, help="Processes, each on one thread.")] = 1,
-    seeds: Annotated[int, typer.Option(min=2, max=100, help="Fresh seeds that are reported.")] = 5,
+    seeds: Annotated[
+        int | None,
+        typer.Option(min=2, max=100, help="Fresh seeds that are reported; 5, for optimizers 10.", show_default=False),
+    ] = None,
     shrink: Annotated[
         int, typer.Option(min=1, help="Divide all budgets by this, to try the command out; the record says so.")
     ] = 1,
     device: Annotated[str, typer.Option(help="Where runs compute: cpu, cuda, mps or auto.")] = "cpu",
+    minutes: Annotated[
+        float | None,
+        typer.Option(min=0, help="For optimizers: begin no run after so many; the journal in --out knows the others."),
+    ] = None,
 ) -> None:
     """Rerun one of the papers' tables or figures, with intervals, a paired test and a verdict by rule.
 
     [bold]pathspace reproduce smnist[/]
     [bold]pathspace reproduce smnist --scale full --data mnist/[/]
 
-    Runs that have ended are kept in runs/trials, so that an interrupted experiment goes on where it was.
+    Runs that have ended are kept in runs/trials (those of optimizers in --out), so that an interrupted experiment goes
+    on where it was.
 
     Exit codes: 0 done, 2 bad input, 130 interrupted.
     """
@@ -343,7 +351,16 @@ def reproduce(
     console = _console(None)
     try:
         run_reproduction(
-            name, console, out=out, scale=scale.value, data=data, jobs=jobs, seeds=seeds, shrink=shrink, device=device
+            name,
+            console,
+            out=out,
+            scale=scale.value,
+            data=data,
+            jobs=jobs,
+            seeds=seeds,
+            shrink=shrink,
+            device=device,
+            minutes=minutes,
         )
     except KeyboardInterrupt:
         console.print("Interrupted; runs that had ended are kept: the same command goes on from there.", markup=False)

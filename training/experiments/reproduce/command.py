@@ -33,9 +33,10 @@ def run_reproduction(
     scale: str = "embedded",
     data: str | None = None,
     jobs: int = 1,
-    seeds: int = 5,
+    seeds: int | None = None,
     shrink: int = 1,
     device: str = "cpu",
+    minutes: float | None = None,
 ) -> Record | None:
     """Run one experiment and write its record, its picture and the page of all records in the folder.
 
@@ -46,9 +47,10 @@ def run_reproduction(
         scale: ``embedded`` or ``full``.
         data: folder of the paper's data.
         jobs: processes.
-        seeds: how many seeds are reported.
+        seeds: how many seeds are reported; ``None``: as many as the experiment asks for.
         shrink: divide budgets by this.
         device: where runs compute.
+        minutes: after so many, a contest of many runs begins no further one.
 
     Returns:
         The record, ``None`` for ``page``.
@@ -80,9 +82,11 @@ def run_reproduction(
             run=partial(run_counted, cache=cache, jobs=jobs, progress=progress, device=device),
             scale=scale,
             data=Path(data) if data else None,
-            seeds=tuple(range(seeds)),
+            seeds=tuple(range(seeds or experiment.seeds)),
             shrink=shrink,
             device=device,
+            folder=folder,
+            minutes=minutes,
         )
         record = experiment.run(setting)
     record.write(folder / f"{name}.json")

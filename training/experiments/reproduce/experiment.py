@@ -28,6 +28,8 @@ class Setting:
         tuning_seeds: seeds that choose learning rates.
         shrink: divide budgets by this; for tests only, a record of a shrunk run says so.
         device: where runs compute; a record says so where it is not the processor.
+        folder: where records are written; a contest of many runs keeps its journal there.
+        minutes: after so many such a contest begins no further run, and says what is lacking.
     """
 
     run: Callable[[Sequence[Trial]], list[Outcome]]
@@ -37,6 +39,8 @@ class Setting:
     tuning_seeds: tuple[int, ...] = TUNING_SEEDS
     shrink: int = 1
     device: str = "cpu"
+    folder: Path | None = None
+    minutes: float | None = None
 
     def budget(self, number: int) -> int:
         """Return a number of epochs or steps, shrunk for tests."""
@@ -65,6 +69,7 @@ class Experiment:
         needs: what ``--scale full`` expects in ``--data``; empty where nothing is needed.
         run: does it.
         draw: draws its picture from the record alone.
+        seeds: how many seeds are reported if nobody says.
     """
 
     name: str
@@ -73,3 +78,4 @@ class Experiment:
     needs: str
     run: Callable[[Setting], Record]
     draw: Callable[[Record], Figure]
+    seeds: int = 5

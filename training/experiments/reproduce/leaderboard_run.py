@@ -7,9 +7,8 @@ import time
 import warnings
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
-from functools import cache
+from functools import cache, partial
 from itertools import pairwise
-from typing import Any
 
 import numpy as np
 import torch
@@ -20,6 +19,7 @@ from torch.optim.lr_scheduler import LambdaLR
 
 import pathspace as ps
 from pathspace.errors import PathspaceError
+from pathspace.training.experiments.adapters import LoRARite, lora_plus
 from pathspace.training.experiments.models import CharacterGPT, CifarResNet, VisionTransformer
 from pathspace.training.experiments.tasks.digits import image_splits
 from pathspace.training.experiments.tasks.text import SHARES, chunks, token_loss, topics_text
@@ -132,6 +132,10 @@ def _balanced_adamw(model: nn.Module, graph: ps.ReductionGraph, lr: float) -> Op
     return AdamW(_trained(model), lr=lr)
 
 
+def _gauge_fixed(model: nn.Module, graph: ps.ReductionGraph, lr: float, norms: str = "unit") -> Optimizer:
+    return GaugeFixed(AdamW(_trained(model), lr=lr), graph, model=model, norms=norms)
+
+
 Maker = Callable[[nn.Module, ps.ReductionGraph, float], Optimizer]
 
 
@@ -139,11 +143,10 @@ def _path_sgd(model: nn.Module, graph: ps.ReductionGraph, lr: float) -> Optimize
     return PathSGD(model.named_parameters(), lr=lr, model=model, example=(torch.zeros(1, 1, 8, 8),), second=False)
 
 
-def _lora_plus(model: nn.Module, graph: ps.ReductionGraph, lr: float) -> Optimizer:
-    """AdamW with a rate for ``B`` that is 16 times that for ``A`` (Hayou et al., LoRA+, 2024)."""
-    sides = {side: [p for name, p in model.named_parameters() if name.startswith(side)] for side in ("down", "up")}
-    groups: list[dict[str, Any]] = [{"params": sides["down"]}, {"params": sides["up"], "lr": 16 * lr}]
-    return AdamW(groups, lr=lr)
+def _pairs(model: nn.Module) -> list[tuple[Tensor, Tensor]]:
+    """Factors of the adapters."""
+    sides = [[p for name, p in model.named_parameters() if name.startswith(side)] for side in ("up", "down")]
+    return list(zip(*sides, strict=True))
 
 
 ARMS: dict[str, tuple[float, Maker]] = {
@@ -152,7 +155,9 @@ ARMS: dict[str, tuple[float, Maker]] = {
     "RMSProp": (1e-5, lambda m, g, lr: RMSprop(_trained(m), lr=lr)),
     "Muon": (1e-3, lambda m, g, lr: Joined(_muon(m, lr))),
     "gauge-fixed SGD": (1e-3, lambda m, g, lr: GaugeFixed(SGD(_trained(m), lr=lr, momentum=0.9), g, model=m)),
-    "gauge-fixed AdamW": (1e-4, lambda m, g, lr: GaugeFixed(AdamW(_trained(m), lr=lr), g, model=m)),
+    "gauge-fixed AdamW": (1e-4, _gauge_fixed),
+    "gauge-fixed AdamW, norms by tensor": (1e-4, partial(_gauge_fixed, norms="tensor")),
+    "gauge-fixed AdamW, initial norms": (1e-4, partial(_gauge_fixed, norms="initial")),
     "gauge-fixed Muon": (1e-3, lambda m, g, lr: GaugeFixed(_muon(m, lr), g, model=m)),
     "balanced start, AdamW": (1e-4, _balanced_adamw),
     "G-SGD, bound 1": (
@@ -161,10 +166,19 @@ ARMS: dict[str, tuple[float, Maker]] = {
     ),
     "G-Adam": (1e-6, lambda m, g, lr: GAdam(m.named_parameters(), lr=lr, skeleton=g.skeleton("magnitude"))),
     "Path-SGD": (3e-3, _path_sgd),
-    "LoRA+": (1e-5, _lora_plus),
+    "LoRA+": (1e-5, lambda m, g, lr: lora_plus(_pairs(m), lr)),
+    "LoRA-RITE": (1e-4, lambda m, g, lr: LoRARite(_pairs(m), lr)),
 }
-# it takes sums over paths only: no maxima, norms or attention
-ONLY = {"Path-SGD": ("MLP",), "LoRA+": ("adapters",)}
+# Path-SGD takes sums over paths only: no maxima, norms or attention
+ONLY = {
+    "Path-SGD": ("MLP",),
+    "LoRA+": ("adapters",),
+    "LoRA-RITE": ("adapters",),
+    "gauge-fixed AdamW, norms by tensor": ("batch-norm ResNet",),
+    "gauge-fixed AdamW, initial norms": ("batch-norm ResNet",),
+}
+# steps of a run, the same for all contenders: fewer where each costs more
+STEPS = {"MLP": 150, "CNN": 150, "adapters": 150, "batch-norm ResNet": 80, "character GPT": 80, "ViT": 200}
 
 
 def chance(task: str) -> float:
@@ -286,4 +300,5 @@ def carry_out(run: Run) -> Result:
     return Result(ends[0], tested[0], tested[1], failed, reason, time.process_time() - started)
 
 
-__all__ = ["ARMS", "ONLY", "STARTS", "TASKS", "Result", "Run", "carry_out", "chance", "prepared", "rates", "score"]
+__all__ = ["ARMS", "ONLY", "STARTS", "STEPS", "TASKS", "Result", "Run", "carry_out", "chance", "prepared", "rates"]
+__all__ += ["score"]

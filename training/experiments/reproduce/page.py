@@ -79,7 +79,7 @@ def _verdicts(records: Sequence[Record]) -> str:
         for record in records
         for claim in record.claims
     ]
-    return _table(Table(("experiment", "claim", "verdict"), tuple(rows)))
+    return markdown_table(Table(("experiment", "claim", "verdict"), tuple(rows)))
 
 
 def _section(record: Record, folder: str) -> str:
@@ -94,11 +94,11 @@ def _section(record: Record, folder: str) -> str:
         f"```console\n$ pathspace reproduce {record.name}{scale}\n```\n",
         f"All runs together took {record.seconds / 60:.1f} minutes by the clock, on one thread.\n",
         "**The paper**\n",
-        _table(record.paper),
+        markdown_table(record.paper),
         "**Ours**\n",
-        _table(record.ours),
+        markdown_table(record.ours),
         "**Claims on trial**\n",
-        _table(claims),
+        markdown_table(claims),
         f"![{record.caption}]({folder}/{record.name}.png)\n",
         f"*{record.caption}*\n",
         "**Protocol**\n",
@@ -121,7 +121,17 @@ def _claim(claim: dict[str, Any]) -> tuple[str, ...]:
     return (claim["statement"], show("printed"), show("mean"), interval, told, f"**{claim['verdict']}**")
 
 
-def _table(table: Table) -> str:
+def markdown_table(table: Table) -> str:
+    """A table in Markdown.
+
+    Example:
+        >>> print(markdown_table(Table(("a", "b"), (("1", "2"),))))
+        | a | b |
+        | --- | ---: |
+        | 1 | 2 |
+        <BLANKLINE>
+    """
+
     def line(cells: Iterable[str]) -> str:
         return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
 

@@ -1,0 +1,149 @@
+"""The advice of ``suggest`` followed literally: trained networks, the leaderboard's tasks, and others.
+
+    PYTHONPATH=tests python -m benchmarks.advice docs/data/advice.json
+
+Ten steps with the advised optimizer and rate, once without a loss given to ``suggest`` and once with it.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+import math
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from zoo import trained
+
+import pathspace as ps
+from pathspace.training import suggest
+from pathspace.training.experiments.reproduce.leaderboard_run import TASKS, Run, prepared
+from pathspace.training.experiments.tasks.text import token_loss
+
+Loss = Callable[[nn.Module], Tensor]
+Subject = tuple[str, nn.Module, ps.ReductionGraph, Loss]
+STEPS = 10
+
+
+def trained_ones(names: list[str]) -> Iterator[Subject]:
+    """Trained networks, asked for their own outputs with noise of the outputs' size."""
+    for name in names:
+        model, args, kwargs = trained.load(name)
+        graph = ps.trace(model, *args, kwargs=kwargs)
+        with torch.no_grad():
+            first = _first(model(*args, **kwargs))
+        targets = first + first.std() * torch.randn(first.shape, generator=torch.Generator().manual_seed(0))
+
+        def loss(one: nn.Module, args: Any = args, kwargs: Any = kwargs, targets: Tensor = targets) -> Tensor:
+            return (_first(one(*args, **kwargs)) - targets).square().mean()
+
+        yield name, model, graph, loss
+
+
+def _first(outputs: Any) -> Tensor:
+    """The first tensor of some outputs."""
+    if isinstance(outputs, Tensor):
+        return outputs
+    return _first(outputs[0] if isinstance(outputs, tuple | list) else next(iter(outputs.values())))
+
+
+def tasks(starts: tuple[str, ...] = ("default", "scrambled 100")) -> Iterator[Subject]:
+    """The leaderboard's tasks, on one batch."""
+    for task in TASKS:
+        for start in starts:
+            model, graph = prepared(Run(task, start, "AdamW", 0.0, seed=3))
+            train = TASKS[task][1]()[0]
+            inputs, targets = train.inputs[:64], train.targets[:64]
+
+            def loss(one: nn.Module, inputs: Tensor = inputs, targets: Tensor = targets) -> Tensor:
+                outputs = one(inputs)
+                return token_loss(outputs, targets) if outputs.dim() == 3 else F.cross_entropy(outputs, targets)
+
+            yield f"{task}, {start}", model.train(), graph, loss
+
+
+class Recurrent(nn.Module):
+    """A GRU or LSTM with a read-out of the last step."""
+
+    def __init__(self, kind: type[nn.RNNBase]) -> None:
+        super().__init__()
+        self.body, self.head = kind(8, 24, batch_first=True), nn.Linear(24, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.body(x)[0][:, -1])
+
+
+def others() -> Iterator[Subject]:
+    """Networks of other kinds, fresh and regressed on random targets."""
+    deep = [layer for _ in range(20) for layer in (nn.Linear(24, 24), nn.ReLU())]
+    norms = [layer for _ in range(4) for layer in (nn.Linear(24, 24), nn.GroupNorm(4, 24), nn.SiLU())]
+    post = nn.TransformerEncoderLayer(24, 4, 48, dropout=0.0, batch_first=True)
+    makers: dict[str, tuple[nn.Module, tuple[int, ...]]] = {
+        "20 hidden layers": (nn.Sequential(nn.Linear(8, 24), *deep, nn.Linear(24, 4)), (8,)),
+        "group norms and SiLU": (nn.Sequential(nn.Linear(8, 24), *norms, nn.Linear(24, 4)), (8,)),
+        "LSTM": (Recurrent(nn.LSTM), (10, 8)),
+        "ReLU RNN": (_relu_rnn(), (10, 8)),
+        "post-norm transformer": (nn.Sequential(nn.Linear(8, 24), post, nn.Flatten(), nn.Linear(240, 4)), (10, 8)),
+        "tanh": (nn.Sequential(nn.Linear(8, 32), nn.Tanh(), nn.Linear(32, 4)), (8,)),
+    }
+    for name, (model, shape) in makers.items():
+        x = torch.randn(64, *shape)
+        y = torch.randn(64, 4)
+
+        def loss(one: nn.Module, x: Tensor = x, y: Tensor = y) -> Tensor:
+            return F.mse_loss(one(x), y)
+
+        yield name, model, ps.trace(model, x[:2]), loss
+
+
+def _relu_rnn() -> Recurrent:
+    model = Recurrent(nn.RNN)
+    model.body = nn.RNN(8, 24, nonlinearity="relu", batch_first=True)
+    return model
+
+
+def follow(subject: Subject, tried: bool) -> dict[str, Any]:
+    """Ten steps as advised, of a copy."""
+    name, model, graph, loss = subject
+    advice = suggest(model, graph, loss if tried else None, show=False)
+    twin = copy.deepcopy(model)
+    optimizer = advice.make(twin)
+    losses = []
+    for _ in range(STEPS):
+        optimizer.zero_grad()
+        value = loss(twin)
+        value.backward()
+        optimizer.step()
+        losses.append(value.item())
+    with torch.no_grad():
+        losses.append(loss(twin).item())
+    return {
+        "network": name,
+        "optimizer": advice.optimizer,
+        "rate": "tried" if tried else "not tried",
+        "lr": advice.lr,
+        "before": losses[0],
+        "after": losses[-1],
+        "falls": all(map(math.isfinite, losses)) and losses[-1] < losses[0],
+    }
+
+
+def main(path: Path, names: list[str]) -> None:
+    """Follow the advice everywhere and keep what happened."""
+    torch.manual_seed(0)
+    rows = []
+    for subjects in (others(), tasks(), trained_ones(names)):
+        for subject in subjects:
+            for tried in (False, True):
+                rows.append(follow(subject, tried))
+                print(rows[-1], flush=True)
+    path.write_text(json.dumps({"torch": torch.__version__, "steps": STEPS, "rows": rows}, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), sys.argv[2:] or list(trained.TRAINED))
