@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -138,7 +139,7 @@ def _finite(value: Any) -> Any:
         return {key: _finite(each) for key, each in value.items()}
     if isinstance(value, list):
         return [_finite(each) for each in value]
-    return None if isinstance(value, float) and value != value else value
+    return None if isinstance(value, float) and math.isnan(value) else value
 
 
 def _summary(chain: MarkovChain, record: ChainRecord) -> str:
@@ -172,7 +173,7 @@ def _table(chain: MarkovChain, record: ChainRecord) -> Any:
         table.add_column(heading, justify="right", no_wrap=True)
     for node, row in zip(chain.nodes, record.to_dict()["nodes"], strict=True):
         values = (row["cosine_mean"], row["cosine_q05"], row["cosine_q95"])
-        cells = ["" if value != value else f"{value:+.3f}" for value in values]
+        cells = ["" if math.isnan(value) else f"{value:+.3f}" for value in values]
         table.add_row(
             escape(node.name), node.kind, *cells, f"{row['direction_over_stream']:.3g}", f"{row['gauge']:+.2e}"
         )

@@ -5,9 +5,10 @@ from __future__ import annotations
 import copy
 import fnmatch
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -180,69 +181,77 @@ def hooked(
         differentiable: give every layer input and output a node of its own in autograd's graph.
         copies: make those nodes copies, which operations in place cannot change, instead of views.
     """
-    node = torch.clone if copies else _view
-    pending: dict[int, list[Tensor | None]] = {}
-    counts: dict[str, int] = {}
-    axis = [-1]
+    hooks = _Hooks(run, differentiable, copies)
+    with ExitStack() as stack:
+        for name, module in layers.items():
+            for handle in (
+                module.register_forward_pre_hook(hooks.before, with_kwargs=True),
+                module.register_forward_hook(partial(hooks.after, name), with_kwargs=True),
+            ):
+                stack.callback(handle.remove)
+        yield
 
-    def before(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+
+class _Hooks:
+    """What :func:`hooked` does before and after each call of a layer."""
+
+    def __init__(self, run: Run, differentiable: bool, copies: bool) -> None:
+        self.run, self.differentiable, self.copies = run, differentiable, copies
+        self.node = torch.clone if copies else _view
+        self.pending: dict[int, list[Tensor | None]] = {}
+        self.counts: dict[str, int] = {}
+        self.axis = -1
+
+    def before(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         made: dict[int, Tensor] = {}
         first: list[Tensor] = []
         # an operation in place would turn what was recorded into its own result
         twice = getattr(module, "inplace", False) or any(True for _ in module.children())
 
         def replace(value: Any) -> Any:
-            if not (isinstance(value, Tensor) and value.is_floating_point()):
+            if not _is_real(value):
                 return value
-            if not differentiable:
+            if not self.differentiable:
                 first.append(value)
                 return value
             if id(value) not in made:
-                source = node(value) if value.requires_grad else value.detach().clone().requires_grad_()
+                source = self.node(value) if value.requires_grad else value.detach().clone().requires_grad_()
                 first.append(source)
                 # a copy, too, for a leaf: autograd forbids to change one in place
                 made[id(value)] = source.clone() if twice or source.is_leaf else source
             return made[id(value)]
 
         replaced = tree_map(replace, (args, kwargs))
-        pending.setdefault(id(module), []).append(first[0] if first else None)
+        self.pending.setdefault(id(module), []).append(first[0] if first else None)
         return replaced
 
-    def after(name: str) -> Callable[..., Any]:
-        def hook(module: nn.Module, args: Any, kwargs: Any, output: Any) -> Any:
-            source = pending[id(module)].pop()
-            kind = type(module).__name__
-            if kind.startswith("Conv") and kind != "Conv1D":
-                axis[0] = 1
-            elif kind.startswith(("Linear", "LayerNorm", "RMSNorm", "Conv1D", "Embedding")):
-                axis[0] = -1
-            made: list[Tensor] = []
+    def after(self, name: str, module: nn.Module, _args: Any, _kwargs: Any, output: Any) -> Any:
+        source = self.pending[id(module)].pop()
+        kind = type(module).__name__
+        if kind.startswith("Conv") and kind != "Conv1D":
+            self.axis = 1
+        elif kind.startswith(("Linear", "LayerNorm", "RMSNorm", "Conv1D", "Embedding")):
+            self.axis = -1
+        seen = False
 
-            def replace(value: Any) -> Any:
-                if not (isinstance(value, Tensor) and value.is_floating_point()):
-                    return value
-                sink = node(value) if differentiable else value
-                # whoever receives it may overwrite it, history and all
-                copy = sink.clone() if differentiable and copies else sink
-                if not made:
-                    number = counts.get(name, 0)
-                    counts[name] = number + 1
-                    run.calls.append(Call(name, module, number, source, value, sink, axis[0]))
-                made.append(copy)
-                return copy
+        def replace(value: Any) -> Any:
+            nonlocal seen
+            if not _is_real(value):
+                return value
+            sink = self.node(value) if self.differentiable else value
+            if not seen:
+                number = self.counts.get(name, 0)
+                self.counts[name] = number + 1
+                self.run.calls.append(Call(name, module, number, source, value, sink, self.axis))
+                seen = True
+            # whoever receives it may overwrite it, history and all
+            return sink.clone() if self.differentiable and self.copies else sink
 
-            return tree_map(replace, output)
+        return tree_map(replace, output)
 
-        return hook
 
-    with ExitStack() as stack:
-        for name, module in layers.items():
-            for handle in (
-                module.register_forward_pre_hook(before, with_kwargs=True),
-                module.register_forward_hook(after(name), with_kwargs=True),
-            ):
-                stack.callback(handle.remove)
-        yield
+def _is_real(value: Any) -> bool:
+    return isinstance(value, Tensor) and value.is_floating_point()
 
 
 def observe(

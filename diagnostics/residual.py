@@ -147,26 +147,40 @@ class Finder:
             node = data[0]
         if graph.depends(stream, branch):
             return "", None, "the stream is computed from the branch"
+        why = self._no_residual(stream, branch, node, kind, parts, position) or self._long_skip(
+            stream, branch, node, rises
+        )
+        return ("", None, why) if why else (kind, node, "")
+
+    def _no_residual(
+        self, stream: fx.Node, branch: fx.Node, node: fx.Node, kind: str, parts: list[fx.Node], position: bool
+    ) -> str:
+        """Why a branch that leaves a stream at a node is no residual one, or ``""``."""
+        graph = self.graph
         if node is branch:
-            return "", None, "both operands are one value"
+            return "both operands are one value"
         if parts and not graph.reaches(node, branch, lambda n: self._is_other_part(n, node, parts)):
-            return "", None, "the operands are made from different parts of a split"
+            return "the operands are made from different parts of a split"
         if position:
-            return "", None, "one operand is made from a single position of a sequence: an input, not a stream"
+            return "one operand is made from a single position of a sequence: an input, not a stream"
         if not graph.layers(node, branch):
-            return "", None, "there is no learnable map from one operand to the other"
+            return "there is no learnable map from one operand to the other"
         if kind == "shortcut" and graph.affine(node, branch):
-            return "", None, "both operands are affine in one value: parallel linear maps, not a step along a stream"
+            return "both operands are affine in one value: parallel linear maps, not a step along a stream"
         if kind == "shortcut" and graph.layers(node, branch) < 2:
-            return "", None, "the branch has a single layer: two readings of one value, not a block with a shortcut"
+            return "the branch has a single layer: two readings of one value, not a block with a shortcut"
         if kind == "shortcut" and graph.weights(node, stream) & graph.weights(node, branch):
-            return "", None, "the shortcut's weights feed the branch, too: an input that is read again at every step"
+            return "the shortcut's weights feed the branch, too: an input that is read again at every step"
+        return ""
+
+    def _long_skip(self, stream: fx.Node, branch: fx.Node, node: fx.Node, rises: bool) -> str:
+        graph = self.graph
         named = not rises and any(kind_of(n) in _RISES for n in graph.between(node, branch))
         # a branch whose every way loses resolution that the stream keeps has found it again, by whatever operation
         kept = not halves(node, stream) and graph.reaches(node, stream, graph.falls)
         if named or (kept and not graph.reaches(node, branch, graph.falls)):
-            return "", None, "a long skip across resolutions: the other operand was down- and up-sampled"
-        return kind, node, ""
+            return "a long skip across resolutions: the other operand was down- and up-sampled"
+        return ""
 
     def _is_other_part(self, node: fx.Node, source: fx.Node, parts: list[fx.Node]) -> bool:
         same = any(node.target is part.target and node.args[1:] == part.args[1:] for part in parts)

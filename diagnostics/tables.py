@@ -109,9 +109,10 @@ class Table(Generic[Record]):
         for row in self.rows:
             if str(getattr(row, fields(row)[0].name)) == key:  # type: ignore[arg-type]
                 return row
-        raise InputError(f"The table {self.title!r} found no row {key!r}; its rows are {_listed(self._keys())}.")
+        raise InputError(f"The table {self.title!r} found no row {key!r}; its rows are {_listed(self.row_names())}.")
 
-    def _keys(self) -> list[str]:
+    def row_names(self) -> list[str]:
+        """What the rows are called, in order."""
         return [str(getattr(row, fields(row)[0].name)) for row in self.rows]  # type: ignore[arg-type]
 
     @property
@@ -191,7 +192,7 @@ class Table(Generic[Record]):
             How many scalars were written.
         """
         written = 0
-        for key, row in zip(self._keys(), self.to_dicts(), strict=True):
+        for key, row in zip(self.row_names(), self.to_dicts(), strict=True):
             for name, value in row.items():
                 if _is_number(value) and math.isfinite(value):
                     writer.add_scalar(f"{self.title}/{key}/{name}", float(value), step)
@@ -264,7 +265,7 @@ def _numbered(table: Table[Any]) -> list[str]:
     """Names of the rows, a repeated one with its count."""
     seen: dict[str, int] = {}
     names = []
-    for key in table._keys():
+    for key in table.row_names():
         seen[key] = seen.get(key, 0) + 1
         names.append(key if seen[key] == 1 else f"{key} ({seen[key]})")
     return names

@@ -345,10 +345,10 @@ class BasisPaths:
         for i, block in enumerate(graph.blocks):
             weight = block.values(graph.parameters[block.name].double()).cpu()
             value = weight * power(prefix, block.tail) * power(suffix, block.head)
-            parts.append(value.reshape(-1)[self._free(i)])
+            parts.append(value.reshape(-1)[self.in_no_tree(i)])
         return torch.cat(parts)
 
-    def _free(self, block: int) -> Tensor:
+    def in_no_tree(self, block: int) -> Tensor:
         """Flat mask of a block's edges outside both trees."""
         entry = self.graph.blocks[block]
         free = torch.ones(entry.shape, dtype=torch.bool).reshape(-1)
@@ -395,7 +395,7 @@ class BasisPaths:
         prefix = through / suffix
         result, position = {}, skeleton.num_chains
         for i, block in enumerate(graph.blocks):
-            free = self._free(i)
+            free = self.in_no_tree(i)
             path = block.values(graph.parameters[block.name].double()).cpu().reshape(-1).clone()
             path[free] = values[position : position + int(free.sum())]
             position += int(free.sum())

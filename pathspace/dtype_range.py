@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -208,8 +209,8 @@ def _error(held: Calibrated, model: nn.Module, dtype: torch.dtype) -> float:
             return float("nan")
         for old, new in zip(wanted, found, strict=True):
             change = float((new.double() - old.double()).abs().max() / old.double().abs().max().clamp_min(1e-300))
-            worst = max(worst, change) if change == change else float("nan")
-            if worst != worst:
+            worst = max(worst, change) if not math.isnan(change) else math.nan
+            if math.isnan(worst):
                 return worst
     return worst
 

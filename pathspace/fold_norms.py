@@ -92,11 +92,7 @@ def _captured(
 def _pairs(model: nn.Module, captured: Captured) -> Iterator[tuple[str, str]]:
     """Paths of layers and of the norms that can be folded into them."""
     nodes = [node for node in captured.graph.graph.nodes if node.op == "call_function"]
-    readers: dict[str, list[fx.Node]] = {}
-    for node in nodes:
-        for source in node.all_input_nodes:
-            if source.op == "placeholder":
-                readers.setdefault(captured.sources.get(source.name, ("", ""))[1], []).append(node)
+    readers = _readers(nodes, captured)
     modules = dict(model.named_modules(remove_duplicate=False))
     times = [id(module) for module in modules.values()]
 
@@ -122,11 +118,26 @@ def _pairs(model: nn.Module, captured: Captured) -> Iterator[tuple[str, str]]:
         norm, layer = path_of(node, (_BatchNorm,)), path_of(source, (_ConvNd, nn.Linear))
         if norm is None or layer is None:
             continue
-        value, own = source.meta.get("val"), modules[norm]
-        # (of more dimensions, the channels of a norm are not the features of a linear layer)
-        flat = not isinstance(modules[layer], nn.Linear) or (isinstance(value, Tensor) and value.dim() == 2)
-        if flat and type(own).forward is _BatchNorm.forward and not own.training and own.running_var is not None:
+        if _foldable(modules[layer], source.meta.get("val"), modules[norm]):
             yield layer, norm
+
+
+def _readers(nodes: list[fx.Node], captured: Captured) -> dict[str, list[fx.Node]]:
+    """The operations that read each parameter and buffer, by its name."""
+    readers: dict[str, list[fx.Node]] = {}
+    for node in nodes:
+        for source in node.all_input_nodes:
+            if source.op == "placeholder":
+                readers.setdefault(captured.sources.get(source.name, ("", ""))[1], []).append(node)
+    return readers
+
+
+def _foldable(layer: nn.Module, value: Any, norm: nn.Module) -> bool:
+    """Whether a norm is a factor and a constant per feature of the layer that made its operand."""
+    # (of more dimensions, the channels of a norm are not the features of a linear layer)
+    flat = not isinstance(layer, nn.Linear) or (isinstance(value, Tensor) and value.dim() == 2)
+    fixed = not norm.training and norm.running_var is not None
+    return flat and fixed and type(norm).forward is _BatchNorm.forward
 
 
 @torch.no_grad()

@@ -283,5 +283,5 @@ def log_factors(skeleton: TwoTrees) -> Iterator[tuple[np.ndarray, np.ndarray]]:
             torch.from_numpy(np.asarray(np.sign(ids.numpy()) * table[ids.abs().numpy()]))
             for ids, table in ((block.tail, prefix), (block.head, suffix))
         )
-        free = basis._free(i)
+        free = basis.in_no_tree(i)
         yield weight.reshape(-1)[free].numpy(), (tail + head).expand(block.shape).reshape(-1)[free].numpy()

@@ -162,7 +162,7 @@ class Forward:
             flat = sums.leaves((args, kwargs))
             if not any(isinstance(leaf, Sum) for leaf in flat):
                 found = _plainly(node, args, kwargs)
-                return pytree.tree_map(lambda leaf: self._result(leaf), found)
+                return pytree.tree_map(self._result, found)
             return self.passed(node, name, args, kwargs)
         if not any(isinstance(leaf, Sum) for leaf in flat):
             return _plainly(node, args, kwargs)
@@ -207,10 +207,9 @@ class Forward:
     def by_facts(self, node: fx.Node, facts: Facts, run: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The short ways, for operations of which enough is stated; ``None`` for all others."""
         shown, p = node.meta.get("val"), self.p
-        entering = list(sums.each_sum((args, kwargs)))
         if isinstance(shown, Tensor) and not shown.is_floating_point():
             return None
-        if facts.kind == "copy" or facts.kind == "dropout":
+        if facts.kind in ("copy", "dropout"):
             # (alpha dropout adds constants in training)
             return None if "alpha" in node.name else self._kept(args[0], shown)
         if facts.kind == "power":
@@ -229,14 +228,17 @@ class Forward:
         if facts.kind == "activation" and not facts.degree and len(args) == 2 and _is_float(args[1]):
             return self._sided(run, args)
         if facts.linear == "each":
-            if self.bound and len(entering) > 1:
-                self.refuse(operation_name(node.target), args, kwargs, "a product of activations has no largest slope")
-            return sums.multiplied(run, facts, args, kwargs, p)
+            return self._product(node, facts, run, args, kwargs)
         if facts.elementwise and (facts.linear == "jointly" or _is_quotient(facts, args, kwargs)):
             return sums.combined(run, args, kwargs, p)
         if facts.moves:
             return sums.moved(run, args, kwargs, p, facts.kind in ("padding", "write"))
         return self._weighted(facts, run, args, kwargs, shown)
+
+    def _product(self, node: fx.Node, facts: Facts, run: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if self.bound and len(list(sums.each_sum((args, kwargs)))) > 1:
+            self.refuse(operation_name(node.target), args, kwargs, "a product of activations has no largest slope")
+        return sums.multiplied(run, facts, args, kwargs, self.p)
 
     def _weighted(self, facts: Facts, run: Any, args: tuple[Any, ...], kwargs: dict[str, Any], shown: Any) -> Any:
         """A linear map of one operand with coefficients of its own, or a maximum over windows."""

@@ -113,42 +113,54 @@ def _memo(
             tensor = _tensor(value, share_tensors)
             if tensor is not None:
                 memo[id(value)] = tensor
-        elif isinstance(value, Mapping):
-            waiting += value.values()
-            waiting += getattr(value, "__dict__", {}).values()
-        elif isinstance(value, list | tuple | set | frozenset | deque):
-            waiting += value
         elif isinstance(value, types.FunctionType):
             twin = _twin(value)
             if twin is not None:
                 memo[id(value)] = twin
                 functions.append((value, twin))
-                waiting += [cell.cell_contents for cell in value.__closure__ or () if is_bound(cell)]
-                waiting += value.__defaults__ or ()
-                waiting += (value.__kwdefaults__ or {}).values()
-                waiting += value.__dict__.values()
-        elif isinstance(value, types.MethodType):
-            waiting.append(value.__self__)
-        elif isinstance(value, partial):
-            waiting += [value.func, *value.args, *value.keywords.values()]
+                waiting += _held(value)
+        elif isinstance(value, nn.Module):
+            modules.append(value)
+            waiting += value.__dict__.values()
+        elif _can_be_copied(value):
+            waiting += _held(value)
         else:
-            if isinstance(value, nn.Module):
-                modules.append(value)
-            try:
-                # an object that tells how it is made can be copied, once what it holds can
-                value.__reduce_ex__(4)
-                waiting += getattr(value, "__dict__", {}).values()
-            except Exception:
-                if isinstance(value, nn.Module):
-                    waiting += value.__dict__.values()
-                elif isinstance(value, torch.Generator):
-                    memo[id(value)] = torch.Generator(value.device)
-                    memo[id(value)].set_state(value.get_state())
-                else:
-                    memo[id(value)] = value
+            memo[id(value)] = _copy_of_generator(value) if isinstance(value, torch.Generator) else value
     # numbers of objects are those of living ones
     memo[id(memo)] = list(seen.values())
     return memo, functions, modules
+
+
+def _held(value: Any) -> list[Any]:
+    """What an object holds that a copy of it would copy as well."""
+    if isinstance(value, types.FunctionType):
+        cells = [cell.cell_contents for cell in value.__closure__ or () if is_bound(cell)]
+        return [*cells, *(value.__defaults__ or ()), *(value.__kwdefaults__ or {}).values(), *value.__dict__.values()]
+    if isinstance(value, types.MethodType):
+        return [value.__self__]
+    if isinstance(value, partial):
+        return [value.func, *value.args, *value.keywords.values()]
+    if isinstance(value, list | tuple | set | frozenset | deque):
+        return list(value)
+    entries = value.values() if isinstance(value, Mapping) else ()
+    return [*entries, *getattr(value, "__dict__", {}).values()]
+
+
+def _can_be_copied(value: Any) -> bool:
+    """Whether an object tells how it is made: it can be copied, once what it holds can."""
+    if isinstance(value, Mapping | list | tuple | set | frozenset | deque | types.MethodType | partial):
+        return True
+    try:
+        value.__reduce_ex__(4)
+    except Exception:
+        return False
+    return True
+
+
+def _copy_of_generator(value: torch.Generator) -> torch.Generator:
+    generator = torch.Generator(value.device)
+    generator.set_state(value.get_state())
+    return generator
 
 
 def _tensor(value: Tensor, share: bool) -> Tensor | None:

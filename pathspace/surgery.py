@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -241,7 +242,7 @@ def distance(one: Sequence[Tensor], two: Sequence[Tensor]) -> float:
         if a.numel() and a.dtype.is_floating_point:
             same = torch.nan_to_num(a - b, nan=0.0) if bool((a.isnan() == b.isnan()).all()) else a - b
             worst = max(worst, float(same.abs().max()) / max(float(b.nan_to_num().abs().max()), 1e-30))
-    return worst if worst == worst else float("inf")
+    return math.inf if math.isnan(worst) else worst
 
 
 @torch.no_grad()

@@ -10,6 +10,7 @@ so that neither a smaller last pass nor uneven shares change it.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -81,7 +82,7 @@ class Batches(Sampler[list[int]]):
 
     def __len__(self) -> int:
         """Count the passes of a whole epoch."""
-        return -(-self.size // self.batch_size)
+        return math.ceil(self.size / self.batch_size)
 
     @property
     def steps(self) -> int:

@@ -227,6 +227,12 @@ class PenalConnection:
             )
         return nodes[0], values.pop()
 
+    def attach(self, model: nn.Module) -> None:
+        """Follow every call of the model; ``remove()`` ends it."""
+        self.handles.append(model.register_forward_pre_hook(self._begin, with_kwargs=True))
+        self.handles.append(model.register_forward_hook(self._end))
+        self.sites.attach(model, outermost=True)
+
     def _end(self, module: nn.Module, args: Any, output: Any) -> None:
         # whatever a compiler makes of hooks and modes, a step without the penalty must not pass for one with it
         if torch.compiler.is_compiling() and torch.is_grad_enabled() and self.met < len(self.by_site):
@@ -349,14 +355,11 @@ def penalize(
     if not chain.nodes:
         raise InputError(f"{chain.sentence()[:-1]}, so there is nothing to penalise; choose a residual model.")
     connection = PenalConnection(chain, tau, per, scale, batch_dim)
-    handles = connection.handles
-    handles.append(model.register_forward_pre_hook(connection._begin, with_kwargs=True))
-    handles.append(model.register_forward_hook(connection._end))
-    connection.sites.attach(model, outermost=True)
+    connection.attach(model)
     object.__setattr__(model, PENAL, connection)
     if optimizer is not None:
-        handles.append(optimizer.register_step_post_hook(lambda *_: connection.advance()))
-    handles.append(_Attribute(model))
+        connection.handles.append(optimizer.register_step_post_hook(lambda *_: connection.advance()))
+    connection.handles.append(_Attribute(model))
     return model
 
 

@@ -68,7 +68,7 @@ def _differences(scales: Scales, virtual: Mapping[str, Ends], fixed: Sequence[Te
             number = _looked_up(solution, ids).abs().numpy()
             if number.shape[0] < rows:
                 # one scale for all positions at once
-                number, places = number, np.full([1] * number.ndim, -2)
+                places = np.full([1] * number.ndim, -2)
             else:
                 places = first + np.arange(rows).reshape(-1, *[1] * (number.ndim - 1))
             units, where = _terms(solution, number, places, shared)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from itertools import pairwise
+from typing import NamedTuple
 
 from torch import Tensor
 
@@ -22,64 +24,90 @@ def layout(view: Tensor, ids: Iterable[Tensor], shape: tuple[int, ...]) -> tuple
         The region of the parameter that the view covers, and each ids tensor with one dimension per parameter dimension
         (size 1 or the region's); ``None`` if the view does not respect the dimensions.
     """
-    strides = [1] * len(shape)
-    for dim in range(len(shape) - 2, -1, -1):
-        strides[dim] = strides[dim + 1] * shape[dim + 1]
+    tensors = list(ids)
+    start, parts, cut = _parts(view, shape)
+    for dim, lengths in cut:
+        tensors = [t.unflatten(dim, lengths) if t.shape[dim] > 1 else t.unsqueeze(dim) for t in tensors]
+    grouped = None if parts is None else _grouped(parts, start)
+    if grouped is None:
+        return None
+    region, groups = grouped
+    used = {part.dim for group in groups for part in group}
+    rest = [dim for dim in range(tensors[0].dim()) if dim not in used]
+    if any(tensor.shape[dim] > 1 for tensor in tensors for dim in rest):
+        return None
+    return region, [_laid_out(tensor, groups, rest) for tensor in tensors]
+
+
+class _Part(NamedTuple):
+    """A dimension of a view: the parameter's dimension it lies in, its step there, its size, its number."""
+
+    home: int
+    step: int
+    size: int
+    dim: int
+
+
+def _parts(
+    view: Tensor, shape: tuple[int, ...]
+) -> tuple[list[int], list[_Part] | None, list[tuple[int, tuple[int, int]]]]:
+    """Where a view starts, its dimensions as parts of the parameter's, and how flattened ones are cut.
+
+    Returns:
+        The start; the parts, ``None`` if the view does not respect the dimensions; ``(dim, sizes)`` for each cut.
+    """
+    strides = [math.prod(shape[dim + 1 :]) for dim in range(len(shape))]
     offset = view.storage_offset()
     start = [offset // stride % size for size, stride in zip(shape, strides, strict=True)]
-    tensors = list(ids)
-    # each entry: parameter dimension, step within it, size, the ids' dimension
-    parts: list[tuple[int, int, int, int]] = []
+    parts: list[_Part] = []
+    cut: list[tuple[int, tuple[int, int]]] = []
     dim = 0
-    pending = [(size, stride) for size, stride in zip(view.shape, view.stride(), strict=True)]
+    pending = list(zip(view.shape, view.stride(), strict=True))
     while pending:
         size, stride = pending.pop(0)
         if size > 1:
             home = next((d for d in range(len(shape)) if strides[d] <= stride < strides[d] * shape[d]), None)
             if home is None or stride % strides[home]:
-                return None
+                return start, None, cut
             step = stride // strides[home]
             room = (shape[home] - start[home] - 1) // step + 1
             if size > room:
                 # a flattened dimension: split it where the parameter's dimension ends
                 if start[home] or step != 1 or size % room:
-                    return None
+                    return start, None, cut
                 pending = [(size // room, stride * room), (room, stride), *pending]
-                tensors = [
-                    t.unflatten(dim, (size // room, room)) if t.shape[dim] > 1 else t.unsqueeze(dim) for t in tensors
-                ]
+                cut.append((dim, (size // room, room)))
                 continue
-            parts.append((home, step, size, dim))
+            parts.append(_Part(home, step, size, dim))
         dim += 1
+    return start, parts, cut
+
+
+def _grouped(parts: list[_Part], start: list[int]) -> tuple[Region, list[list[_Part]]] | None:
+    """The region that a view covers, and its parts by dimension of the parameter, outer ones first."""
     region: list[slice] = []
-    order: list[list[int]] = []
-    sizes: list[list[int]] = []
-    for home in range(len(shape)):
-        mine = sorted((part for part in parts if part[0] == home), key=lambda part: -part[1])
-        for outer, inner in pairwise(mine):
-            if outer[1] != inner[1] * inner[2]:
-                return None
-        step, length = (mine[-1][1], 1) if mine else (1, 1)
-        for part in mine:
-            length *= part[2]
-        region.append(slice(start[home], start[home] + (length - 1) * step + 1, step))
-        order.append([part[3] for part in mine])
-        sizes.append([part[2] for part in mine])
-    used = {d for group in order for d in group}
-    rest = [d for d in range(tensors[0].dim()) if d not in used]
-    result = []
-    for tensor in tensors:
-        if any(tensor.shape[d] > 1 for d in rest):
+    groups: list[list[_Part]] = []
+    for home, first in enumerate(start):
+        mine = sorted((part for part in parts if part.home == home), key=lambda part: -part.step)
+        if any(outer.step != inner.step * inner.size for outer, inner in pairwise(mine)):
             return None
-        tensor = tensor.permute([d for group in order for d in group] + rest)
-        for position, (group, lengths) in enumerate(zip(order, sizes, strict=True)):
-            now = tensor.shape[position : position + len(group)]
-            if len(group) == 0:
-                tensor = tensor.unsqueeze(position)
-            elif len(group) > 1 and all(n == 1 for n in now):
-                tensor = tensor.flatten(position, position + len(group) - 1)
-            elif len(group) > 1:
-                wide = [*tensor.shape[:position], *lengths, *tensor.shape[position + len(group) :]]
-                tensor = tensor.expand(wide).flatten(position, position + len(group) - 1)
-        result.append(tensor.reshape(tensor.shape[: len(shape)]))
-    return tuple(region), result
+        step = mine[-1].step if mine else 1
+        length = math.prod(part.size for part in mine) * step
+        region.append(slice(first, first + length - step + 1, step))
+        groups.append(mine)
+    return tuple(region), groups
+
+
+def _laid_out(tensor: Tensor, groups: list[list[_Part]], rest: list[int]) -> Tensor:
+    """One tensor of ids with a dimension for each of the parameter's."""
+    tensor = tensor.permute([part.dim for group in groups for part in group] + rest)
+    for position, group in enumerate(groups):
+        end = position + len(group)
+        if len(group) == 0:
+            tensor = tensor.unsqueeze(position)
+        elif len(group) > 1:
+            if any(n > 1 for n in tensor.shape[position:end]):
+                sizes = [part.size for part in group]
+                tensor = tensor.expand([*tensor.shape[:position], *sizes, *tensor.shape[end:]])
+            tensor = tensor.flatten(position, end - 1)
+    return tensor.reshape(tensor.shape[: len(groups)])

@@ -24,7 +24,7 @@ def nearest(semantics: Semantics, x: Value, size: Any, *args: Any, **kwargs: Any
 
     def resized(t: Tensor) -> Tensor:
         # ids below 2**53 survive the way to floating point and back
-        small = [n if t.shape[d] > 1 or shape[d] == 1 else 1 for d, n in enumerate(shape)]
+        small = [n if t.shape[d] > 1 else 1 for d, n in enumerate(shape)]
         return torch.nn.functional.interpolate(t.double(), size=small[2:], mode=mode).long()
 
     spatial = [dim for dim in range(2, ids.dim()) if ids.stride(dim) != 0]

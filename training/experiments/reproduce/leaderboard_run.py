@@ -227,7 +227,10 @@ class Result:
 
     def to_dict(self) -> dict[str, object]:
         """Plain values."""
-        return {key: None if value != value else value for key, value in asdict(self).items()}
+        return {
+            key: None if isinstance(value, float) and math.isnan(value) else value
+            for key, value in asdict(self).items()
+        }
 
 
 @cache

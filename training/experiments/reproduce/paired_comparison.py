@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -48,7 +49,7 @@ class Show:
 
     def value(self, number: float) -> str:
         """Write one number."""
-        return "–" if number != number else format(self.factor * number, self.pattern)
+        return "–" if math.isnan(number) else format(self.factor * number, self.pattern)
 
 
 PERCENT = Show("error in %", 100.0)

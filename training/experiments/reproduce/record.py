@@ -57,7 +57,7 @@ class Record:
     caption: str
     data: dict[str, Any]
     seconds: float
-    versions: dict[str, str] = field(default_factory=lambda: versions())
+    versions: dict[str, str] = field(default_factory=lambda: versions())  # noqa: PLW0108 (defined below)
 
     def write(self, path: Path) -> None:
         """Write the record as JSON, aside and renamed.

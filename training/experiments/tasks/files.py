@@ -100,7 +100,7 @@ class _ArraysOnly(pickle.Unpickler):
     ALLOWED = frozenset({"_reconstruct", "ndarray", "dtype"})
 
     def find_class(self, module: str, name: str) -> Any:
-        if module.split(".")[0] == "numpy" and name in self.ALLOWED:
+        if module.split(".", maxsplit=1)[0] == "numpy" and name in self.ALLOWED:
             # Files of 2009 name a place that later versions of numpy have moved.
             return _RECONSTRUCT if name == "_reconstruct" else getattr(np, name)
         if (module, name) == ("_codecs", "encode"):
