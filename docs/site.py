@@ -6,6 +6,7 @@ import functools
 import importlib
 import inspect
 import re
+import runpy
 from collections.abc import Iterator
 from importlib.metadata import entry_points
 from pathlib import Path
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     from mkdocs.structure.files import Files
     from mkdocs.structure.pages import Page
 
+HERE = Path(__file__).parent
 PACKAGES = ("pathspace", "pathspace.diagnostics", "pathspace.training")
 SHIM = "https://unpkg.com/iframe-worker/shim"  # what the theme loads to search pages opened from disk
 COMMAND = re.compile(r"^## (`pathspace .*)$", re.MULTILINE)
@@ -42,6 +44,15 @@ def api() -> Iterator[tuple[str, str]]:
     return iter([("api/index.md", "".join(index)), *pages])
 
 
+def gallery() -> Iterator[tuple[str, str]]:
+    """Address and Markdown of every notebook of the gallery, with a link to the notebook itself."""
+    notebooks = runpy.run_path(str(HERE / "notebooks.py"))
+    for file in sorted((HERE / "gallery").glob("*.ipynb")):
+        text = notebooks["markdown"](file.read_text(encoding="utf-8"))
+        title, rest = text.split("\n", 1)
+        yield f"gallery/{file.stem}.md", f"{title}\n\n[This page as a notebook]({file.name}).\n{rest}"
+
+
 def on_config(config: MkDocsConfig) -> MkDocsConfig:
     """Called by mkdocs before all else: what is made has a place in the navigation."""
     parts: dict[str, list[dict[str, str]]] = {package: [] for package in PACKAGES}
@@ -57,7 +68,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     """Called by mkdocs with the pages on disk; those that are made join them."""
     from mkdocs.structure.files import File
 
-    for address, text in api():
+    for address, text in [*api(), *gallery()]:
         files.append(File.generated(config, address, content=text))
     return files
 

@@ -1,0 +1,47 @@
+# needs: transformers
+# %% [markdown]
+# # Hugging Face models
+#
+# A model of the transformers library as it comes, tied embeddings and caches included: no list of layers is needed.
+
+# %%
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+import pathspace as ps
+
+config = LlamaConfig(vocab_size=64, hidden_size=16, intermediate_size=24, num_hidden_layers=1, num_attention_heads=2)
+torch.manual_seed(0)
+model = LlamaForCausalLM(config).eval()
+inputs = {"input_ids": torch.arange(8)[None]}
+graph = ps.trace(model, kwargs=inputs)
+print(graph.num_weights, "weights,", graph.num_units, "free scales, of which", graph.num_exact_units, "are exact")
+
+# %% [markdown]
+# Rescale what is exact as the model stands: logits stay.
+
+# %%
+with torch.no_grad():
+    before = model(**inputs).logits
+    ps.rescale(model, graph, torch.randn(graph.num_units), exact=True)
+    print(torch.allclose(model(**inputs).logits, before, atol=1e-5))
+
+# %% [markdown]
+# Quantisation tools keep lists of layers between which scales may move. Here they follow from the model.
+
+# %%
+pairs = ps.smoothing_pairs(graph)
+for pair in pairs:
+    print(", ".join(pair.writers), "->", ", ".join(pair.readers))
+
+# %% [markdown]
+# A skeleton works without weights, too, for models that are larger than the memory.
+
+# %%
+with torch.device("meta"):
+    large = LlamaForCausalLM(config)
+bare = ps.trace(large, kwargs={"input_ids": torch.zeros(1, 8, dtype=torch.long, device="meta")})
+print(bare.num_units == graph.num_units)
+
+# %% [markdown]
+# Next: `pathspace masks transformers:path/to/config.json -o masks.safetensors`; for checkpoints on disk `pathspace balance`.
