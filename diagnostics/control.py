@@ -12,9 +12,9 @@ import torch
 from torch import Tensor, nn
 
 from pathspace.diagnostics.layers import Call, Names, Types, observe, select
-from pathspace.diagnostics.signal import ELEMENTWISE
 from pathspace.diagnostics.spectra import Jacobian, Products, top_singular
 from pathspace.diagnostics.tables import Table
+from pathspace.diagnostics.theory import ELEMENTWISE
 from pathspace.errors import InputError, PathspaceError
 
 _MATRICES = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)

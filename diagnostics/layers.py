@@ -45,6 +45,8 @@ class Call:
         unit_axis: the axis of the output along which units (channels or features) are counted.
         activation: name of the first activation function applied after the layer and before the next one, and its
             module or keyword settings.
+        given: the arguments that the layer was called with, and those by keyword.
+        received: the first floating-point tensor among them, the same object.
     """
 
     name: str
@@ -54,6 +56,8 @@ class Call:
     output: Tensor
     sink: Tensor
     unit_axis: int
+    given: tuple[Any, Any]
+    received: Any
     activation: tuple[str, tuple[Any, ...], Mapping[str, Any]] | None = None
     version: int = field(init=False)
 
@@ -198,7 +202,7 @@ class _Hooks:
     def __init__(self, run: Run, differentiable: bool, copies: bool) -> None:
         self.run, self.differentiable, self.copies = run, differentiable, copies
         self.node = torch.clone if copies else _view
-        self.pending: dict[int, list[Tensor | None]] = {}
+        self.pending: dict[int, list[tuple[Tensor | None, Any, Any]]] = {}
         self.counts: dict[str, int] = {}
         self.axis = -1
 
@@ -222,11 +226,12 @@ class _Hooks:
             return made[id(value)]
 
         replaced = tree_map(replace, (args, kwargs))
-        self.pending.setdefault(id(module), []).append(first[0] if first else None)
+        received = next(iter(made.values()), None)
+        self.pending.setdefault(id(module), []).append((first[0] if first else None, replaced, received))
         return replaced
 
     def after(self, name: str, module: nn.Module, _args: Any, _kwargs: Any, output: Any) -> Any:
-        source = self.pending[id(module)].pop()
+        source, given, received = self.pending[id(module)].pop()
         kind = type(module).__name__
         if kind.startswith("Conv") and kind != "Conv1D":
             self.axis = 1
@@ -242,7 +247,7 @@ class _Hooks:
             if not seen:
                 number = self.counts.get(name, 0)
                 self.counts[name] = number + 1
-                self.run.calls.append(Call(name, module, number, source, value, sink, self.axis))
+                self.run.calls.append(Call(name, module, number, source, value, sink, self.axis, given, received))
                 seen = True
             # whoever receives it may overwrite it, history and all
             return sink.clone() if self.differentiable and self.copies else sink

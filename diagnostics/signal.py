@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import math
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
@@ -14,22 +13,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from pathspace.diagnostics.layers import Call, Names, Run, Types, observe, rademacher, select
-from pathspace.diagnostics.meanfield import Function, gains, gaussian_mean, slope
+from pathspace.diagnostics.meanfield import Function, gains
 from pathspace.diagnostics.tables import Estimate, Table
+from pathspace.diagnostics.theory import BATCH_NORMS, CONVOLUTIONS, ELEMENTWISE, expected_gain
 from pathspace.errors import InputError
-from pathspace.inference.registry import FACTS
-
-# layers that are one elementwise activation function: nn.LeakyReLU is leaky_relu (but for those with a random slope)
-_FUNCTIONS = {
-    name.removeprefix("aten.").replace("_", "")
-    for name, facts in FACTS.items()
-    if facts.kind == "activation" and facts.elementwise and "rrelu" not in name
-}
-ELEMENTWISE = tuple(
-    layer for name, layer in vars(nn).items() if name.lower() in _FUNCTIONS and issubclass(layer, nn.Module)
-)
-_CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
-_BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 
 
 @dataclass(frozen=True)
@@ -49,7 +36,7 @@ class LayerSignal:
             derivative was zero.
         vjp_gain: ``Var[vJ] / Var[v] = tr(J J^T) / N`` of the layer, over isotropic v.
         jvp_gain: ``Var[Ju] / Var[u] = tr(J^T J) / M`` of the layer, over isotropic u.
-        expected_gain: what theory says of ``vjp_gain`` for this type of layer, these weights and this input variance.
+        expected_gain: what theory says of ``vjp_gain``, see :func:`pathspace.diagnostics.theory.expected_gain`.
         output_gain: ``Var[v dy/dz] / Var[v]`` from the model's output y back to this layer's output z.
         weight_gain: ``sqrt(fan_in E[w^2])``, the scale of the layer's weights.
         forward_gain: the scale that keeps activations of unit variance, given the activation that follows.
@@ -254,7 +241,7 @@ def _own_gains(
         # a diagonal Jacobian is symmetric
         return _estimate(samples), _estimate(samples), [], own
     forwards = []
-    if isinstance(call.module, (nn.Linear, *_CONVOLUTIONS)) or _frozen_norm(call.module):
+    if isinstance(call.module, (nn.Linear, *CONVOLUTIONS)) or _frozen_norm(call.module):
         # an affine map is its own derivative, and far cheaper to run than to differentiate twice
         with torch.no_grad():
             for _ in range(probes):
@@ -281,17 +268,17 @@ def _estimate(samples: list[Tensor]) -> Estimate:
 
 
 def _frozen_norm(module: nn.Module) -> bool:
-    return isinstance(module, _BATCH_NORMS) and not module.training and module.running_var is not None
+    return isinstance(module, BATCH_NORMS) and not module.training and module.running_var is not None
 
 
 def _without_bias(module: nn.Module, value: Tensor) -> Tensor:
     if isinstance(module, nn.Linear):
         return F.linear(value, module.weight)
-    if isinstance(module, _BATCH_NORMS):
+    if isinstance(module, BATCH_NORMS):
         assert module.running_var is not None
         mean = torch.zeros_like(module.running_var)
         return F.batch_norm(value, mean, module.running_var, module.weight, None, eps=module.eps)
-    assert isinstance(module, _CONVOLUTIONS)
+    assert isinstance(module, CONVOLUTIONS)
     result: Tensor = module._conv_forward(value, module.weight, None)
     return result
 
@@ -303,53 +290,11 @@ def weight_gain(module: nn.Module) -> float | None:
     elif type(module).__name__ == "Conv1D":
         weight = module.weight.T
     else:
-        weight = getattr(module, "weight", None) if isinstance(module, (nn.Linear, *_CONVOLUTIONS)) else None
+        weight = getattr(module, "weight", None) if isinstance(module, (nn.Linear, *CONVOLUTIONS)) else None
     if not isinstance(weight, Tensor) or weight.dim() < 2:
         return None
     weight = weight.detach().double()
     return math.sqrt(float(weight.square().mean()) * weight[0].numel())
-
-
-def expected_gain(call: Call) -> float | None:
-    """Theory for the layer's ``tr K``.
-
-    Linear ``||W||^2 / N``; convolution the same per position; an activation ``E[phi'^2]`` over a normal input of
-    the measured mean and variance; layer norm ``(1 - 2/n) E[gamma^2] E[1 / var]``; batch norm in eval mode
-    ``E[gamma^2 / running_var]``; dropout ``1 / (1 - p)``.
-    """
-    module, source = call.module, call.source
-    if source is None:
-        return None
-    source = source.detach()
-    if isinstance(module, nn.Linear):
-        return float(module.weight.detach().double().square().sum()) / module.in_features
-    if isinstance(module, _CONVOLUTIONS):
-        spread = call.output[0, 0].numel() / (source.shape[1] * source[0, 0].numel())
-        return float(module.weight.detach().double().square().sum()) * spread
-    if isinstance(module, ELEMENTWISE):
-        if any(parameter.numel() > 1 for parameter in module.parameters()):
-            return None
-        source, derivative = source.double(), slope(_of_module(module))
-        return gaussian_mean(lambda z: derivative(z) ** 2, float(source.var(correction=0)), float(source.mean()))
-    if isinstance(module, nn.LayerNorm):
-        flat = source.double().flatten(source.dim() - len(module.normalized_shape))
-        gamma = 1.0 if module.weight is None else float(module.weight.detach().double().square().mean())
-        inverse = float((1 / (flat.var(-1, correction=0) + module.eps)).mean())
-        return (1 - 2 / flat.shape[-1]) * gamma * inverse
-    if isinstance(module, _BATCH_NORMS) and _frozen_norm(module):
-        assert module.running_var is not None
-        gamma2 = 1.0 if module.weight is None else module.weight.detach().double().square()
-        return float((gamma2 / (module.running_var.double() + module.eps)).mean())
-    if isinstance(module, nn.Dropout):
-        return 1 / (1 - module.p) if module.training and module.p < 1 else 1.0
-    return 1.0 if isinstance(module, nn.Identity | nn.Flatten) else None
-
-
-def _of_module(module: nn.Module) -> Function:
-    twin = copy.deepcopy(module).double().requires_grad_(False)
-    if hasattr(twin, "inplace"):
-        setattr(twin, "inplace", False)  # noqa: B010
-    return twin
 
 
 def _recommended(call: Call, following: nn.Module | None) -> tuple[float, float] | None:
