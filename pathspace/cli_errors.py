@@ -16,6 +16,7 @@ from rich.console import Console
 from typer.core import TyperGroup
 
 from pathspace.errors import PathspaceError
+from pathspace.next_step import next_step
 
 FAILED, BAD_INPUT, INTERRUPTED = 1, 2, 130
 _debugging: ContextVar[bool] = ContextVar("debugging", default=False)
@@ -44,8 +45,10 @@ class ErrorSentenceGroup(TyperGroup):
 
         def run() -> int:
             code = super(ErrorSentenceGroup, self).main(given, prog_name, standalone_mode=False, **extra)
+            code = code if isinstance(code, int) else 0
+            self._tell_next(given, code)
             sys.stdout.flush()
-            return code if isinstance(code, int) else 0
+            return code
 
         token = _debugging.set(debug)
         try:
@@ -55,6 +58,15 @@ class ErrorSentenceGroup(TyperGroup):
         if standalone_mode:
             sys.exit(code)
         return code
+
+    def _tell_next(self, given: Sequence[str], code: int) -> None:
+        """On a terminal, end with the line to type next."""
+        command = self.commands.get(given[0]) if given and Console().is_terminal else None
+        if command is None or code not in (0, FAILED) or {"-h", "--help"} & set(given):
+            return
+        words = command.make_context(given[0], list(given[1:]), resilient_parsing=True).params
+        if (line := next_step(given[0], words, code == 0)) is not None:
+            Console().print(f"Next: {line}", soft_wrap=True, markup=False, highlight=False)
 
     def invoke(self, ctx: Any) -> Any:
         """Run one command; an interrupt is kept from typer, which would end without a word."""

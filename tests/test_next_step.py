@@ -1,0 +1,68 @@
+"""The line at the end of a command that says what to type next."""
+
+from __future__ import annotations
+
+import shlex
+from importlib.metadata import entry_points
+from pathlib import Path
+from string import Formatter
+
+import pytest
+from typer import Typer
+from typer.main import get_command
+from typer.testing import CliRunner
+
+from pathspace import cli
+from pathspace.next_step import STEPS, next_step
+
+NET = """
+from torch import nn
+
+class Net(nn.Sequential):
+    def __init__(self):
+        super().__init__(nn.Linear(3, 2))
+"""
+TERMINAL = {"TTY_COMPATIBLE": "1", "COLUMNS": "100"}
+
+
+def commands() -> dict[str, object]:
+    others = Typer()
+    for point in entry_points(group="pathspace.commands"):
+        point.load()(others)
+    return get_command(cli.app).commands | get_command(others).commands
+
+
+@pytest.mark.parametrize("command, well", STEPS)
+def test_every_step_can_be_typed(command: str, well: bool) -> None:
+    known = commands()
+    names = {name for _, name, _, _ in Formatter().parse(STEPS[command, well]) if name}
+    given = dict.fromkeys(names, "file.safetensors") | {"inputs": ["2x3", "2x1:int64"]}
+    if "task" in names:
+        given["task"] = "digits-rows"
+    line = next_step(command, given, well)
+    assert line is not None
+    program, following, *words = shlex.split(line)
+    assert program == "pathspace"
+    context = known[following].make_context(following, words)  # refuses unknown options and missing arguments
+    assert "inputs" not in names or list(context.params["inputs"]) == given["inputs"]
+    assert names - {"inputs"} <= {parameter.name for parameter in known[command].params}
+
+
+def test_nothing_follows_what_went_to_standard_output_or_lacks_a_part() -> None:
+    for option in ("json", "output", "proof"):
+        assert next_step("verify", {"target": "net.py:Net", option: "-"}) is None
+    assert next_step("balance", {"target": "folder", "source": "new", "destination": None}) is None
+    assert next_step("data", {}) is None
+    assert next_step("verify", {"target": "a b.py:Net", "proof": "p.json"}) == "pathspace check p.json 'a b.py:Net'"
+
+
+def test_a_terminal_shows_the_step_and_a_pipe_does_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("net.py").write_text(NET)
+    words = ["explain", "net.py:Net", "--input", "2x3"]
+    on_terminal = CliRunner().invoke(cli.app, words, env=TERMINAL)
+    assert on_terminal.output.endswith("Next: pathspace report net.py:Net --input 2x3 -o report.html\n")
+    assert on_terminal.output.count("Next: ") == 1 and on_terminal.exit_code == 0
+    assert "Next: " not in CliRunner().invoke(cli.app, words).output
+    for more in (["--json", "-"], ["--help"], ["--input", "2x4"]):
+        assert "Next: " not in CliRunner().invoke(cli.app, [*words, *more], env=TERMINAL).output
