@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from pathspace.capture import Captured, capture
 from pathspace.errors import InputError, UnsupportedError
 from pathspace.importance import importance
-from pathspace.inference.channels import Channels, Side
+from pathspace.inference.channels import Channels, InnerChannels, Side
 from pathspace.inference.interpreter import interpret
 from pathspace.inputs import arranged
 from pathspace.rebasin import Matching, by_activations, by_weights, interpolated, permuted, weight_distance
@@ -128,7 +128,7 @@ class ChannelGroups:
 
         Raises:
             InputError: unknown groups or channels, or nothing would be left.
-            UnsupportedError: channels of this group cannot be left out, with the reason.
+            UnsupportedError: channels of this group, or any channels at all, cannot be left out, with the reason.
 
         Example:
             >>> import torch, pathspace as ps
@@ -140,6 +140,11 @@ class ChannelGroups:
               (2): Linear(in_features=2, out_features=2, bias=True)
             )
         """
+        if not isinstance(keep, Mapping) and keep < 1 and not self.removable:
+            reasons = "; ".join(dict.fromkeys(self.refused.values())) or "nothing in it is a channel"
+            raise UnsupportedError(
+                f"No channel of {type(self.model).__name__} can be left out ({reasons}); keep the model as it is."
+            )
         cuts = self._cuts(keep, by)
         small = without(self.model, cuts, self._adjustments)
         check_same(small, masked(self.model, cuts), *self._inputs)
@@ -343,10 +348,21 @@ def channel_groups(captured: Captured, model: nn.Module) -> tuple[ChannelGroup, 
         captured: the capture.
         model: the model, or another of the same architecture.
     """
+    groups: dict[str, ChannelGroup] = {}
     with torch.device("cpu"), torch.inference_mode(False):
         found, _ = interpret(captured, Channels)
-        positions, mixed = found.solve()
+        _collect(found, model, groups)
+        if found.several:
+            _collect(interpret(captured, InnerChannels)[0], model, groups)
+    return tuple(groups.values())
+
+
+def _collect(found: Channels, model: nn.Module, groups: dict[str, ChannelGroup]) -> None:
+    """Add the groups of one reading that share no side with those before."""
+    positions, mixed = found.solve()
     order = {name: number for number, name in enumerate(tensors_of(model))}
+    parameters = {name for name, _ in model.named_parameters(remove_duplicate=False)}
+    known = {side for group in groups.values() for side in group.slices}
     members: dict[int, dict[Side, Tensor]] = {}
     for side in sorted(positions, key=lambda side: (order[side[0]], side[1])):
         numbers = positions[side]
@@ -357,15 +373,13 @@ def channel_groups(captured: Captured, model: nn.Module) -> tuple[ChannelGroup, 
     for channel, slices in members.items():
         signature = (channel in mixed, *((side, len(where)) for side, where in slices.items()))
         alike.setdefault(signature, []).append(channel)
-    groups: dict[str, ChannelGroup] = {}
-    parameters = {name for name, _ in model.named_parameters(remove_duplicate=False)}
     for together in alike.values():
         sides = members[together[0]]
         # (of what no weight reads nothing is known: taps of a kernel that are picked one by one, say)
-        if len(together) > 1 and any(name in parameters for name, _ in sides) and any(s in found.reads for s in sides):
+        read = any(name in parameters for name, _ in sides) and any(side in found.reads for side in sides)
+        if len(together) > 1 and read and not known & set(sides):
             group = _group([members[channel] for channel in together], found.reads, mixed.get(together[0], ""), groups)
             groups[group.name] = group
-    return tuple(groups.values())
 
 
 def _group(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
 
 import pytest
@@ -113,6 +114,39 @@ class Enlarged(nn.Module):
         return self.head(F.relu(self.wide(x)))
 
 
+class Recurrent(nn.Module):
+    """A recurrent layer by hand, from zeros."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.into, self.again, self.out = nn.Linear(3, 6), nn.Linear(6, 6, bias=False), nn.Linear(6, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = x.new_zeros(len(x), self.again.in_features)
+        for step in x.unbind(1):
+            h = F.relu(self.into(step) + self.again(h))
+        return self.out(h)
+
+
+class Tables(nn.Module):
+    """Matrices of heads and of experts in tables."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.q, self.k, self.v = (nn.Parameter(torch.randn(4, 6, 5) / 3) for _ in range(3))
+        self.o, self.last = nn.Parameter(torch.randn(4, 5, 6) / 3), nn.Linear(6, 2)
+        self.up, self.down = nn.Parameter(torch.randn(3, 6, 16) / 3), nn.Parameter(torch.randn(3, 8, 6) / 3)
+        self.into, self.router = nn.Linear(3, 6), nn.Linear(6, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.into(x)
+        q, k, v = (torch.einsum("bti,hid->bhtd", x, table) for table in (self.q, self.k, self.v))
+        x = x + torch.einsum("bhtd,hdi->bti", (q @ k.transpose(-1, -2)).softmax(-1) @ v, self.o)
+        gate, value = torch.einsum("bti,eio->beto", x, self.up).chunk(2, -1)
+        each = torch.einsum("beto,eoi->beti", F.silu(gate) * value, self.down)
+        return self.last((self.router(x).softmax(-1).transpose(1, 2)[..., None] * each).sum(1))
+
+
 class Shuffled(nn.Module):
     """Halves that take different ways and are shuffled."""
 
@@ -135,6 +169,7 @@ MODELS = {
     "block": (lambda: Block(Attention(16, 4)), TOKENS),
     "grouped": (lambda: Block(Grouped()), TOKENS),
     "enlarged": (Enlarged, IMAGE),
+    "recurrent": (Recurrent, TOKENS),
     "stubborn": (lambda: Block(Stubborn(16, 4)), TOKENS),
     "shuffled": (Shuffled, IMAGE),
     "plain": (
@@ -235,6 +270,50 @@ def test_what_stays_is_refused_with_a_reason():
     for keep in ({"nothing": 0.5}, {"up.weight": 0.0}, {"up.weight": []}, {"up.weight": [12]}, {"up.weight": [True]}):
         with pytest.raises(ps.InputError):
             groups.remove(keep)
+
+
+def test_tables_of_heads_and_of_experts():
+    torch.manual_seed(0)
+    model, x = Tables().double(), TOKENS.double()
+    groups = ps.channels(model, x)
+    assert {group.name: len(group) for group in groups} == {"q": 4, "up": 8, "into.weight": 6}
+    small = groups.remove({"q": [0, 3], "up": [1, 2, 5]})
+    assert small.q.shape == (2, 6, 5) and small.up.shape == (3, 6, 6) and small.down.shape == (3, 3, 6)
+    by_hand = copy.deepcopy(model)
+    with torch.no_grad():
+        by_hand.o[[1, 2]] = 0
+        by_hand.down[:, [0, 3, 4, 6, 7]] = 0
+    torch.testing.assert_close(small(x), by_hand(x), rtol=1e-10, atol=1e-10)
+    assert groups.match(groups.permute(redone(groups))).after == 0
+
+
+def test_states_of_a_recurrent_layer_of_torch():
+    torch.manual_seed(0)
+    rnn, out = nn.RNN(3, 6, nonlinearity="relu", batch_first=True).double(), nn.Linear(6, 2).double()
+
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.rnn, self.out = rnn, out
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.out(self.rnn(x)[0])
+
+    model, x = Net(), TOKENS.double()
+    small = ps.channels(model, x).remove({"rnn.weight_ih_l0": [0, 2, 5]})
+    assert small.rnn.hidden_size == 3
+    by_hand = copy.deepcopy(model)
+    with torch.no_grad():
+        by_hand.rnn.weight_hh_l0[:, [1, 3, 4]] = by_hand.out.weight[:, [1, 3, 4]] = 0
+    torch.testing.assert_close(small(x), by_hand(x), rtol=1e-10, atol=1e-10)
+
+
+def test_a_model_of_which_nothing_can_be_left_out():
+    model = nn.Sequential(nn.Linear(3, 4), nn.LayerNorm(4), nn.Linear(4, 2))
+    with pytest.raises(ps.UnsupportedError, match=r"No channel of Sequential can be left out \(.*layer_norm"):
+        ps.channels(model, torch.randn(2, 3)).remove(0.5)
+    with pytest.raises(ps.UnsupportedError, match="nothing in it is a channel"):
+        ps.channels(nn.Sequential(nn.Linear(3, 2)), torch.randn(2, 3)).remove(0.5)
 
 
 def test_importance():

@@ -41,9 +41,14 @@ class Channels(Semantics):
     """The interpretation whose ids are channels.
 
     Attributes:
+        written: which dimension is written, where a weight writes several: a table of matrices, one for each head or
+            expert, has the first along its tables and the last inside each of them.
         sides: (tensor, dimension) -> ids of its positions.
         reads: sides along which a weight reads channels.
+        several: whether there is such a table.
     """
+
+    written = 0
 
     def __init__(self, offsets: dict[str, int], shapes: dict[str, tuple[int, ...]]) -> None:
         super().__init__(offsets, shapes)
@@ -52,6 +57,7 @@ class Channels(Semantics):
         self.sizes = dict(shapes)
         self.sides: dict[Side, Tensor] = {}
         self.reads: set[Side] = set()
+        self.several = False
         self._mixed: list[tuple[Tensor, set[int], str]] = []
         # ids below this one belong to buffers; what is said of them, until all else is known
         self._of_buffers = 0
@@ -215,14 +221,19 @@ class Channels(Semantics):
                     self._stay([(sides, view)])
             return self._out(ids, summed)
         first = next((number for number, (_, view) in enumerate(reads) if varying(view) & varying(ids)), None)
+        zeros = bool((distinct(ids) == NEUTRAL).all())
         for number, (sides, view) in enumerate(reads):
             if number == first and not varying(view) - summed:
                 self._unify(self._one(ids, set(range(rank)) - varying(view)), view)
                 self.reads.update(sides)
-            else:
+            elif not zeros:
                 self._stay([(sides, view)])
-        self._stay(writes[1:])
-        return self._out(writes[0][1], summed) if writes else self._out(constant(full), summed)
+        if not writes:
+            return self._out(constant(full), summed)
+        self.several |= len(writes) > 1
+        chosen = writes.pop(self.written)
+        self._stay(writes)
+        return self._out(chosen[1], summed)
 
     def _stay(self, places: Iterable[tuple[list[Side], Tensor]]) -> None:
         for _, view in places:
@@ -371,4 +382,10 @@ class Channels(Semantics):
         return changed
 
 
-__all__ = ["FIXED", "Channels", "Side"]
+class InnerChannels(Channels):
+    """The same with channels inside the matrices of a table in place of its matrices."""
+
+    written = -1
+
+
+__all__ = ["FIXED", "Channels", "InnerChannels", "Side"]
