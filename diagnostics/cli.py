@@ -74,11 +74,11 @@ def diagnose(
     """
     from rich.console import Console
 
-    from pathspace.files import ensure_writable, make_folder
+    from pathspace.files import ensure_writable, expect_outputs, make_folder
     from pathspace.progress import show_progress
     from pathspace.target import load_target
 
-    ensure_writable(json)
+    expect_outputs("diagnose", json)
     if plots is not None:
         folder = make_folder(plots)
         for name in ("signal.png", "cosines.png", "walk.png"):

@@ -10,8 +10,6 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-import torch
-from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 from torch.utils.data import DataLoader, Dataset
@@ -21,6 +19,7 @@ from pathspace.diagnostics.losses import Function, Loss, choose_loss
 from pathspace.errors import InputError
 from pathspace.inputs import arranged
 from pathspace.target import find_object
+from pathspace.tensor_files import read_saved
 
 # what packs a state dictionary among other things: this library, Lightning, and the habits of training scripts
 _WRAPPERS = ("state_dict", "model_state_dict", "model", "module")
@@ -137,7 +136,7 @@ def load_weights(model: nn.Module, path: str | os.PathLike[str]) -> None:
         >>> torch.equal(one.weight, other.weight)
         True
     """
-    state = _named(_read(Path(path)), model)
+    state = _named(read_saved(Path(path)), model)
     expected = {name: value for name, value in model.state_dict().items() if isinstance(value, Tensor)}
     shared = {id(value): name for name, value in _all_tensors(model) if name in state}
     # files of tied weights hold one of the names only
@@ -165,20 +164,6 @@ def _all_tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
 
 def _few(names: list[str]) -> str:
     return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
-
-
-def _read(path: Path) -> Any:
-    if not path.is_file():
-        raise InputError(f"There is no file '{path}' to load weights or data from; check the path.")
-    try:
-        if path.suffix == ".safetensors":
-            return load_file(path)
-        return torch.load(path, map_location="cpu", weights_only=True)
-    except Exception as error:  # what is no such file fails in any way
-        raise InputError(
-            f"'{path}' cannot be read as {'a safetensors file' if path.suffix == '.safetensors' else 'tensors alone'} "
-            f"({type(error).__name__}); write it anew with safetensors, or with torch.save(model.state_dict(), ...)."
-        ) from error
 
 
 def _named(found: Any, model: nn.Module) -> dict[str, Tensor]:
@@ -212,7 +197,7 @@ def load_data(spec: str | os.PathLike[str]) -> Any:
     """
     text = os.fspath(spec)
     if Path(text).suffix in (".safetensors", ".pt", ".pth"):
-        return _read(Path(text))
+        return read_saved(Path(text))
     found = find_object(text)
     made = found() if callable(found) and not isinstance(found, Dataset | DataLoader) else found
     return made

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from pathspace.capture import Captured, quiet
 from pathspace.errors import InputError, InputTypeError
+from pathspace.finite import check_finite
 from pathspace.functional_call import evaluate
 from pathspace.inputs import arranged
 from pathspace.nested import leaves
@@ -34,6 +35,7 @@ class Calibrated:
         self.batches: list[Batch] = [arranged(model, *_batch(one)) for one in _several(batches)]
         if not self.batches:
             raise InputError("calibration holds no batch, expected one at least.")
+        check_finite(model, self.batches)
         self.parameters = {name: p.detach() for name, p in model.named_parameters() if p.is_floating_point()}
 
     def outputs(self, batch: Batch, tensors: Mapping[str, Tensor]) -> list[Tensor]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated
 
@@ -45,20 +46,13 @@ class Format(StrEnum):
 
 def _with_weights(target: Target, path: str) -> nn.Module:
     """A copy of the target's model with the weights of a file."""
-    import torch
-    from safetensors.torch import load_file
-
     from pathspace.capture import first_line
     from pathspace.errors import InputError
-    from pathspace.files import existing_file
     from pathspace.safe_deepcopy import safe_deepcopy
+    from pathspace.tensor_files import read_saved
 
-    file, model = existing_file(path, "match and compare", "give a file of weights"), safe_deepcopy(target.model)
+    state, model = read_saved(path), safe_deepcopy(target.model)
     try:
-        if file.suffix == ".safetensors":
-            state = load_file(file)
-        else:
-            state = torch.load(file, map_location="cpu", weights_only=True)
         model.load_state_dict(state)
     except Exception as error:
         raise InputError(
@@ -88,18 +82,19 @@ def prune(
     import torch
 
     from pathspace import channels
-    from pathspace.files import ensure_writable, replacing
+    from pathspace.files import STDOUT, delivering, expect_outputs
     from pathspace.target import load_target
 
-    ensure_writable(output, json)
+    expect_outputs("prune", output, (".pt", ".pth"), json)
+    stdout = sys.stdout
     with show_progress("Loading", target) as status:
         loaded = load_target(target, inputs or (), seed=seed)
         status("Finding channels")
         groups = channels(loaded.model, *loaded.args, kwargs=loaded.kwargs)
         status("Leaving channels out")
         kept, small = groups.kept(keep, by.value), groups.remove(keep, by.value)
-        with replacing(output) as temporary:
-            torch.save(small, temporary)
+        with delivering(output, ".pt", stdout) as file:
+            torch.save(small, file)
     before, after = (sum(p.numel() for p in model.parameters()) for model in (loaded.model, small))
     facts = {
         "parameters_before": before,
@@ -109,7 +104,8 @@ def prune(
     }
     lines = [f"{name}: kept {len(numbers)} of {len(groups[name])} channels" for name, numbers in kept.items()]
     lines += [f"{name}: kept all {len(groups[name])}, {reason}" for name, reason in groups.refused.items()]
-    deliver(facts, json, "\n".join([*lines, f"{before:,} parameters before, {after:,} after. Wrote {output}"]))
+    lines.append(f"{before:,} parameters before, {after:,} after. Wrote {output}")
+    deliver(facts, json, "\n".join(lines), output == STDOUT)
 
 
 def match(
@@ -133,24 +129,25 @@ def match(
     from safetensors.torch import save_file
 
     from pathspace import channels
-    from pathspace.files import ensure_writable, expect_suffix, replacing
+    from pathspace.files import STDOUT, delivering, expect_outputs
     from pathspace.target import load_target
 
-    expect_suffix(output, "match", [".safetensors"])
-    ensure_writable(output, json)
+    expect_outputs("match", output, (".safetensors",), json)
+    stdout = sys.stdout
     with show_progress("Loading", target) as status:
         loaded = load_target(target, inputs or (), seed=seed)
         one, two = (_with_weights(loaded, path) for path in (first, second))
         status("Matching channels")
         found = channels(one, *loaded.args, kwargs=loaded.kwargs).match(two, by.value, seed=seed)
-        with replacing(output) as temporary:
-            save_file({name: tensor.clone() for name, tensor in found.model.state_dict().items()}, temporary)
+        with delivering(output, ".safetensors", stdout) as file:
+            save_file({name: tensor.clone() for name, tensor in found.model.state_dict().items()}, file)
     facts = {
         "before": found.before,
         "after": found.after,
         "orders": {name: order.tolist() for name, order in found.orders.items()},
     }
-    deliver(facts, json, f"Distance of the weights {found.before:.4g} before, {found.after:.4g} after. Wrote {output}")
+    line = f"Distance of the weights {found.before:.4g} before, {found.after:.4g} after. Wrote {output}"
+    deliver(facts, json, line, output == STDOUT)
 
 
 def compare(
@@ -165,10 +162,10 @@ def compare(
     """
     from pathspace import compare as compared
     from pathspace import trace
-    from pathspace.files import ensure_writable
+    from pathspace.files import expect_outputs
     from pathspace.target import load_target
 
-    ensure_writable(json)
+    expect_outputs("compare", json)
     with show_progress("Loading", target) as status:
         loaded = load_target(target, inputs or (), seed=seed)
         one, two = (_with_weights(loaded, path) for path in (first, second))

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from pathspace.capture import Captured, capture
 from pathspace.errors import InputError, UnsupportedError
+from pathspace.finite import check_finite
 from pathspace.importance import importance
 from pathspace.inference.channels import Channels, InnerChannels, Side
 from pathspace.inference.interpreter import interpret
@@ -112,6 +113,7 @@ class ChannelGroups:
         Raises:
             InputError: unknown ``by``, or gradients are missing.
         """
+        check_finite(self.model, ())
         scores = importance(self.model, self._inputs, by)
         return {group.name: scores(group.slices, group.readers) for group in self.groups}
 
@@ -251,6 +253,8 @@ class ChannelGroups:
             raise InputError(
                 f"match found a {type(other).__name__} with other tensors, expected the same architecture."
             )
+        for model in (self.model, other):
+            check_finite(model, ())
         if by == "weights":
             orders = by_weights(self.model, other, {group.name: group.slices for group in self.groups}, seed)
         elif by == "activations":

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -20,9 +24,17 @@ Target = Annotated[
         show_default=False,
     ),
 ]
-Source = Annotated[str, typer.Argument(help="A safetensors file, or a folder with one or many.", show_default=False)]
+Source = Annotated[
+    str,
+    typer.Argument(metavar="SOURCE", help="A safetensors file, or a folder with one or many.", show_default=False),
+]
 Destination = Annotated[
-    str | None, typer.Argument(help="Where to write: a file or a folder, like SOURCE.", show_default=False)
+    str | None,
+    typer.Argument(
+        metavar="[DESTINATION]",
+        help="Where to write: a file or a folder, like SOURCE; - for standard output.",
+        show_default=False,
+    ),
 ]
 
 ExactOption = Annotated[
@@ -42,6 +54,21 @@ def _traced(target: str, inputs: list[str] | None, seed: int) -> ReductionGraph:
 
     loaded = load_target(target, inputs or (), seed=seed)
     return trace(loaded.model, *loaded.args, kwargs=loaded.kwargs)
+
+
+@contextmanager
+def _place(owner: str, source: str, destination: str) -> Iterator[str | Path]:
+    """Where the new checkpoint is written: the destination, or a file whose bytes go to standard output for ``-``."""
+    from pathspace.errors import InputError
+    from pathspace.files import STDOUT, spooled
+
+    if destination != STDOUT:
+        yield destination
+        return
+    if Path(source).is_dir():
+        raise InputError(f"{owner} found the folder {source!r} for standard output, expected one file; name a folder.")
+    with spooled(".safetensors", sys.stdout) as file:
+        yield file
 
 
 def rescale(
@@ -72,23 +99,25 @@ def rescale(
 
     from pathspace import rescale_files
     from pathspace.errors import InputError
+    from pathspace.files import STDOUT, existing_file
     from pathspace.invariance import random_powers
 
     target, source, destination = _three(target, source, destination)
-    with show_progress("Tracing", target) as status:
+    with _place("rescale", source, destination) as place, show_progress("Tracing", target) as status:
         graph = _traced(target, inputs, seed)
         if phi is None:
             scales = random_powers(graph, seed, 3)
         else:
             try:
-                scales = torch.from_numpy(np.load(phi, allow_pickle=False).astype(np.float64))
+                file = existing_file(phi, "rescale", "write the log-scales with numpy.save")
+                scales = torch.from_numpy(np.load(file, allow_pickle=False).astype(np.float64))
             except (OSError, ValueError, EOFError) as error:
                 raise InputError(
                     f"The log-scales in '{phi}' cannot be read ({error}); write them with numpy.save."
                 ) from error
         status("Rescaling")
-        rescale_files(graph, scales, source, destination, exact)
-    tell(f"Rescaled {graph.num_units:,} units. Wrote {destination}")
+        rescale_files(graph, scales, source, place, exact)
+    tell(f"Rescaled {graph.num_units:,} units. Wrote {destination}", destination == STDOUT)
 
 
 def balance(
@@ -116,14 +145,14 @@ def balance(
     Exit codes: 0 written, 2 bad input. The same command completes a folder after a run that was broken off.
     """
     from pathspace import balance_files
-    from pathspace.files import ensure_writable
+    from pathspace.files import STDOUT, expect_outputs
 
     target, source, destination = _three(target, source, destination)
-    ensure_writable(json)
-    with show_progress("Tracing", target) as status:
+    expect_outputs("balance", json, (), destination if destination == STDOUT else None)
+    with _place("balance", source, destination) as place, show_progress("Tracing", target) as status:
         graph = _traced(target, inputs, seed)
         status("Balancing")
-        found = balance_files(graph, source, destination, p, tolerance, exact)
+        found = balance_files(graph, source, place, p, tolerance, exact)
     facts = {
         "units": graph.num_units,
         "before": found.before,
@@ -132,7 +161,7 @@ def balance(
         "left_alone": {why: len(units) for why, units in found.left_alone.items()},
         "rounds": found.steps,
     }
-    deliver(facts, json, f"{found}\nWrote {destination}")
+    deliver(facts, json, f"{found}\nWrote {destination}", destination == STDOUT)
 
 
 def register(app: typer.Typer) -> None:

@@ -120,10 +120,10 @@ def verify(
 
     Exit codes: 0 everything holds, 1 something fails, 2 bad input.
     """
-    from pathspace.files import STDOUT, ensure_writable, write_text
+    from pathspace.files import STDOUT, expect_outputs, write_text
     from pathspace.target import load_target
 
-    ensure_writable(json, proof)
+    expect_outputs("verify", json, (), proof)
     with show_progress("Loading", target) as status:
         loaded = load_target(target, inputs or (), seed=seed, train=train, warn=False)
         status("Tracing and verifying")
@@ -236,10 +236,10 @@ def explain(
 
     Exit codes: 0 done, 2 bad input.
     """
-    from pathspace.files import STDOUT, ensure_writable, write_text
+    from pathspace.files import STDOUT, expect_outputs, write_text
     from pathspace.target import load_target
 
-    ensure_writable(json)
+    expect_outputs("explain", json)
     with show_progress("Loading", target) as status:
         loaded = load_target(target, inputs or (), seed=seed, train=train)
         status("Tracing and explaining")
@@ -294,10 +294,10 @@ def draw(
 
     Exit codes: 0 written, 2 bad input; an existing file stays whole unless the new one is complete.
     """
-    from pathspace.files import STDOUT, delivering, ensure_writable
+    from pathspace.files import STDOUT, delivering, expect_outputs
     from pathspace.target import load_target
 
-    ensure_writable(output)
+    expect_outputs("draw", output, (".svg", ".png", ".pdf"))
     stdout = sys.stdout
     with show_progress("Loading", target) as status:
         loaded = load_target(target, inputs or (), seed=seed, train=train)
@@ -337,10 +337,10 @@ def masks(
 
     Exit codes: 0 written, 2 bad input; an existing file stays whole unless the new one is complete.
     """
-    from pathspace.files import STDOUT, delivering, ensure_writable
+    from pathspace.files import STDOUT, delivering, expect_outputs
     from pathspace.target import load_target
 
-    ensure_writable(output)
+    expect_outputs("masks", output, (".safetensors",))
     stdout = sys.stdout
     with show_progress("Loading", target) as status:
         loaded = load_target(target, inputs or (), seed=seed, train=train)

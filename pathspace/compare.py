@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from pathspace.balanced import canonical_scales
 from pathspace.channels import channel_groups
 from pathspace.errors import InputError
+from pathspace.finite import check_finite
 from pathspace.rebasin import by_weights, permuted
 from pathspace.rescale import rescale
 from pathspace.safe_deepcopy import safe_deepcopy
@@ -80,6 +81,7 @@ def compare(a: nn.Module, b: nn.Module, graph: Structure, tolerance: float = SAM
                 f"compare found a {type(model).__name__} with other tensors than the graph; pass two models of the "
                 "architecture that was traced."
             )
+        check_finite(model, ())
     one, two = (_canonical(model, graph) for model in (a, b))
     slices = {group.name: group.slices for group in channel_groups(graph.captured, a)}
     orders = by_weights(one, two, slices)

@@ -44,6 +44,33 @@ def ensure_writable(*paths: str | os.PathLike[str] | None) -> None:
             temporary.unlink()
 
 
+def expect_outputs(owner: str, output: str | None, suffixes: Sequence[str] = (), *others: str | None) -> None:
+    """Fail before any work if what a command writes cannot be delivered as asked.
+
+    Args:
+        owner: the command, for the sentence.
+        output: where its main result goes; ``None`` is nowhere, ``-`` is standard output.
+        suffixes: endings that ``output`` may have; none stands for any.
+        *others: where its other results go.
+
+    Raises:
+        InputError: two results would meet on standard output, the suffix promises another format, or a file cannot be
+            written.
+
+    Example:
+        >>> expect_outputs("report", "-", [".html"], "-")
+        Traceback (most recent call last):
+        ...
+        pathspace.errors.InputError: report was asked for two results on standard output; give one of them a file.
+    """
+    given = [path for path in (output, *others) if path is not None]
+    if given.count(STDOUT) > 1:
+        raise InputError(f"{owner} was asked for two results on standard output; give one of them a file.")
+    ensure_writable(*given)
+    if output is not None and suffixes:
+        expect_suffix(output, owner, suffixes)
+
+
 def existing_file(path: str | os.PathLike[str], owner: str, way_out: str) -> Path:
     """Return a path that names a file which can be read.
 
@@ -87,6 +114,18 @@ def delivering(path: str, suffix: str, stdout: TextIO) -> Iterator[Path]:
         with replacing(path) as temporary:
             yield temporary
         return
+    with spooled(suffix, stdout) as temporary:
+        yield temporary
+
+
+@contextmanager
+def spooled(suffix: str, stdout: TextIO) -> Iterator[Path]:
+    """Yield the name of a file whose bytes go to standard output when the body succeeds.
+
+    Args:
+        suffix: of that file.
+        stdout: standard output as it was before progress was shown.
+    """
     with tempfile.TemporaryDirectory() as folder:
         temporary = Path(folder) / f"output{suffix}"
         yield temporary

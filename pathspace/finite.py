@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from pathspace.errors import InputError
+from pathspace.errors import InputError, InputTypeError
 from pathspace.nested import leaves
 
 
@@ -46,8 +46,7 @@ def check_finite(model: nn.Module, inputs: Any) -> None:
             if bad:
                 raise InputError(
                     f"{type(model).__name__} has {bad} values in {kind} {name!r} that are NaN or infinite, "
-                    "expected finite numbers; "
-                    "verify a checkpoint from before it diverged."
+                    "expected finite numbers; use a checkpoint from before it diverged."
                 )
     for leaf in leaves(inputs):
         if isinstance(leaf, Tensor) and leaf.is_floating_point() and _wrong(leaf, masks=True):
@@ -57,4 +56,45 @@ def check_finite(model: nn.Module, inputs: Any) -> None:
             )
 
 
-__all__ = ["check_finite"]
+def expect_finite(owner: str, name: str, tensor: Tensor) -> None:
+    """Refuse a tensor of weights with NaN or infinity.
+
+    Args:
+        owner: who needs numbers, for the sentence.
+        name: of the tensor.
+        tensor: its values.
+
+    Raises:
+        InputError: there are some.
+    """
+    if _wrong(tensor, masks=False):
+        raise InputError(
+            f"{owner} found values in {name!r} that are NaN or infinite, expected finite ones; give a checkpoint from "
+            "before it diverged."
+        )
+
+
+def expect_scales(owner: str, phi: Any, units: int) -> None:
+    """Refuse what is no vector of log-scales, one finite number per unit.
+
+    Args:
+        owner: who takes them, for the sentence.
+        phi: what was given.
+        units: how many units there are.
+
+    Raises:
+        InputTypeError: it is no tensor.
+        InputError: it has another shape, or NaN or infinity in it.
+    """
+    if not isinstance(phi, Tensor):
+        raise InputTypeError(
+            f"{owner} found phi of type {type(phi).__name__}, expected a tensor of shape ({units},); write "
+            "torch.as_tensor(phi)."
+        )
+    if tuple(phi.shape) != (units,):
+        raise InputError(f"{owner} found phi of shape {tuple(phi.shape)}, expected ({units},): one log-scale per unit.")
+    if _wrong(phi, masks=False):
+        raise InputError(f"{owner} found NaN or infinity in phi, expected finite log-scales; look where phi is made.")
+
+
+__all__ = ["check_finite", "expect_finite", "expect_scales"]

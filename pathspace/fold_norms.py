@@ -13,6 +13,7 @@ from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
 from pathspace.capture import Captured, capture
 from pathspace.clips import example_inputs
 from pathspace.errors import InputError, PathspaceError, UnsupportedError
+from pathspace.finite import check_finite
 from pathspace.inference.registry import operation_name
 from pathspace.nested import leaves, mapped
 from pathspace.safe_deepcopy import safe_deepcopy
@@ -50,6 +51,7 @@ def fold_norms(model: nn.Module, *args: Any, kwargs: Mapping[str, Any] | None = 
         >>> folded[1], torch.allclose(folded(x), model(x), atol=1e-5)
         (Identity(), True)
     """
+    check_finite(model, ())
     captured, args, kwargs = _captured(model, args, kwargs or {})
     pairs = list(_pairs(model, captured))
     if not pairs:

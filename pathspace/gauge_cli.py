@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 from enum import StrEnum
-from typing import Annotated, Any
+from typing import Annotated, Any, TextIO
 
 import typer
 
@@ -47,16 +48,15 @@ def _inputs(file: str | None, given: tuple[tuple[Any, ...], dict[str, Any]]) -> 
     if file is None:
         args, kwargs = given
         return kwargs if kwargs else args
-    from pathlib import Path
-
     import numpy as np
     import torch
     from safetensors import SafetensorError
     from safetensors.torch import load_file
 
     from pathspace.errors import InputError
+    from pathspace.files import existing_file
 
-    path = Path(file)
+    path = existing_file(file, "calibration", "save the inputs as .npy or .safetensors")
     try:
         if path.suffix == ".npy":
             return torch.from_numpy(np.load(path, allow_pickle=False))
@@ -67,17 +67,20 @@ def _inputs(file: str | None, given: tuple[tuple[Any, ...], dict[str, Any]]) -> 
     raise InputError(f"{file!r} is neither .npy nor .safetensors, expected one of these; save the inputs as such.")
 
 
-def _write(model: Any, output: str | None, to_stdout: bool) -> None:
+def _write(model: Any, output: str | None, stdout: TextIO) -> None:
     if output is None:
         return
     from safetensors.torch import save_model
 
-    from pathspace.files import replacing
+    from pathspace.files import delivering
 
-    with replacing(output) as temporary:
-        save_model(model, str(temporary))
-    if not to_stdout:
-        tell(f"Wrote {output}")
+    with delivering(output, ".safetensors", stdout) as file:
+        save_model(model, str(file))
+
+
+def _tell_written(output: str | None, json: str | None) -> None:
+    if output is not None and json != "-":
+        tell(f"Wrote {output}", aside=output == "-")
 
 
 def equalise(
@@ -100,10 +103,11 @@ def equalise(
 
     Exit codes: 0 done (also where no gauge is better), 2 bad input.
     """
-    from pathspace.files import ensure_writable
+    from pathspace.files import STDOUT, expect_outputs
     from pathspace.target import load_target
 
-    ensure_writable(json, output)
+    expect_outputs("equalise", output, (".safetensors",), json)
+    stdout = sys.stdout
     with show_progress("Loading", target) as status:
         loaded = load_target(target, inputs or (), seed=seed, train=False)
         status("Tracing and equalising")
@@ -122,7 +126,7 @@ def equalise(
                 continue
         graph = ps.trace(model, *loaded.args, kwargs=loaded.kwargs)
         found = ps.equalise(model, graph, bits, per.value, batches)
-        _write(found.model, output, json == "-")
+        _write(found.model, output, stdout)
     certificate = found.gauge.certificate
     result = {
         "bits": bits,
@@ -134,7 +138,9 @@ def equalise(
         "helped": found.helped,
         "predicted": {"before": certificate.before, "after": certificate.after, "at_least": certificate.bound},
     }
-    deliver(result, json, f"{found} ({', '.join([*done, f'{graph.num_units:,} free scales'])})")
+    scales = ", ".join([*done, f"{graph.num_units:,} free scales"])
+    deliver(result, json, f"{found} ({scales})", output == STDOUT)
+    _tell_written(output, json)
 
 
 def fit(
@@ -157,10 +163,11 @@ def fit(
     from dataclasses import asdict
 
     from pathspace.cli_errors import FAILED
-    from pathspace.files import ensure_writable
+    from pathspace.files import STDOUT, expect_outputs
     from pathspace.target import load_target
 
-    ensure_writable(json, output)
+    expect_outputs("fit", output, (".safetensors",), json)
+    stdout = sys.stdout
     with show_progress("Loading", target) as status:
         loaded = load_target(target, inputs or (), seed=seed, train=False)
         status("Tracing and fitting")
@@ -170,7 +177,7 @@ def fit(
 
         batches = _inputs(calibration, (loaded.args, loaded.kwargs))
         found = fit_dtype(loaded.model, batches, getattr(torch, dtype.value), headroom)
-        _write(found.model, output, json == "-")
+        _write(found.model, output, stdout)
     # (there is no NaN in JSON)
     measured = {"before": found.error_before, "after": found.error}
     errors = {key: None if math.isnan(value) else value for key, value in measured.items()}
@@ -181,7 +188,8 @@ def fit(
         "error": errors,
         "table": [asdict(row) for row in found.table],
     }
-    deliver(facts, json, found)
+    deliver(facts, json, found, output == STDOUT)
+    _tell_written(output, json)
     raise typer.Exit(0 if found.fits else FAILED)
 
 

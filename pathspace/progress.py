@@ -69,18 +69,24 @@ def stage_line(text: str, share: float | None) -> RenderableType:
     return line
 
 
-def tell(text: str) -> None:
-    """Print what a command has done: no line is broken, nothing is taken for markup."""
-    Console().print(text, soft_wrap=True, markup=False, highlight=False)
+def tell(text: str, aside: bool = False) -> None:
+    """Print what a command has done: no line is broken, nothing is taken for markup.
+
+    Args:
+        text: what was done.
+        aside: print on standard error, because standard output holds the result.
+    """
+    Console(stderr=aside).print(text, soft_wrap=True, markup=False, highlight=False)
 
 
-def deliver(facts: Mapping[str, Any], json: str | None, shown: RenderableType) -> None:
+def deliver(facts: Mapping[str, Any], json: str | None, shown: RenderableType, aside: bool = False) -> None:
     """Write facts as JSON where that was asked for, and show them otherwise or beside it.
 
     Args:
         facts: what the command found.
         json: a file, ``-`` for JSON on standard output and nothing else, or ``None``.
         shown: sentences, or what rich shows.
+        aside: show on standard error, because standard output holds the result.
     """
     from json import dumps
 
@@ -88,4 +94,4 @@ def deliver(facts: Mapping[str, Any], json: str | None, shown: RenderableType) -
 
     write_text(dumps(facts, indent=2), json)
     if json != STDOUT:
-        tell(shown) if isinstance(shown, str) else Console().print(shown)
+        tell(shown, aside) if isinstance(shown, str) else Console(stderr=aside).print(shown)

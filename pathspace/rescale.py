@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from pathspace.errors import InputError, InputTypeError
+from pathspace.finite import expect_scales
 from pathspace.moves import move_
 from pathspace.structure import Structure
 from pathspace.transport import transported
@@ -74,10 +75,7 @@ def rescale(
         True
     """
     tensors = dict(model.named_parameters(remove_duplicate=False)) | dict(model.named_buffers(remove_duplicate=False))
-    if tuple(phi.shape) != (graph.num_units,):
-        raise InputError(
-            f"rescale found phi of shape {tuple(phi.shape)}, expected ({graph.num_units},): one log-scale per unit."
-        )
+    expect_scales("rescale", phi, graph.num_units)
     factors = graph.gauge_factors(graph.exact_part(phi.double()) if exact else phi.double())
     for name in factors:
         if name not in tensors:

@@ -9,6 +9,7 @@ import numpy as np
 
 from pathspace.basis import BasisPaths
 from pathspace.errors import InputError
+from pathspace.finite import expect_finite
 from pathspace.shown import Shown
 from pathspace.structure import Structure
 from pathspace.trees import SpanningTreeBuilder
@@ -61,12 +62,15 @@ def choose(graph: Structure, rule: str = "modulo", seed: int = 0) -> Skeleton:
         The skeleton.
 
     Raises:
-        InputError: unknown rule, or ``"magnitude"`` of weights without values.
+        InputError: unknown rule, or ``"magnitude"`` of weights without values or with NaN.
     """
     if rule not in RULES:
         raise InputError(f"skeleton found rule={rule!r}, expected one of {', '.join(map(repr, RULES))}.")
     if rule == "magnitude":
-        require_values("skeleton(rule='magnitude')", ((b.name, graph.parameters[b.name]) for b in graph.blocks))
+        weights = {block.name: graph.parameters[block.name] for block in graph.blocks}
+        require_values("skeleton(rule='magnitude')", weights.items())
+        for name, weight in weights.items():
+            expect_finite("skeleton(rule='magnitude')", name, weight)
     with with_numbers():
         tree_in = SpanningTreeBuilder(graph, True, rule, seed).grow()
         # products of scales have no leaving edge of their own: one tree then serves both ways, and all p_v vanish

@@ -15,6 +15,7 @@ from pathspace.attained import attained
 from pathspace.balanced import Balancing
 from pathspace.checkpoints import Change, Checkpoint
 from pathspace.errors import InputError
+from pathspace.finite import expect_finite, expect_scales
 from pathspace.moves import moved
 from pathspace.pairs import Pairs, Table
 from pathspace.programme import Minimum, minimise, separate
@@ -59,11 +60,7 @@ def rescale_files(graph: Structure, phi: Tensor, source: Path, destination: Path
         >>> torch.allclose(torch.func.functional_call(model, other, (x,)), model(x), atol=1e-5)
         True
     """
-    if tuple(phi.shape) != (graph.num_units,):
-        raise InputError(
-            f"rescale_files found phi of shape {tuple(phi.shape)}, expected ({graph.num_units},): one log-scale per "
-            "unit."
-        )
+    expect_scales("rescale_files", phi, graph.num_units)
     phi = phi.detach().cpu().double()
     phi = graph.exact_part(phi) if exact else phi
     checkpoint = Checkpoint.open(source)
@@ -71,7 +68,7 @@ def rescale_files(graph: Structure, phi: Tensor, source: Path, destination: Path
     names = _located(graph, checkpoint, factors, "rescale_files")
     changes: dict[str, Change] = {}
     for name, (head, tail) in factors.items():
-        change = _change(head, tail, graph.shifts.get(name, 0.0))
+        change = _change(name, head, tail, graph.shifts.get(name, 0.0))
         changes.update(dict.fromkeys(names[name], change))
     job = hashlib.sha256(phi.numpy().tobytes()).hexdigest()
     checkpoint.rewrite(destination, changes, job)
@@ -94,10 +91,11 @@ def _located(graph: Structure, checkpoint: Checkpoint, wanted: Iterable[str], wh
     return found
 
 
-def _change(head: Tensor, tail: Tensor, shift: float) -> Change:
+def _change(name: str, head: Tensor, tail: Tensor, shift: float) -> Change:
     def change(place: slice, piece: Tensor) -> Tensor:
         # what has few digits is computed with more, and rounded once
         wide = piece.float() if piece.element_size() < 4 else piece
+        expect_finite("rescale_files", name, wide)
         return moved(wide, _cut(head, place), _cut(tail, place), shift).to(piece.dtype)
 
     return change
@@ -130,11 +128,7 @@ class StreamedPairs(Pairs):
                 if not piece.numel():
                     continue
                 value = piece.double() + block.shift
-                if not bool(value.isfinite().all()):
-                    raise InputError(
-                        f"balance_files found values in {block.name!r} that are NaN or infinite, expected finite ones; "
-                        "give a checkpoint from before it diverged."
-                    )
+                expect_finite("balance_files", block.name, value)
                 if block.unused is not None:
                     value = value.masked_fill(_cut(block.unused, place).expand(value.shape), 0)
                 yield value, _cut(block.head, place), _cut(block.tail, place)

@@ -16,9 +16,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import load_file
 from torch import Tensor
 
 from pathspace.errors import InputError
+from pathspace.files import existing_file
 
 TYPES: dict[str, torch.dtype] = {
     "BOOL": torch.bool,
@@ -149,6 +151,30 @@ class TensorFile:
             file.seek(entry.start)
             for first in range(0, entry.size, PIECE):
                 yield file.read(min(PIECE, entry.size - first))
+
+
+def read_saved(path: str | os.PathLike[str]) -> Any:
+    """Read what ``safetensors`` or ``torch.save`` wrote; code in it is not run.
+
+    Args:
+        path: the file.
+
+    Returns:
+        The tensors, in whatever they were saved in.
+
+    Raises:
+        InputError: there is no such file, it is a folder, or it holds something else.
+    """
+    file = existing_file(path, "Reading tensors", "check the path")
+    try:
+        if file.suffix == ".safetensors":
+            return load_file(file)
+        return torch.load(file, map_location="cpu", weights_only=True)
+    except Exception as error:  # what is no such file fails in any way
+        raise InputError(
+            f"'{file}' cannot be read as {'a safetensors file' if file.suffix == '.safetensors' else 'tensors alone'} "
+            f"({type(error).__name__}); write it anew with safetensors, or with torch.save(model.state_dict(), ...)."
+        ) from error
 
 
 def as_bytes(tensor: Tensor) -> memoryview:

@@ -631,7 +631,7 @@ def test_weights_that_are_no_numbers_are_marked(folder: Path, command: str) -> N
     result = run(
         command,
         "nets.py:with_nan",
-        *(() if command == "explain" else ("-o", f"out.{'svg' * (command == 'draw') or 'bin'}")),
+        *(() if command == "explain" else ("-o", f"out.{'svg' * (command == 'draw') or 'safetensors'}")),
     )
     assert result.exit_code == 0
     assert result.stderr.startswith("Warning: Net has 1 values in parameter 'first.weight' that are NaN or infinite")

@@ -54,8 +54,15 @@ def test_fit_prints_a_table_and_its_verdict(target: str, tmp_path: Path) -> None
 
 @pytest.mark.parametrize(
     ("arguments", "words"),
-    [(["--calibration", "x.txt"], "neither .npy nor .safetensors"), (["--calibration", "no.npy"], "cannot be read")],
+    [
+        (["--calibration", "x.txt"], "neither .npy nor .safetensors"),
+        (["--calibration", "no.npy"], "found no file 'no.npy'"),
+    ],
 )
-def test_inputs_that_cannot_be_read(target: str, arguments: list[str], words: str) -> None:
+def test_inputs_that_cannot_be_read(
+    target: str, arguments: list[str], words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("x.txt").touch()
     found = CliRunner().invoke(app, ["equalise", target, "--input", "2x3x6x6", *arguments])
     assert found.exit_code != 0 and words in f"{found.exception}{found.output}"

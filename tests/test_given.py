@@ -224,7 +224,7 @@ def test_commands_take_checkpoint_data_and_loss(tmp_path: Path) -> None:
     assert code == 0 and "Gradients are those of cross_entropy." in (tmp_path / "r.html").read_text()
     for wrong, part in (
         (("--loss", "nothing"), "no loss named"),
-        (("--checkpoint", "none.pt"), "There is no file"),
+        (("--checkpoint", "none.pt"), "found no file"),
         (("--data", f"{path}:Net"), "expected"),
     ):
         code, text = run("diagnose", *words, *wrong)

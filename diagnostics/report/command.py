@@ -61,15 +61,11 @@ def report(
 
     from rich.console import Console
 
-    from pathspace.errors import InputError
-    from pathspace.files import STDOUT, delivering, ensure_writable, expect_suffix, write_text
+    from pathspace.files import STDOUT, delivering, expect_outputs, write_text
     from pathspace.progress import show_progress
     from pathspace.target import load_target
 
-    if output == json == STDOUT:
-        raise InputError("report was asked for page and JSON on standard output; give one of them a file.")
-    expect_suffix(output, "report", (".html", ".htm"))
-    ensure_writable(output, json)
+    expect_outputs("report", output, (".html", ".htm"), json)
     models = [(target, checkpoint)]
     if against is not None:
         models.append((against, None) if ":" in against else (target, against))
