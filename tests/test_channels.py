@@ -387,15 +387,14 @@ def test_activations_find_the_order_too():
 
 
 def test_matching_of_other_weights_by_brute_force():
-    model = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2))
-    other = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2))
-    groups = ps.channels(model, torch.randn(2, 3))
+    model, other = (nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2)).double() for _ in range(2))
+    groups = ps.channels(model, torch.randn(2, 3).double())
     every = [groups.match(other).after]
     for order in itertools.permutations(range(4)):
         a, b = other[0], other[2]
         parts = [model[0].weight - a.weight[list(order)], model[0].bias - a.bias[list(order)], model[2].bias - b.bias]
         parts.append(model[2].weight - b.weight[:, list(order)])
-        every.append(float(sum(part.detach().double().square().sum() for part in parts)) ** 0.5)
+        every.append(float(sum(part.detach().square().sum() for part in parts)) ** 0.5)
     assert every[0] == pytest.approx(min(every), rel=1e-9)
 
 
