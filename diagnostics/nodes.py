@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -171,8 +171,31 @@ def _buffers_kept(model: nn.Module) -> Iterator[None]:
 
 def run_noting(model: nn.Module, example: Example, handler: Any, end: End | None = None) -> Any:
     """Run a model on its example inputs, without gradients, and hand every addition to ``handler``."""
-    with _buffers_kept(model), Sites(handler, end=end).following(model):
+    with uncompiled(model), _buffers_kept(model), Sites(handler, end=end).following(model):
         return model(*example[0], **example[1])
 
 
-__all__ = ["ChainNode", "Example", "Nodes", "batch_size", "run_noting"]
+def uncompiled(model: nn.Module) -> AbstractContextManager[Any]:
+    """Run the parts of a model that are compiled as they were written: what is compiled calls no hooks."""
+    compiled = any(vars(module).get("_compiled_call_impl") for module in model.modules())
+    return torch.compiler.set_stance("force_eager") if compiled else nullcontext()
+
+
+@contextmanager
+def unwrapped(model: nn.Module) -> Iterator[None]:
+    """Take the wrappers of ``torch.compile`` off the parts of a model for a while: they are no modules of its own."""
+    held = [(m, name, part) for m in model.modules() for name, part in m._modules.items() if _inside(part) is not None]
+    for parent, name, part in held:
+        parent._modules[name] = _inside(part)
+    try:
+        yield
+    finally:
+        for parent, name, part in held:
+            parent._modules[name] = part
+
+
+def _inside(module: nn.Module | None) -> nn.Module | None:
+    return None if module is None else module._modules.get("_orig_mod")
+
+
+__all__ = ["ChainNode", "Example", "Nodes", "batch_size", "run_noting", "uncompiled", "unwrapped"]

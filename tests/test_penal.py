@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.func import functional_call, grad, jvp, vmap
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 from zoo import load
@@ -360,6 +361,52 @@ def test_second_derivatives_are_refused() -> None:
         torch.autograd.grad(y.sum(), x, create_graph=True)
 
 
+@pytest.mark.parametrize("style", ["plain", "shortcut", "into_branch", "into_view", "alpha_left"])
+def test_transforms_of_torch_func(style: str) -> None:
+    """Gradients per sample and of sums over samples are explicit ones; derivatives of derivatives are refused."""
+    model, x = toy(style)
+    chain = MarkovChain.trace(model, x)
+    want = [explicit_on(model, chain, lambda y=y: model(y).square().sum(), TAU) for y in x.split(1)]
+    total = {name: sum(each[name] for each in want) for name in want[0]}
+    model.zs = []
+    penalize(model, x, tau=TAU)
+    params = {name: p.detach() for name, p in model.named_parameters()}
+
+    def loss(params: dict[str, Tensor], y: Tensor) -> Tensor:
+        return functional_call(model, params, (y[None],)).square().sum()
+
+    def slope(params: dict[str, Tensor]) -> Tensor:
+        return grad(loss)(params, x[0])["blocks.0.1.weight"].sum()
+
+    for i, each in enumerate(want):
+        per_sample = vmap(grad(loss), in_dims=(None, 0))(params, x)
+        assert_equal(each, {name: per_sample[name][i] for name in each})
+    assert_equal(total, {k: grad(lambda p: sum(loss(p, y) for y in x))(params)[k] for k in total})
+    assert_equal(total, {k: grad(lambda p: vmap(loss, in_dims=(None, 0))(p, x).sum())(params)[k] for k in total})
+    with pytest.raises(UnsupportedError, match=r"one transform of torch\.func inside another"):
+        grad(slope)(params)
+    with pytest.raises(UnsupportedError, match="no forward-mode derivative"):
+        jvp(lambda p: loss(p, x[0]), (params,), (params,))
+    assert torch._C._len_torch_function_stack() == 0
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_small_penalties_are_not_rounded_away(dtype: torch.dtype) -> None:
+    """A term below half a unit in the last place is kept in the mean, and nothing changes where it is 0."""
+    torch.manual_seed(0)
+    g = torch.randn(64, 256).to(dtype)
+    z = torch.randn(64, 256).to(dtype).requires_grad_()
+    unit = float(torch.finfo(dtype).eps)
+    for tau in (unit / 20, unit / 4, 0.1):
+        (found,) = torch.autograd.grad(penal(z, tau), z, g)
+        moved, part = found.double() - g.double(), tau * z.detach().double()
+        assert float((moved * part).sum() / part.square().sum()) == pytest.approx(1.0, abs=0.1)
+        error = (moved - part).abs()
+        assert bool((error <= unit * torch.maximum(g.abs(), found.abs()).double() + 1e-6).all())
+    still = torch.zeros_like(z).requires_grad_()
+    assert torch.equal(torch.autograd.grad(penal(still, 1.0), still, g)[0], g)
+
+
 class Loop(nn.Module):
     """One block, used four times, with a scale that no module returns."""
 
@@ -454,6 +501,31 @@ def test_compiled_first_and_penalised_then() -> None:
         assert penalize(fast if whole else inner, x, tau=TAU) is (fast if whole else inner)
         assert len(inner.penal_connection.nodes) == 4
         assert_equal(gradients(inner, fast(x).square().sum()), want)
+
+
+@pytest.mark.parametrize("warm", [False, True])
+@pytest.mark.parametrize("wrapped", [False, True])
+@pytest.mark.filterwarnings("ignore")
+def test_blocks_compiled_first_and_penalised_then(wrapped: bool, warm: bool) -> None:
+    """Block by block, with ``block.compile()`` or wrapped, run before or not."""
+    model, x = compiled("loop")
+    stack = nn.Sequential(model, copy.deepcopy(model))
+    plain = penalize(copy.deepcopy(stack), x, tau=TAU)
+    want = gradients(plain, plain(x).square().sum())
+    torch._dynamo.reset()
+    if wrapped:
+        stack = nn.Sequential(*(torch.compile(part, backend="aot_eager") for part in stack))
+    else:
+        for part in stack:
+            part.compile(backend="aot_eager")
+    keys = list(stack.state_dict())
+    if warm:
+        stack(x)
+    penalize(stack, x, tau=TAU)
+    got = gradients(stack, stack(x).square().sum())
+    assert_equal({name.replace("_orig_mod.", ""): value for name, value in got.items()}, want)
+    assert list(stack.state_dict()) == keys
+    torch._dynamo.reset()
 
 
 def test_a_compiler_that_loses_an_addition_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,145 @@
+"""What 16 bits leave of the penalty: `penalize` and the explicit loss, against the explicit loss in float32.
+
+``PYTHONPATH=tests python -m benchmarks.penal_bf16`` measures (half a minute on one core) and writes
+``docs/data/penal-bf16.json`` and the table of ``docs/markov-chain.md``.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Callable
+from itertools import product
+from pathlib import Path
+from statistics import mean
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
+
+from benchmarks.penalty import Encoder, residual_cnn
+from pathspace.diagnostics import MarkovChain
+from pathspace.diagnostics.addition_hooks import Addition, Sites
+from pathspace.files import replacing
+from pathspace.training import penalize
+
+PAGE = Path(__file__).parent.parent.parent / "docs" / "markov-chain.md"
+DATA = PAGE.parent / "data" / "penal-bf16.json"
+START, END = "<!-- bf16 -->\n", "<!-- end -->"
+TAUS, SEEDS = (3e-4, 3e-3), (0, 1, 2)
+Loss = Callable[[nn.Module], Tensor]
+
+
+def gpt2() -> tuple[nn.Module, Tensor]:
+    """Four blocks of width 64."""
+    dropout = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0, "bos_token_id": None, "eos_token_id": None}
+    config = GPT2Config(vocab_size=101, n_positions=32, n_embd=64, n_layer=4, n_head=4, use_cache=False, **dropout)
+    return GPT2LMHeadModel(config), torch.randint(0, 101, (4, 32))
+
+
+def llama() -> tuple[nn.Module, Tensor]:
+    """Four blocks of width 64."""
+    sizes = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 4, "num_attention_heads": 4}
+    return LlamaForCausalLM(LlamaConfig(vocab_size=101, use_cache=False, **sizes)), torch.randint(0, 101, (4, 32))
+
+
+def encoder() -> tuple[nn.Module, Tensor]:
+    """Four pre-norm blocks of width 64."""
+    return nn.Sequential(*(Encoder(64, 4) for _ in range(4)), nn.Linear(64, 10)), torch.randn(4, 32, 64)
+
+
+MODELS: dict[str, Callable[[], tuple[nn.Module, Tensor]]] = {
+    "GPT-2": gpt2,
+    "Llama": llama,
+    "pre-norm encoder": encoder,
+    "residual CNN": residual_cnn,
+}
+
+
+def loss_of(model: nn.Module, x: Tensor) -> Tensor:
+    """The loss of language models, or the cross-entropy of a classification by position."""
+    if not x.is_floating_point():
+        return model(input_ids=x, labels=x).loss  # type: ignore[no-any-return]
+    weight = next(model.parameters()).dtype
+    scores = model(x.to(weight)).float().flatten(0, -2)
+    return nn.functional.cross_entropy(scores, torch.arange(len(scores)) % 10)
+
+
+def gradient(model: nn.Module, x: Tensor, cast: bool, chain: MarkovChain | None = None, tau: float = 0.0) -> Tensor:
+    """All gradients in one vector; with a chain, the penalty is written into the loss."""
+    known, squares = chain.by_site() if chain else {}, [torch.zeros(())]
+
+    def note(addition: Addition) -> Tensor:
+        if addition.site in known:
+            node = known[addition.site]
+            squares.append((node.scale * node.split(addition)[1].clone()).square().sum().float())
+        return addition.run()
+
+    with torch.autocast("cpu", torch.bfloat16, enabled=cast), Sites(note).following(model):
+        loss = loss_of(model, x)
+    found = torch.autograd.grad(loss + tau / 2 * torch.stack(squares).sum(), list(model.parameters()))
+    return torch.cat([value.double().flatten() for value in found])
+
+
+def compared(part: Tensor, exact: Tensor) -> tuple[float, float]:
+    """Cosine with the exact part, and how much of it is there."""
+    product = float(part @ exact)
+    return product / float(part.norm() * exact.norm()), product / float(exact @ exact)
+
+
+def measured(name: str) -> list[dict[str, Any]]:
+    """The lines of one model, each a mean over seeds."""
+    found: dict[tuple[str, float], list[tuple[float, ...]]] = {}
+    for seed, cast in product(SEEDS, (False, True)):
+        torch.manual_seed(seed)
+        model, x = MODELS[name]()
+        chain = MarkovChain.trace(model, x)
+        low = copy.deepcopy(model) if cast else copy.deepcopy(model).bfloat16()
+        plain = gradient(low, x, cast)
+        ours = penalize(copy.deepcopy(low), x if cast or not x.is_floating_point() else x.bfloat16(), tau=0.0)
+        for tau in TAUS:
+            exact = gradient(model, x, False, chain, tau) - gradient(model, x, False)
+            explicit = gradient(low, x, cast, chain, tau) - plain
+            ours.penal_connection.tau = tau  # type: ignore[union-attr]
+            share = float(exact.norm() / plain.norm())
+            line = (share, *compared(explicit, exact), *compared(gradient(ours, x, cast) - plain, exact))
+            found.setdefault(("autocast" if cast else "bfloat16", tau), []).append(line)
+    names = ("part", "explicit_cosine", "explicit_kept", "penalize_cosine", "penalize_kept")
+    return [
+        {"model": name, "mode": mode, "tau": tau, **dict(zip(names, map(mean, zip(*lines, strict=True)), strict=True))}
+        for (mode, tau), lines in found.items()
+    ]
+
+
+def table(rows: list[dict[str, Any]]) -> str:
+    """As Markdown."""
+    lines = [
+        "| model | mode | tau | share of the gradient | explicit: cosine | kept | `penalize`: cosine | kept |",
+        "| --- | --- | ---: | ---: | ---: | ---: | ---: | ---: |",
+    ]
+    for row in rows:
+        numbers = [f"{row['part']:.2g}", *(f"{row[key]:.3f}" for key in list(row)[4:])]
+        lines.append(f"| {row['model']} | {row['mode']} | {row['tau']:g} | " + " | ".join(numbers) + " |")
+    return "\n".join(lines) + "\n"
+
+
+def main() -> None:
+    """Measure, and write the data and the table."""
+    torch.set_num_threads(1)
+    rows = [row for name in MODELS for row in measured(name)]
+    with replacing(DATA) as temporary:
+        temporary.write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
+    show(rows)
+
+
+def show(rows: list[dict[str, Any]]) -> None:
+    """Write the table into the page."""
+    text = PAGE.read_text(encoding="utf-8")
+    before, rest = text.split(START)
+    with replacing(PAGE) as temporary:
+        temporary.write_text(before + START + table(rows) + END + rest.split(END, 1)[1], encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
