@@ -497,3 +497,27 @@ def test_wrong_use_is_refused_in_a_sentence() -> None:
         GaugeFixed(Strange(model.parameters(), lr=0.1), graph).step()
     ps.register_transport(Strange, {"whatever": 1})
     GaugeFixed(Strange(model.parameters(), lr=0.1), graph).step()
+
+
+def test_a_compiled_step_is_the_same_step_and_compiled_once() -> None:
+    torch._dynamo.reset()
+    model, x, y = made(resnet)
+    # (compiled, torch's AdamW computes its correction of the start in float32)
+    graph, losses, frames = ps.trace(model, x[:2]), [], []
+
+    def backend(found: torch.fx.GraphModule, inputs: list[Tensor]) -> Callable[..., Any]:
+        frames.append(found)
+        return found.forward
+
+    for compiled in (False, True):
+        one = copy.deepcopy(model)
+        optimizer = GaugeFixed(torch.optim.SGD(one.parameters(), lr=1e-2, momentum=0.9), graph, model=one)
+        if compiled:
+            optimizer.step = torch.compile(optimizer.step, backend=backend)  # type: ignore[method-assign]
+        losses.append(train(one, optimizer, x, y, 4))
+        known = len(frames)
+        losses[-1] = np.append(losses[-1], train(one, optimizer, x, y, 2 * len(optimizer.sets)))
+        # whichever set of units a sweep treats
+        assert len(frames) == known
+    assert frames and len(losses[0]) == len(losses[1])
+    np.testing.assert_allclose(losses[0], losses[1], rtol=1e-9)

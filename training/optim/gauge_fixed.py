@@ -231,6 +231,7 @@ class GaugeFixed(Joined):
             self._move(-self._phi, weights=True, gradients=True)
         return loss
 
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
     def _check_frozen(self) -> None:
         for name, asked in self._asked.items():
             if self._tensors[name].requires_grad is not asked:
@@ -240,7 +241,9 @@ class GaugeFixed(Joined):
                     "go on with GaugeFixed(gauge_fixed.optimizers, graph), which keeps the state."
                 )
 
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
     def _sweep(self) -> None:
+        """One set of units. A compiler would make a graph of each set, to save nothing: it is few operations."""
         turn = self._turns % len(self.sets)
         chosen = self.sets[turn]
         self._turns += 1
