@@ -211,11 +211,11 @@ def _draw_signal(table: Table[LayerSignal], folder: str) -> None:
 
 
 def _draw(chain: MarkovChain, record: ChainRecord, batch: Any, folder: str) -> None:
-    from pathspace.diagnostics.lemmas import walk
+    from pathspace.diagnostics.lemmas import walks
     from pathspace.diagnostics.plots import cosines_by_depth, walk_picture
     from pathspace.files import replacing
 
-    for name, figure in (("cosines", cosines_by_depth(record)), ("walk", walk_picture(*walk(chain, batch)))):
+    for name, figure in (("cosines", cosines_by_depth(record)), ("walk", walk_picture(walks(chain, batch)))):
         with replacing(f"{folder}/{name}.png") as temporary:
             figure.savefig(temporary, dpi=150)
 

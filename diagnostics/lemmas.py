@@ -9,7 +9,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from itertools import groupby
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -389,11 +390,25 @@ def lemma4(parts: tuple[NodeTensors, ...]) -> Lemma4:
     )
 
 
-def walk(chain: Nodes, inputs: Any, sample: int = 0) -> tuple[Tensor, float]:
-    """The chain's walk of one sample in the plane of its two principal directions, and how much it folds.
+class Walk(NamedTuple):
+    """One sample's walk through nodes whose states have one shape.
 
-    The longest run of nodes whose states have one shape is taken. The points are the first stream plus the directions
-    added up; where a norm or an activation follows each sum, the streams themselves differ from these.
+    Attributes:
+        names: the nodes.
+        points: coordinates in the plane of its two principal directions, shape (K + 1, 2).
+        folds: share of consecutive steps with ``<z_l, z_{l+1}> < 0``.
+    """
+
+    names: tuple[str, ...]
+    points: Tensor
+    folds: float
+
+
+def walks(chain: Nodes, inputs: Any, sample: int = 0) -> list[Walk]:
+    """The chain's walk of one sample, cut where the shape of the states changes, in the order of execution.
+
+    The points are the first stream plus the directions added up; where a norm or an activation follows each sum, the
+    streams themselves differ from these.
 
     Args:
         chain: the traced chain.
@@ -401,7 +416,7 @@ def walk(chain: Nodes, inputs: Any, sample: int = 0) -> tuple[Tensor, float]:
         sample: which sample.
 
     Returns:
-        Coordinates, shape (K+1, 2), and the share of consecutive steps with ``<z_l, z_{l+1}> < 0``.
+        One walk for each run of nodes; every node is in one.
 
     Reference:
         Learnable Markov chain paper, Appendix F, Figure 7.
@@ -421,22 +436,37 @@ def walk(chain: Nodes, inputs: Any, sample: int = 0) -> tuple[Tensor, float]:
 
     with torch.no_grad(), Sites(note).following(chain.model):
         call(chain.model, inputs)
-    runs: list[list[int]] = []
-    for index in sorted(seen):
-        if runs and len(seen[runs[-1][-1]][0]) == len(seen[index][0]):
-            runs[-1].append(index)
-        else:
-            runs.append([index])
-    longest = max(runs, key=len)
-    steps = torch.stack([seen[index][1] for index in longest])
-    points = torch.cat([seen[longest[0]][0][None], seen[longest[0]][0] + steps.cumsum(0)])
+    found = []
+    for _, run in groupby(sorted(seen), key=lambda index: len(seen[index][0])):
+        indices = list(run)
+        names = tuple(chain.nodes[index].name for index in indices)
+        found.append(_walk(names, seen[indices[0]][0], torch.stack([seen[index][1] for index in indices])))
+    return found
+
+
+def _walk(names: tuple[str, ...], start: Tensor, steps: Tensor) -> Walk:
+    points = torch.cat([start[None], start + steps.cumsum(0)])
     centred = points - points.mean(0)
     _, _, axes = torch.linalg.svd(centred, full_matrices=False)
     plane = centred @ axes[:2].T
-    if plane.shape[1] < 2:
-        plane = torch.nn.functional.pad(plane, (0, 2 - plane.shape[1]))
+    plane = torch.nn.functional.pad(plane, (0, 2 - plane.shape[1]))
     turns = (steps[1:] * steps[:-1]).sum(1) < 0
-    return plane, float(turns.double().mean()) if len(turns) else 0.0
+    return Walk(names, plane, float(turns.double().mean()) if len(turns) else 0.0)
+
+
+def walk(chain: Nodes, inputs: Any, sample: int = 0) -> tuple[Tensor, float]:
+    """Points and folds of the longest of the :func:`walks` of one sample.
+
+    Args:
+        chain: the traced chain.
+        inputs: model inputs.
+        sample: which sample.
+
+    Returns:
+        Coordinates, shape (K + 1, 2), and the share of consecutive steps with ``<z_l, z_{l+1}> < 0``.
+    """
+    _, points, folds = max(walks(chain, inputs, sample), key=lambda each: len(each.names))
+    return points, folds
 
 
 __all__ = [
@@ -444,6 +474,7 @@ __all__ = [
     "Convergence",
     "Lemma4",
     "PenaltyGradient",
+    "Walk",
     "ideal_share",
     "lemma1",
     "lemma2",
@@ -453,4 +484,5 @@ __all__ = [
     "penalty_gradient",
     "simulate_lemma3",
     "walk",
+    "walks",
 ]

@@ -12,10 +12,13 @@ from matplotlib.figure import Figure
 from pathspace.errors import InputError
 
 if TYPE_CHECKING:
-    from torch import Tensor
+    from matplotlib.axes import Axes
 
     from pathspace.diagnostics.efficiency import ChainRecord
+    from pathspace.diagnostics.lemmas import Walk
 
+# in inches and points: shown 390 pixels wide, such a letter is 9 pixels high
+WIDTH, SMALLEST = 5.2, 9
 _LEVELS = (0.05, 0.25, 0.5, 0.75, 0.95)
 _BLUE, _ORANGE, _GREY = "#2a6f97", "#d1603d", "#8a8f98"
 
@@ -25,7 +28,7 @@ def _figure(width: float, height: float) -> Figure:
 
 
 def cosines_by_depth(record: ChainRecord) -> Figure:
-    """Bands of the cosines ``c_l`` over samples, node by node, above the sizes of the directions.
+    """Bands of the cosines ``c_l`` over samples, one line for each node from top to bottom, beside their sizes.
 
     Args:
         record: an observed chain.
@@ -34,30 +37,30 @@ def cosines_by_depth(record: ChainRecord) -> Figure:
         A figure; ``figure.savefig(path)`` writes it.
     """
     count = len(record.names)
-    longest = max(map(len, record.names))
-    figure = _figure(max(6.0, min(16.0, 0.32 * count + 2.5)), 5.2 + 0.045 * longest)
-    top, bottom = figure.subplots(2, 1, sharex=True, height_ratios=(2.2, 1))
+    figure = _figure(WIDTH, 1.8 + 0.19 * count)
+    left, right = figure.subplots(1, 2, sharey=True, width_ratios=(2.2, 1))
     at = np.arange(count)
     low, lower, middle, upper, high = record.quantiles(_LEVELS).numpy()
-    top.axhline(0, color=_GREY, linewidth=1)
-    top.vlines(at, low, high, color=_BLUE, alpha=0.35, linewidth=2, label="5-95 % of samples")
-    top.vlines(at, lower, upper, color=_BLUE, linewidth=5, label="25-75 %")
-    top.scatter(at, middle, color="white", edgecolor=_BLUE, zorder=3, s=28, label="median")
-    top.set_ylabel("cosine of direction\nand descent")
+    left.axvline(0, color=_GREY, linewidth=1)
+    left.hlines(at, low, high, color=_BLUE, alpha=0.35, linewidth=2, label="5-95 %")
+    left.hlines(at, lower, upper, color=_BLUE, linewidth=5, label="25-75 % of samples")
+    left.scatter(middle, at, color="white", edgecolor=_BLUE, zorder=3, s=28, label="median")
+    left.set_xlabel("cosine of direction\nand descent")
     efficiency, share = record.mean_efficiency, record.convex_share
-    top.set_title(
-        f"efficiency {efficiency:+.4f}; every cosine positive for {share:.0%} of {record.samples} samples", fontsize=11
+    figure.suptitle(
+        f"efficiency {efficiency:+.4f}\nevery cosine positive for {share:.0%} of {record.samples} samples", fontsize=10
     )
-    top.legend(frameon=False, fontsize=8, ncols=3, loc="upper left", bbox_to_anchor=(0, -0.01))
-    bottom.plot(at, record.norms.nanmedian(1).values.numpy(), color=_ORANGE, marker="o", markersize=4)
+    figure.legend(frameon=False, fontsize=SMALLEST, ncols=3, loc="outside lower center")
     ratio = record.norms.nanmedian(1).values
+    right.plot(ratio.numpy(), at, color=_ORANGE, marker="o", markersize=4)
     if float(ratio.nan_to_num(nan=1.0).amax()) > 10 * float(ratio.nan_to_num(nan=1.0).amin()) > 0:
-        bottom.set_yscale("log")
+        right.set_xscale("log")
     else:
-        bottom.set_ylim(bottom=0)
-    bottom.set_ylabel("median |z| / |x|")
-    bottom.set_xticks(at, record.names, rotation=90, fontsize=7 if count > 16 else 8)
-    for axes in (top, bottom):
+        right.set_xlim(left=0)
+    right.set_xlabel("median |z| / |x|")
+    left.set_yticks(at, [shortened(name) for name in record.names], fontsize=SMALLEST)
+    left.set_ylim(count - 0.4, -0.6)
+    for axes in (left, right):
         axes.spines[["top", "right"]].set_visible(False)
     return figure
 
@@ -78,14 +81,14 @@ def efficiency_over_training(records: Sequence[ChainRecord]) -> Figure:
         raise InputError("There are no records to draw: watch at least one training step.")
     steps = np.arange(1, len(records) + 1)
     low, lower, middle, upper, high = np.array([r.efficiency_quantiles(_LEVELS).tolist() for r in records]).T
-    figure = _figure(7, 4.6)
+    figure = _figure(WIDTH, 4.6)
     top, bottom = figure.subplots(2, 1, sharex=True, height_ratios=(2.2, 1))
     top.axhline(0, color=_GREY, linewidth=1)
     top.fill_between(steps, low, high, color=_BLUE, alpha=0.15, linewidth=0, label="5-95 % of samples")
     top.fill_between(steps, lower, upper, color=_BLUE, alpha=0.35, linewidth=0, label="25-75 %")
     top.plot(steps, middle, color=_BLUE, label="median")
     top.set_ylabel("efficiency of the chain")
-    top.legend(frameon=False, fontsize=8)
+    top.legend(frameon=False, fontsize=SMALLEST)
     bottom.plot(steps, [100 * r.convex_share for r in records], color=_ORANGE)
     bottom.set_ylabel("samples with every\ncosine positive (%)")
     bottom.set_xlabel("step")
@@ -94,37 +97,63 @@ def efficiency_over_training(records: Sequence[ChainRecord]) -> Figure:
     return figure
 
 
-def walk_picture(points: Tensor, folds: float) -> Figure:
-    """The walk of one sample through the states of the chain, in the plane of its two principal directions.
+def walk_picture(walks: Sequence[Walk]) -> Figure:
+    """The walk of one sample through the states of the chain: every run of states of one shape in a plane of its own.
 
     Args:
-        points: from :func:`pathspace.diagnostics.lemmas.walk`.
-        folds: share of consecutive steps that turn back.
+        walks: from :func:`pathspace.diagnostics.lemmas.walks`.
 
     Returns:
-        A figure.
+        A figure with one panel for each of them.
     """
-    x, y = points.cpu().numpy().T
-    figure = _figure(5.2, 4.6)
-    axes = figure.subplots()
+    rows = -(-len(walks) // 2)
+    columns = min(2, len(walks))
+    figure = _figure(WIDTH, 0.4 + (4.2 if columns == 1 else 2.9) * rows)
+    panels = np.atleast_1d(figure.subplots(rows, columns)).flatten()
+    for axes, each in zip(panels, walks, strict=False):
+        _draw_walk(axes, each)
+    for axes in panels[len(walks) :]:
+        axes.set_axis_off()
+    nodes = sum(len(each.names) for each in walks)
+    cut = f", cut into {len(walks)} where the shape of the states changes" if len(walks) > 1 else ""
+    figure.suptitle(f"walk of one sample through {nodes} nodes{cut}", fontsize=10, wrap=True)
+    figure.supxlabel("first principal direction", fontsize=SMALLEST)
+    figure.supylabel("second principal direction", fontsize=SMALLEST)
+    return figure
+
+
+def _draw_walk(axes: Axes, walk: Walk) -> None:
+    x, y = walk.points.cpu().numpy().T
     colours = matplotlib.colormaps["viridis"](np.linspace(0, 0.9, len(x)))
     axes.quiver(
-        x[:-1], y[:-1], np.diff(x), np.diff(y), angles="xy", scale_units="xy", scale=1, width=0.006, color=colours[:-1]
+        x[:-1], y[:-1], np.diff(x), np.diff(y), angles="xy", scale_units="xy", scale=1, width=0.01, color=colours[:-1]
     )
     axes.scatter(x, y, color=colours, s=18, zorder=3)
     box = {"boxstyle": "round,pad=0.2", "facecolor": "white", "edgecolor": "none", "alpha": 0.8}
     for label, i in (("start", 0), ("end", -1)):
         # beside the point, away from the middle of the walk
-        side = 14 if y[i] >= y.mean() else -20
+        side = 12 if y[i] >= y.mean() else -18
         axes.annotate(
-            label, (x[i], y[i]), textcoords="offset points", xytext=(0, side), fontsize=9, ha="center", bbox=box
+            label, (x[i], y[i]), textcoords="offset points", xytext=(0, side), fontsize=SMALLEST, ha="center", bbox=box
         )
-    axes.set_title(f"walk of one sample; {folds:.0%} of its steps turn back", fontsize=11)
-    axes.set_xlabel("first principal direction")
-    axes.set_ylabel("second principal direction")
-    axes.margins(0.15)
+    first, last = shortened(walk.names[0]), shortened(walk.names[-1])
+    several = f"{len(walk.names)} nodes, {first} to\n{last}" if len(walk.names) > 1 else f"1 node, {first}\n"
+    turns = f"; {walk.folds:.0%} of steps turn back" if len(walk.names) > 1 else ""
+    axes.set_title(several + turns, fontsize=SMALLEST)
+    axes.tick_params(labelsize=SMALLEST)
+    axes.locator_params(nbins=4)
+    axes.margins(0.25)
     axes.spines[["top", "right"]].set_visible(False)
-    return figure
 
 
-__all__ = ["cosines_by_depth", "efficiency_over_training", "walk_picture"]
+def shortened(name: str, most: int = 26) -> str:
+    """A name with its beginning left out where it is long: layers differ at their ends.
+
+    Example:
+        >>> shortened("body.conv1"), shortened("encoder.layers.11.attention.output.dense")
+        ('body.conv1', '…1.attention.output.dense')
+    """
+    return name if len(name) <= most else "…" + name[-most + 1 :]
+
+
+__all__ = ["SMALLEST", "WIDTH", "cosines_by_depth", "efficiency_over_training", "shortened", "walk_picture"]

@@ -48,6 +48,45 @@ class ResBlock(nn.Module):
         return F.relu(x + self.bn2(self.conv2(F.relu(self.bn1(self.conv1(x))))))
 
 
+class Gated(nn.Module):
+    """A residual block with a gate."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.norm, self.leave = nn.RMSNorm(width), nn.Linear(2 * width, width, bias=False)
+        self.gate, self.enter = (nn.Linear(width, 2 * width, bias=False) for _ in range(2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.norm(x)
+        return x + self.leave(F.silu(self.gate(y)) * self.enter(y))
+
+
+class Depthwise(nn.Module):
+    """A residual block of a convolution by channel, a norm, and two layers over channels."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.depth, self.norm = nn.Conv2d(width, width, 5, padding=2, groups=width), nn.GroupNorm(1, width)
+        self.enter, self.leave = nn.Conv2d(width, 4 * width, 1), nn.Conv2d(4 * width, width, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.leave(F.gelu(self.enter(self.norm(self.depth(x)))))
+
+
+class Mixer(nn.Module):
+    """Layers over time, then over features."""
+
+    def __init__(self, steps: int = 15, width: int = 16) -> None:
+        super().__init__()
+        self.first, self.second = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.over_time = nn.Sequential(nn.Linear(steps, 30), nn.GELU(), nn.Linear(30, steps))
+        self.over_width = nn.Sequential(nn.Linear(width, 32), nn.GELU(), nn.Linear(32, width))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x + self.over_time(self.first(x).transpose(1, 2)).transpose(1, 2)
+        return x + self.over_width(self.second(x))
+
+
 class Recurrent(nn.Module):
     """A recurrent layer and a head on its last state."""
 
@@ -198,6 +237,29 @@ def plain_residual(width: int = 32) -> nn.Sequential:
     return nn.Sequential(nn.Linear(20, width), Plain(width), Plain(width), nn.Linear(width, 3))
 
 
+def gated() -> nn.Sequential:
+    """Gated residual blocks."""
+    return nn.Sequential(nn.Linear(20, 32), Gated(32), Gated(32), nn.RMSNorm(32), nn.Linear(32, 3))
+
+
+def depthwise() -> nn.Sequential:
+    """Convolutions by channel in residual blocks."""
+    body = (nn.Conv2d(3, 16, 2, stride=2), Depthwise(16), Depthwise(16), nn.AdaptiveAvgPool2d(1), nn.Flatten())
+    return nn.Sequential(*body, nn.LayerNorm(16), nn.Linear(16, 3))
+
+
+def mixer() -> nn.Sequential:
+    """A mixer of sequences."""
+    return nn.Sequential(nn.Linear(4, 16), Mixer(), Mixer(), nn.LayerNorm(16), nn.Flatten(), nn.Linear(240, 3))
+
+
+def grouped() -> nn.Sequential:
+    """Convolutions with group norms."""
+    layers = [nn.Conv2d(3, 16, 3, padding=1), nn.GroupNorm(4, 16), nn.SiLU()]
+    layers += [nn.Conv2d(16, 16, 3, padding=1), nn.GroupNorm(4, 16), nn.SiLU()]
+    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(16, 3))
+
+
 SGD = {"optimizer": torch.optim.SGD}
 HEALTHY = {
     "mlp-sgd": Run(mlp, **SGD, options={"lr": 0.1, "momentum": 0.9}),
@@ -212,6 +274,13 @@ HEALTHY = {
     "lstm": Run(Recurrent, sequences, options={"lr": 3e-3}),
     "gru": Run(lambda: Recurrent(nn.GRU), sequences),
     "transformer": Run(Language, tokens, torch.optim.AdamW, {"lr": 1e-3, "weight_decay": 0.1}),
+    "gated": Run(gated, optimizer=torch.optim.NAdam, options={"lr": 2e-3}),
+    "depthwise": Run(depthwise, images, torch.optim.RMSprop, {"lr": 1e-3}),
+    "mixer": Run(mixer, sequences, torch.optim.AdamW, {"lr": 3e-3, "weight_decay": 0.05}),
+    "grouped": Run(grouped, images, **SGD, options={"lr": 0.05, "momentum": 0.9, "nesterov": True}),
+    "autoencoder": Run(lambda: mlp((20, 64, 8, 64, 20)), identity, torch.optim.Adagrad, {"lr": 1e-2}),
+    "leaky": Run(lambda: mlp(act=nn.LeakyReLU), optimizer=torch.optim.ASGD, options={"lr": 0.1}),
+    "elu": Run(lambda: mlp(act=nn.ELU), optimizer=torch.optim.Adamax, options={"lr": 5e-3}),
     "wide-head": Run(lambda: mlp((20, 256, 3)), **SGD, options={"lr": 0.3}),
 }
 
@@ -269,5 +338,22 @@ BROKEN: dict[str, tuple[str, str, Run]] = {
     "stale": ("stale gradients", "", Run(mlp, zero=False)),
     "eval": ("evaluation mode", "", Run(cnn, images, spoil=lambda m: m.eval() is None)),
     "untrained": ("untrained", "0.weight", Run(mlp, chosen=lambda m: m[2:].parameters())),
+    "gated-exploding": ("exploding", "1.leave", Run(gated, spoil=scale("1.leave.weight", 80), options={"lr": 1e-3})),
+    "gated-unbalanced": ("unbalanced", "1.enter", Run(gated, spoil=unbalance("1.enter.weight", "1.leave.weight", 200))),
+    "depthwise-rate": ("rate", "", Run(depthwise, images, torch.optim.RMSprop, {"lr": 0.3})),
+    "depthwise-vanishing": (
+        "vanishing",
+        "1.leave",
+        Run(depthwise, images, torch.optim.RMSprop, {"lr": 1e-5}, scale("1.leave.weight", 1e-3)),
+    ),
+    "mixer-rate": ("rate", "", Run(mixer, sequences, torch.optim.AdamW, {"lr": 0.5})),
+    "grouped-inputs": ("input scale", "", Run(grouped, images, **SGD, options={"lr": 0.05}, inputs=200.0)),
+    "grouped-decay": ("decay", "", Run(grouped, images, **SGD, options={"lr": 0.05, "weight_decay": 0.5})),
+    "autoencoder-dead": (
+        "dead",
+        "0",
+        Run(lambda: mlp((20, 64, 8, 64, 20)), identity, torch.optim.Adagrad, {"lr": 1e-3}, fill("0.bias", -20.0)),
+    ),
+    "leaky-rate": ("rate", "", Run(lambda: mlp(act=nn.LeakyReLU), optimizer=torch.optim.ASGD, options={"lr": 50.0})),
     "saturated": ("saturated", "1", Run(lambda: mlp(act=nn.Tanh), spoil=fill("0.bias", 12.0))),
 }

@@ -110,6 +110,6 @@ def test_pictures_of_training() -> None:
             layer(x).square().mean().backward()
     figure = efficiency_over_training(watch.records)
     assert len(figure.axes) == 2 and len(figure.axes[1].lines[0].get_xdata()) == 3
-    assert len(cosines_by_depth(watch.records[0]).axes[1].get_xticks()) == 2
+    assert len(cosines_by_depth(watch.records[0]).axes[0].get_yticks()) == 2
     with pytest.raises(InputError, match="no records"):
         efficiency_over_training([])

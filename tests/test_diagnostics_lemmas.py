@@ -23,7 +23,9 @@ from pathspace.diagnostics.lemmas import (
     penalty_gradient,
     simulate_lemma3,
     walk,
+    walks,
 )
+from pathspace.diagnostics.plots import walk_picture
 from pathspace.errors import InputError
 
 
@@ -187,6 +189,37 @@ def test_walk(chain: tuple[MarkovChain, Tensor, Tensor]) -> None:
     assert bool((plane <= full + 1e-9).all()) and float(plane.max()) > 0.5 * float(full.max())
     steps = true.diff(dim=0)
     assert folds == pytest.approx(float(((steps[1:] * steps[:-1]).sum(1) < 0).double().mean()))
+
+
+def test_walks_hold_every_node() -> None:
+    """Runs of equal shapes, those of one node included, and the picture has a panel for each."""
+
+    class Step(nn.Module):
+        def __init__(self, width: int, out: int) -> None:
+            super().__init__()
+            self.branch, self.skip = nn.Sequential(nn.Linear(width, out), nn.ReLU(), nn.Linear(out, out)), None
+            if width != out:
+                self.skip = nn.Linear(width, out)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return (x if self.skip is None else self.skip(x)) + self.branch(x)
+
+    model, x = nn.Sequential(Step(4, 4), Step(4, 4), Step(4, 6), Step(6, 6), Step(6, 5)).double(), torch.randn(3, 4)
+    x = x.double()
+    found = walks(MarkovChain.trace(model, x), x)
+    assert [len(each.names) for each in found] == [2, 2, 1]
+    assert [name.split(".")[0] for each in found for name in each.names] == list("01234")
+    for each, first in zip(found, (0, 2, 4), strict=True):
+        with torch.no_grad():
+            state = model[:first](x[:1])
+            step = (model[first](state) - (state if first == 0 else model[first].skip(state))).norm()
+        assert float((each.points[1] - each.points[0]).norm()) <= float(step) * (1 + 1e-9)
+    assert len(found[-1].points) == 2 and found[-1].folds == 0
+    figure = walk_picture(found)
+    assert sum(axes.axison for axes in figure.axes) == 3 and "5 nodes" in figure.get_suptitle()
+    width = figure.get_figwidth() * figure.dpi
+    sizes = [text.get_fontsize() for axes in figure.axes for text in (axes.title, *axes.texts, *axes.get_xticklabels())]
+    assert min(sizes) * figure.dpi / 72 * 390 / width >= 9
 
 
 def squares(blocks: Sequence[nn.Module], x: Tensor) -> Tensor:

@@ -22,7 +22,7 @@ from pathspace.errors import InputError
 
 logging.getLogger("pathspace").setLevel(logging.ERROR)
 # units and chain cost a trace of the model, which the other alarms do without
-TRACED = {"unbalanced", "unbalanced-block", "pulled"}
+TRACED = {"unbalanced", "gated-unbalanced", "unbalanced-block", "pulled"}
 
 
 @pytest.mark.parametrize("name", runs.BROKEN)
@@ -162,6 +162,23 @@ def test_loops_of_all_kinds() -> None:
     runs.loss_of(model(x), y).backward()
     first.step()
     assert watch.steps == 8
+
+
+@pytest.mark.parametrize(("options", "traced"), [({}, False), ({"structure": True}, True), ({"planned": 10**9}, True)])
+def test_tracing_waits_until_it_is_a_small_part_of_the_run(options: dict[str, Any], traced: bool) -> None:
+    """At the default cadence; a model that is traced in half a second does not wait."""
+    torch.manual_seed(0)
+    x, y = runs.vectors(32)
+    for model, waits in ((runs.mlp((20, *[12] * 12, 3)), True), (runs.mlp(), False)):
+        optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+        with watching(model, **options) as watch:
+            for _ in range(3):
+                optimizer.zero_grad()
+                runs.loss_of(model(x), y).backward()
+                optimizer.step()
+        found = traced or not waits
+        assert ("gauge_drift" in watch.rows[-1]) == found == (watch.preparation > 0)
+        assert (watch.notes == []) == found and all("structure=True" in note for note in watch.notes)
 
 
 def test_a_trainer_of_transformers_is_watched(tmp_path: Path) -> None:

@@ -106,7 +106,8 @@ def _input_scale(run: Sequence[Snapshot]) -> Found:
 
 def _unbalanced(run: Sequence[Snapshot]) -> Found:
     for group in run[-1].units.groups:
-        shifted = abs(group.ratio) > 1.5 and abs(group.product) < 0.5 * abs(group.ratio)
+        # where the product is large too, one side is too large rather than the scale in the wrong place
+        shifted = abs(group.ratio) > 1.5 and -abs(group.ratio) / 2 < group.product < abs(group.ratio) / 3
         if shifted or group.spread > 2.2:
             value = max(abs(group.ratio), group.spread)
             text = f"incoming over outgoing weights are {10**group.ratio:.2g} of what layers start from"

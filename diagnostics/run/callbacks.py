@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from importlib import import_module
 from typing import Any
 
@@ -19,10 +20,11 @@ class _Watched:
         self.options = options
         self.watch: Watching | None = None
 
-    def begin(self, model: nn.Module, writes: bool = True) -> None:
+    def begin(self, model: nn.Module, writes: bool = True, planned: float = 0) -> None:
         self.end()
         kept = {} if writes else dict.fromkeys(("csv", "tensorboard", "page"))
-        self.watch = watching(model, **{**self.options, **kept})
+        steps = int(planned) if 0 < planned < math.inf else None
+        self.watch = watching(model, **{"planned": steps, **self.options, **kept})
         self.watch.__enter__()
 
     def end(self) -> None:
@@ -50,7 +52,7 @@ def transformers_callback(**options: Any) -> Any:
 
     class TransformersWatch(_Watched, _base("transformers", "TrainerCallback")):  # type: ignore[misc]
         def on_train_begin(self, args: Any, state: Any, control: Any, model: Any = None, **_: Any) -> None:
-            self.begin(model, state.is_world_process_zero)
+            self.begin(model, state.is_world_process_zero, state.max_steps)
 
         def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
             self.end()
@@ -81,7 +83,7 @@ def lightning_callback(model: str = "", **options: Any) -> Any:
         def on_train_start(self, trainer: Any, module: Any) -> None:
             holders = [child for child in module.children() if any(True for _ in child.parameters())]
             found = module.get_submodule(model) if model else holders[0] if len(holders) == 1 else module
-            self.begin(found, trainer.is_global_zero)
+            self.begin(found, trainer.is_global_zero, trainer.estimated_stepping_batches)
 
         def on_train_end(self, trainer: Any, module: Any) -> None:
             self.end()

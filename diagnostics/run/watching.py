@@ -30,6 +30,10 @@ from pathspace.diagnostics.run.weights import TensorFacts, Units, fan_in, moves,
 from pathspace.errors import InputError, PathspaceError
 
 EVERY = 100
+# tracing is put off until it is this share of the run, unless it takes less than half a second
+TRACE_SHARE, SHORT = 0.01, 0.5
+# what tracing takes for each layer without parts; it is only to say when
+_SECONDS_PER_LAYER = 0.04
 # path values and chains of larger models cost more than a hundredth of a hundred steps
 MOST_WEIGHTS = 100_000_000
 _log = logging.getLogger("pathspace")
@@ -50,11 +54,13 @@ class Watching(RunLog):
         every: int,
         outputs: list[Callable[[RunLog], None]],
         on_alarm: Callable[[Alarm], None] | None,
-        structure: bool,
+        structure: bool | None,
+        planned: int | None,
     ) -> None:
         super().__init__(getattr(model, "_orig_mod", getattr(model, "module", model)))
         self.compiled = hasattr(model, "_orig_mod")
         self.every, self.outputs, self.on_alarm, self.structure = every, outputs, on_alarm, structure
+        self.planned = planned
         self._fans = fan_in(self.model)
         self._counted = usual_squares(self.model, self._fans).keys()
         self._probe = Probe(self.model)
@@ -63,6 +69,7 @@ class Watching(RunLog):
         self._first: Optimizer | None = None
         self._handles: list[Any] = []
         self._measuring = self._prepared = False
+        self._began: tuple[float, int] | None = None
         self._tensors: list[TensorFacts] = []
         self._before: dict[str, Tensor] = {}
         self._pass = Pass()
@@ -91,6 +98,11 @@ class Watching(RunLog):
         self._handles.clear()
         self._disarm()
         self._measuring = self.running = False
+        if self.rows and not self._prepared:
+            self.notes.append(
+                "Units and chain are not measured: tracing the model would have been more than 1 % of this run; "
+                "structure=True traces it at the first step."
+            )
         if self.rows:
             self._write()
 
@@ -140,7 +152,7 @@ class Watching(RunLog):
         self._arm()
 
     def _finish(self, optimizer: Optimizer) -> None:
-        if not self._prepared:
+        if not self._prepared and self._worth_tracing():
             self._prepare()
         started = time.perf_counter()
         moves(self._before, self.model, self._tensors, self._fans)
@@ -177,13 +189,29 @@ class Watching(RunLog):
         for output in self.outputs:
             output(self)
 
+    def _worth_tracing(self) -> bool:
+        """Whether tracing is a small part of the run so far, or of all of it where its number of steps is known."""
+        if self.structure is not None or self.every < EVERY:
+            return True
+        layers = sum(next(module.children(), None) is None for module in self.model.modules())
+        price = _SECONDS_PER_LAYER * layers
+        if price <= SHORT:
+            return True
+        now = time.perf_counter()
+        if self._began is None:
+            self._began = now, self.steps
+            return False
+        spent, steps = now - self._began[0], self.steps - self._began[1]
+        whole = spent * max(1.0, (self.planned or 0) / steps)
+        return price <= TRACE_SHARE * whole
+
     def _prepare(self) -> None:
         """Trace the model on the inputs of the first measured pass."""
         self._prepared = True
         example = self._probe.example
         self._probe.example = None
         weights = sum(p.numel() for p in self.model.parameters())
-        if example is None or not self.structure or weights > MOST_WEIGHTS:
+        if example is None or self.structure is False or weights > MOST_WEIGHTS:
             why = "the model is compiled" if self.compiled else f"it has {weights:,} weights"
             self.notes.append(
                 f"Units and chain are not measured: {why if example is not None else 'no pass was seen'}."
@@ -251,13 +279,14 @@ def watching(
     tensorboard: str | os.PathLike[str] | Any | None = None,
     page: str | os.PathLike[str] | None = None,
     on_alarm: Callable[[Alarm], None] | None = None,
-    structure: bool = True,
+    structure: bool | None = None,
+    planned: int | None = None,
 ) -> Watching:
     """Watch a training loop: measure it at a cadence, and say what goes wrong, where, and what to do.
 
     Nothing of the loop changes: steps are counted by the optimizer that holds the model's parameters, hooks are there
     only during the steps that are measured (the steps 1, 2, 4, 8, ... and each ``every``-th), and no random number
-    is drawn. The model is traced once, on the inputs of the first step.
+    is drawn. The model is traced once, on the inputs of a measured step.
 
     Measured are, in each row: efficiency and cosines of the residual branches; how far the gauge and the quantities
     that gradient flow conserves have drifted; sizes of path values; root mean square of the outputs and norm of the
@@ -271,7 +300,10 @@ def watching(
         tensorboard: a folder for event files, or a ``SummaryWriter``.
         page: an HTML file, written anew with every row; it reloads itself.
         on_alarm: called with each new alarm; each is logged as a warning of the logger ``pathspace`` as well.
-        structure: trace the model; without it units, path values and the chain are left out.
+        structure: trace the model at the first step (``True``) or never, which leaves out units, path values and the
+            chain; by default at the first step where ``every`` is below 100 or the model is small (tracing takes half
+            a second at most), and otherwise at the first measured step where it is 1 % of the run.
+        planned: how many steps the run will have, if that is known: tracing then need not wait so long.
 
     Returns:
         A context manager with ``rows``, ``alarms`` and ``causes``.
@@ -300,7 +332,7 @@ def watching(
         outputs.append(TensorBoard(tensorboard))
     if page is not None:
         outputs.append(Page(page))
-    return Watching(model, every=every, outputs=outputs, on_alarm=on_alarm, structure=structure)
+    return Watching(model, every=every, outputs=outputs, on_alarm=on_alarm, structure=structure, planned=planned)
 
 
 __all__ = ["EVERY", "Watching", "watching"]
