@@ -13,7 +13,7 @@ import threading
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext, redirect_stderr
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 from unittest import mock
 
@@ -58,6 +58,7 @@ class Captured:
         constants: placeholder name -> tensor, for tensors the graph holds itself.
         buffers: name -> buffer, the model's own, or computed anew where that has no numbers.
         updates: how many of the graph's outputs, the first ones, are new values of buffers.
+        written: number of an output -> parameter whose new value it is.
     """
 
     graph: fx.GraphModule
@@ -67,6 +68,7 @@ class Captured:
     constants: Mapping[str, torch.Tensor]
     buffers: Mapping[str, torch.Tensor]
     updates: int = 0
+    written: Mapping[int, str] = field(default_factory=dict)
 
 
 @contextmanager
@@ -168,7 +170,12 @@ def capture(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any] |
     parameters = {name: named[name] for name in dict.fromkeys(canonical.values())}
     buffers = dict(model.named_buffers(remove_duplicate=False)) | made
     updates = sum(spec.kind == OutputKind.BUFFER_MUTATION for spec in program.graph_signature.output_specs)
-    return Captured(program.graph_module, sources, parameters, canonical, constants, buffers, updates)
+    written = {
+        number: canonical[str(spec.target)]
+        for number, spec in enumerate(program.graph_signature.output_specs)
+        if spec.kind == OutputKind.PARAMETER_MUTATION
+    }
+    return Captured(program.graph_module, sources, parameters, canonical, constants, buffers, updates, written)
 
 
 def _export(

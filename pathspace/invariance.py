@@ -96,16 +96,16 @@ def bench_copy(model: nn.Module, graph: Structure, inputs: tuple[Any, Any]) -> t
 
     A model that insists on another precision (it names one in its forward) is measured on a copy in its own.
     """
-    own = precision(model)
+    own, written = precision(model), graph.captured.written.values()
     if graph.num_weights > LARGE:
-        return repeatable(stand_in(model)), own
-    bench = repeatable(stand_in(model, share_tensors=False).double())
+        return repeatable(stand_in(model), written), own
+    bench = repeatable(stand_in(model, share_tensors=False).double(), written)
     try:
         run(bench, *cast(inputs, torch.float64))
     except (RuntimeError, ValueError):
         # what can be captured need not run: then one sentence says so
         check_runs(model, *inputs)
-        return repeatable(stand_in(model, share_tensors=False)), own
+        return repeatable(stand_in(model, share_tensors=False), written), own
     return bench, torch.float64
 
 

@@ -84,7 +84,8 @@ class Forward:
         except _Reached:
             return self.ends
         updates = self.captured.updates
-        flat = [leaf for i, leaf in enumerate(sums.leaves(found)) if i >= updates]
+        written = self.captured.written
+        flat = [leaf for i, leaf in enumerate(sums.leaves(found)) if i >= updates and i not in written]
         numbers = [leaf for leaf in flat if isinstance(leaf, Sum) or _is_float(leaf)]
         return [*self.ends, *(leaf if isinstance(leaf, Sum) else Sum(sums.power(leaf, self.p)) for leaf in numbers)]
 

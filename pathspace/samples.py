@@ -12,7 +12,7 @@ import torch
 from scipy.sparse import csr_array
 from torch import Tensor, nn
 
-from pathspace.capture import quiet
+from pathspace.capture import experts_at_once, quiet
 from pathspace.functional_call import evaluate
 from pathspace.in_double import InDouble
 from pathspace.invariance import computing_in
@@ -176,7 +176,7 @@ class Sampler:
         number, self.tried = self.tried, self.tried + 1
         weights = self._weights(number)
         buffers = {name: buffer.clone() for name, buffer in self.buffers.items()}
-        with quiet(), computing_in(torch.float64), InDouble(), torch.enable_grad():
+        with quiet(), computing_in(torch.float64), InDouble(), experts_at_once(self.model), torch.enable_grad():
             torch.manual_seed(number)
             leaves: Any
             if scales is None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from inspect import iscoroutine
 from typing import Any
 
@@ -58,11 +58,12 @@ def _tensors(outputs: Any) -> tuple[Any, ...]:
     return tuple(leaves(outputs))
 
 
-def repeatable(twin: nn.Module) -> nn.Module:
+def repeatable(twin: nn.Module, written: Collection[str] = ()) -> nn.Module:
     """Let a stand-in start anew at each call: inputs, generators and what modules keep are as they were before.
 
     Args:
         twin: what :func:`stand_in` returned; it is changed.
+        written: names of parameters that its code writes into, which it does to copies of them.
 
     Returns:
         The same module.
@@ -76,7 +77,13 @@ def repeatable(twin: nn.Module) -> nn.Module:
 
     before: list[tuple[dict[str, Any], dict[str, Any], list[tuple[Any, Any]]]] = []
 
+    places = [(twin.get_submodule(name.rpartition(".")[0]), name.rpartition(".")[2]) for name in written]
+    own: list[Any] = []
+
     def anew(module: nn.Module, args: Any, kwargs: Any) -> Any:
+        own[:] = [owner._parameters[key] for owner, key in places]
+        for (owner, key), tensor in zip(places, own, strict=True):
+            owner._parameters[key] = tensor.clone()
         for generator, state in generators:
             generator.set_state(state)
         before.clear()
@@ -87,6 +94,8 @@ def repeatable(twin: nn.Module) -> nn.Module:
         return mapped(Tensor.clone, (args, kwargs))
 
     def restored(module: nn.Module, args: Any, outputs: Any) -> None:
+        for (owner, key), tensor in zip(places, own, strict=True):
+            owner._parameters[key] = tensor
         for held, kept, lists in before:
             for key in [key for key in held if key not in kept and key not in _REGISTERED]:
                 del held[key]

@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from pathspace.capture import first_line
 from pathspace.eps import NoEps, precision, without_eps
 from pathspace.inputs import describe
-from pathspace.invariance import LARGE
+from pathspace.invariance import LARGE, cast
 from pathspace.left_over import NAMED, left_over
 from pathspace.logscales import Family, family
 from pathspace.nested import leaves
@@ -34,6 +34,7 @@ from pathspace.reduction import ReductionGraph
 from pathspace.sample_sizes import sample_sizes
 from pathspace.samples import AT_ONCE, NOTHING, Sampler
 from pathspace.sizes import Inputs
+from pathspace.stand_in import repeatable, stand_in
 
 # log-scales beside the known null vectors: beyond the first number a factorisation is not attempted, up to the second
 # one all singular values are computed; seconds of one core the samples may take
@@ -105,7 +106,7 @@ def upper_bound(
 
     Args:
         graph: its reduction graph.
-        model: a float64 copy, which is left as it is.
+        model: a copy, in float64 where it runs so, which is left as it is.
         args: example inputs.
         kwargs: example inputs by keyword.
         seed: seed of inputs, weights and cotangents.
@@ -124,9 +125,14 @@ def upper_bound(
     """
     start = time.thread_time()
     most_seconds = MOST_SECONDS if most_seconds is None else most_seconds
-    if precision(model) != torch.float64 or graph.num_weights > LARGE:
-        reason = "it takes a copy in float64, which this model has none of"
+    if graph.num_weights > LARGE:
+        reason = f"it takes a copy in float64, which is made of up to {LARGE:,} weights"
         return UpperBound(None, graph.num_units, None, f"not attempted: {reason}")
+    if precision(model) != torch.float64:
+        # a model that names a lower precision runs in float64 where its casts are lifted
+        written = graph.captured.written.values()
+        model = repeatable(stand_in(model, share_tensors=False).double(), written)
+        args, kwargs = cast(args, torch.float64), cast(kwargs, torch.float64)
     scales = family(graph, model, statistics=not model.training)
     sizes = list(sample_sizes(model, args, kwargs))
 

@@ -166,3 +166,48 @@ def test_masks_that_torch_would_compare_are_taken_as_they_are() -> None:
     mask = nn.Transformer.generate_square_subsequent_mask(3)
     layers = nn.TransformerEncoder(nn.TransformerEncoderLayer(4, 2, 4), 1, enable_nested_tensor=False)
     assert ps.trace(layers, torch.randn(3, 2, 4), kwargs={"mask": mask}).num_units == 13
+
+
+@pytest.mark.parametrize("factor", [1, 0.5])
+def test_weights_that_are_multiplied_in_place_keep_their_scales(factor: float) -> None:
+    class Halved(nn.Module):
+        """Divides its weights by a power of two, as language models do before they compute in half precision."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b = nn.Linear(3, 4), nn.Linear(4, 2)
+
+        def forward(self, x: Tensor) -> Tensor:
+            with torch.no_grad():
+                self.b.weight.mul_(factor)
+            return self.b(self.a(x).relu())
+
+    torch.manual_seed(0)
+    x = torch.randn(5, 3).double()
+    certificate = ps.verify(Halved().double(), x, upper_bound=True)
+    assert certificate.holds and certificate.units == certificate.units_at_most == 4
+    model = Halved().double()
+    twin = ps.rescale(copy.deepcopy(model), ps.trace(model, x), torch.randn(4).double())
+    assert torch.allclose(model(x), twin(x), rtol=1e-12) and torch.allclose(model(x), twin(x), rtol=1e-12)
+
+
+@pytest.mark.parametrize("groups", [1, 2])
+def test_a_kernel_along_one_axis_leaves_scales_along_the_other(groups: int) -> None:
+    class Heads(nn.Module):
+        """A kernel over time for each head, the same for all of the head's features."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b = nn.Linear(3, 6), nn.Linear(6, 2)
+            self.along = nn.Conv2d(2, 2, (3, 1), padding=(1, 0), groups=groups, bias=False)
+
+        def forward(self, x: Tensor) -> Tensor:
+            heads = self.a(x).unflatten(-1, (2, 3)).transpose(1, 2)
+            return self.b((heads + self.along(heads)).relu().transpose(1, 2).flatten(2))
+
+    torch.manual_seed(0)
+    model, x = Heads().double(), torch.randn(4, 5, 3).double()
+    certificate = ps.verify(model, x, upper_bound=True)
+    # heads that are mixed share the scale of each feature, up to one factor for each head
+    assert certificate.holds and certificate.units == certificate.units_at_most == (6 if groups == 2 else 4)
+    assert changed_by_rescaling(model, x) < 1e-12

@@ -75,10 +75,18 @@ def interpret(
     for number, value in enumerate(flat_values(outputs)):
         if number >= captured.updates:
             _note_read(semantics, value)
+        if number in captured.written and _is_whole(value, captured.written[number]):
+            # a multiple of the parameter moves along with it
+            continue
         flat.append(semantics.activation(value))
     for ids in flat:
         semantics.fix(ids)
     return semantics, flat
+
+
+def _is_whole(value: Any, name: str) -> bool:
+    """Whether a value is a parameter itself, up to a constant factor."""
+    return isinstance(value, Weight) and (value.name, value.moves, value.kept, value.shift) == (name, (), None, 0.0)
 
 
 def _placeholder(node: fx.Node, captured: Captured, semantics: Semantics) -> Any:

@@ -225,7 +225,8 @@ class Scales(Semantics):
         change = None
         heads = prod(full[dim] for dim in range(rank) if dim in free or (varies[dim] and dim not in reduced))
         if free and distinct(ids).numel() <= EXACT_USES and heads <= EXACT_RESULTS:
-            ids, change = self._baseline(ids, free, varies)
+            kept = [dim for dim in range(rank) if varies[dim] and dim not in reduced]
+            ids, change = self._baseline(ids, free, kept)
         tail = self._representative(ids, shared)
         out = tuple(size for dim, size in enumerate(full) if dim not in reduced)
         void = distinct(tail) == NEUTRAL
@@ -239,18 +240,23 @@ class Scales(Semantics):
                 void = void.all(dim, keepdim=True)
             head = torch.where(void, NEUTRAL, head)
         if change is not None:
-            # change varies only where the weight does not, so nothing is summed over it
+            # change varies only along dimensions of the result, so nothing is summed over it
             head = self.product((1, head), (1, change))
         result = head.expand(*(1 if dim in reduced else size for dim, size in enumerate(full)))
         for dim in sorted(reduced, reverse=True):
             result = result.select(dim, 0)
         return result
 
-    def _baseline(self, ids: Tensor, free: Sequence[int], varies: Sequence[bool]) -> tuple[Tensor, Tensor | None]:
+    def _baseline(self, ids: Tensor, free: Sequence[int], kept: Sequence[int]) -> tuple[Tensor, Tensor | None]:
         """One weight met with several scales (of tokens, of positions): ``phi = baseline + change``, exactly.
 
-        The factor of the weight is ``head - baseline``; ``change`` varies only where the weight does not, and
-        goes on to the result.
+        The factor of the weight is ``head - baseline``; ``change`` varies only where nothing is summed, and goes on to
+        the result.
+
+        Args:
+            ids: what the weight meets.
+            free: dimensions of the result along which the weight is the same.
+            kept: those along which it varies (groups).
         """
         full = ids.shape
         small = distinct(ids)
@@ -259,7 +265,9 @@ class Scales(Semantics):
             first = first.narrow(dim, 0, 1)
         if bool((small == first).all()):
             return first.expand(full), None
-        change = self.equations.fresh([n if dim in free else 1 for dim, n in enumerate(full)])
+        change = self.equations.fresh(
+            [n if dim in free else small.shape[dim] if dim in kept else 1 for dim, n in enumerate(full)]
+        )
         baseline = self.equations.fresh([1 if dim in free else n for dim, n in enumerate(small.shape)])
         void = (small == NEUTRAL).all(dim=tuple(free), keepdim=True) if bool((small == NEUTRAL).any()) else None
         if void is not None:
