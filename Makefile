@@ -25,6 +25,7 @@ lint: $(READY)
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-logo
+	$(BIN)/python tests/prose.py
 
 # The pages of 'pathspace report' in a real browser, which has to be there (PATHSPACE_BROWSER names another one).
 browser: $(READY)

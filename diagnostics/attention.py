@@ -91,7 +91,7 @@ def analyse(matrix: Tensor | np.ndarray) -> AttentionChain:
             "distributions; a mask that hides all tokens from one gives such a row: let it see itself."
         )
     if (p < 0).any() or np.abs(p.sum(1) - 1).max() > 1e-3:
-        raise InputError("The rows of the matrix are no distributions; pass attention weights after the softmax.")
+        raise InputError("The rows of the matrix are not distributions; pass attention weights after the softmax.")
     p = p / p.sum(1, keepdims=True)
     graph = nx.from_numpy_array(np.where(p > _TOLERANCE, p, 0), create_using=nx.DiGraph)
     closed = tuple(tuple(sorted(c)) for c in nx.attracting_components(graph))
@@ -167,7 +167,7 @@ class _Catch(TorchFunctionMode):
             return output, weights.mean(-3) if averaged else weights
         result = func(*args, **kwargs)
         softmax = getattr(func, "__name__", "") == "softmax" and isinstance(result, Tensor) and result.ndim == 4
-        # over another dimension its rows are no distributions
+        # over another dimension its rows are not distributions
         if softmax and kwargs.get("dim", args[1] if len(args) > 1 else None) in (-1, 3):
             self.found.append(result)
         return result

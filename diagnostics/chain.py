@@ -26,7 +26,7 @@ class MarkovChain(Nodes):
     Attributes:
         model: the model, untouched.
         nodes: the chain nodes, in the order of execution.
-        dismissed: additions and concatenations that are no chain node, with the reason.
+        dismissed: additions and concatenations that are not chain nodes, with the reason.
         example: the example inputs, positional and by keyword.
         additions: what the calls of each module added while the chain was traced.
     """

@@ -56,7 +56,7 @@ def diagnose(
     layers: Annotated[
         str | None,
         typer.Option(
-            "--layers", metavar="PATTERN", help="Only layers of this name, e.g. 'layer4.*'.", show_default=False
+            "--layers", metavar="PATTERN", help="Only layers of this name, such as 'layer4.*'.", show_default=False
         ),
     ] = None,
     seed: SeedOption = 0,

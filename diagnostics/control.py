@@ -184,8 +184,8 @@ def residual_control(
         assert two.source is not None
         if not torch.equal(one.output, two.source):
             raise InputError(
-                f"residual_control: block {two.label!r} does not read what block {one.label!r} returns, so they are no "
-                "stack; name blocks that follow each other by names=."
+                f"residual_control: block {two.label!r} does not read what block {one.label!r} returns; name "
+                "blocks that follow each other by names=."
             )
     errors = [row.branch for row in rows]
     count = len(rows)

@@ -206,7 +206,7 @@ class Dataflow:
         if kind_of(node) not in _FALLS or not data:
             return False
         before = data[0]
-        # (a margin added for the window of a convolution is no resolution: 3 -> 7 -> 3 pixels lose nothing)
+        # (a margin added for the window of a convolution is not a resolution: 3 -> 7 -> 3 pixels lose nothing)
         while kind_of(before) == "padding" and self.data_inputs(before):
             before = self.data_inputs(before)[0]
         return halves(before, node)

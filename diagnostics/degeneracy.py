@@ -350,8 +350,8 @@ def _note_broken(count: int, effect: float, notes: list[str]) -> None:
         those = "direction" if count == 1 else "directions"
         notes.append(
             f"Not counted: {count} rescaling {those} of the reduction graph that the Jacobian does not confirm (the "
-            f"outputs change by {effect:.1e} at most, relatively), for want of running statistics that follow, or of "
-            "an epsilon of zero."
+            f"outputs change by {effect:.1e} at most, relatively); running statistics that do not follow, or an "
+            "epsilon above zero, are the usual reasons."
         )
 
 

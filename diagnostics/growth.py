@@ -35,7 +35,7 @@ class Growth:
         measured: decrease after fitting the new parameters; ``None`` if not asked for.
         rank: of ``A``, the number of new parameters that count to first order.
         curvature: smallest eigenvalue of the Hessian by the new parameters, at saddles with up to 400 of them.
-        saddle: whether the new parameters start at a stationary point that is no minimum.
+        saddle: whether the new parameters start at a stationary point that is not a minimum.
         remark: what to know.
     """
 
@@ -137,7 +137,7 @@ def predict_growth(
     loss = float(error @ error) / 2 / count
     left, singular, right = np.linalg.svd(slope, full_matrices=False)
     rank = int((singular > tolerance * max(singular.max(initial=0.0), 1e-300)).sum())
-    # a derivative of rounding errors only is no derivative
+    # a derivative of rounding errors only is not a derivative
     if singular.max(initial=0.0) <= 1e-14:
         rank = 0
     image = left[:, :rank].T @ -error

@@ -362,7 +362,7 @@ def differentiating(model: nn.Module) -> Iterator[None]:
     except RuntimeError as error:
         raise UnsupportedError(
             f"{type(model).__name__} cannot be differentiated: {first_line(error)}; a model that keeps results from "
-            "one run to the next has to drop them, and be built anew."
+            "one run to the next has to drop them, and be built again."
         ) from error
 
 

@@ -127,7 +127,7 @@ def default_loss(seed: int = 0) -> Loss:
 
     The model's own, where it returns one (a scalar before anything else, as models of the transformers library do
     when they are given labels). Otherwise, where there are targets, the cross-entropy of classes or the mean squared
-    error. Without targets the negative log-likelihood of random classes, or the mean square where outputs are no
+    error. Without targets the negative log-likelihood of random classes, or the mean square where outputs are not
     scores.
 
     Args:

@@ -66,7 +66,7 @@ class Nodes:
     Attributes:
         model: the model, untouched.
         nodes: the chain nodes, in the order of execution.
-        dismissed: additions and concatenations that are no chain node, with the reason.
+        dismissed: additions and concatenations that are not chain nodes, with the reason.
         example: the example inputs, positional and by keyword.
         additions: what the calls of each module added while the chain was traced.
     """
@@ -86,7 +86,7 @@ class Nodes:
         Example:
             >>> from pathspace.diagnostics import MarkovChain
             >>> MarkovChain.trace(nn.Linear(2, 2), torch.ones(1, 2)).sentence()
-            'Linear is no Markov chain: no addition joins a stream and a branch computed from it.'
+            'Linear is not a Markov chain: no addition joins a stream and a branch computed from it.'
         """
         name = type(self.model).__name__
         if self.nodes:
@@ -96,8 +96,8 @@ class Nodes:
         joins = sum(item.operation == "cat" for item in self.dismissed)
         joined = f"it joins features by concatenation ({_counted(joins, 'time')}), and " if joins else ""
         if joins and joins == len(self.dismissed):
-            return f"{name} is no Markov chain: {joined}adds none."
-        return f"{name} is no Markov chain: {joined}no addition joins a stream and a branch computed from it."
+            return f"{name} is not a Markov chain: {joined}adds none."
+        return f"{name} is not a Markov chain: {joined}no addition joins a stream and a branch computed from it."
 
     def by_site(self) -> dict[Site, ChainNode]:
         """The node at each place of the running model."""
@@ -183,7 +183,7 @@ def uncompiled(model: nn.Module) -> AbstractContextManager[Any]:
 
 @contextmanager
 def unwrapped(model: nn.Module) -> Iterator[None]:
-    """Take the wrappers of ``torch.compile`` off the parts of a model for a while: they are no modules of its own."""
+    """Take the wrappers of ``torch.compile`` off the parts of a model for a while: they are not its modules."""
     held = [(m, name, part) for m in model.modules() for name, part in m._modules.items() if _inside(part) is not None]
     for parent, name, part in held:
         parent._modules[name] = _inside(part)

@@ -41,7 +41,7 @@ class Residual:
 
 @dataclass(frozen=True)
 class Dismissed:
-    """An addition or concatenation that is no chain node."""
+    """An addition or concatenation that is not a chain node."""
 
     operation: str
     module: str
@@ -155,7 +155,7 @@ class Finder:
     def _no_residual(
         self, stream: fx.Node, branch: fx.Node, node: fx.Node, kind: str, parts: list[fx.Node], position: bool
     ) -> str:
-        """Why a branch that leaves a stream at a node is no residual one, or ``""``."""
+        """Why a branch that leaves a stream at a node is not a residual one, or ``""``."""
         graph = self.graph
         if node is branch:
             return "both operands are one value"

@@ -2,7 +2,7 @@
 
 Each cause is a family of directions written down from the shapes of tensors alone. A family counts if all of it lies in
 the null space of the Jacobian (with the help of biases), numerically: one that does not apply counts nothing, and what
-lies in both by coincidence is no symmetry.
+lies in both by coincidence is not a symmetry.
 
 * shift: biases alone; what one adds another takes away, through the linear map between them.
 * translation: all units of a layer move by the same amount, which a layer norm or a softmax behind it subtracts.
@@ -86,7 +86,7 @@ class Attribution:
             family: its directions as columns, all scalars long.
             biases: directions that may help.
             whole: count nothing unless every direction of the family is null with the help of biases: what lies in
-                both by coincidence is no symmetry.
+                both by coincidence is not a symmetry.
 
         Returns:
             Whether the family applies.

@@ -56,7 +56,7 @@ class Captured:
             name.
         canonical: every parameter name -> canonical name.
         constants: placeholder name -> tensor, for tensors the graph holds itself.
-        buffers: name -> buffer, the model's own, or computed anew where that has no numbers.
+        buffers: name -> buffer, the model's own, or computed again where that has no numbers.
         updates: how many of the graph's outputs, the first ones, are new values of buffers.
         written: number of an output -> parameter whose new value it is.
     """

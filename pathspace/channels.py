@@ -274,7 +274,7 @@ class ChannelGroups:
             t: where between them.
 
         Returns:
-            A new model; statistics of its batch norms may have to be computed anew.
+            A new model; statistics of its batch norms may have to be computed again.
 
         Raises:
             InputError: the models have other tensors.

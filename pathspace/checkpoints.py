@@ -116,7 +116,7 @@ class Checkpoint:
         return self.places()[name].pieces(name)
 
     def rewrite(self, destination: str | os.PathLike[str], changes: Mapping[str, Change], job: str) -> None:
-        """Write the checkpoint anew, some of its tensors changed piece by piece.
+        """Write the checkpoint again, some of its tensors changed piece by piece.
 
         Files are written aside and renamed; a run that was broken off goes on after the last whole file. The index is
         written last, so that nobody reads half of a checkpoint.

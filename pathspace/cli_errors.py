@@ -69,7 +69,7 @@ class ErrorSentenceGroup(TyperGroup):
             Console().print(f"Next: {line}", soft_wrap=True, markup=False, highlight=False)
 
     def invoke(self, ctx: Any) -> Any:
-        """Run one command; an interrupt is kept from typer, which would end without a word."""
+        """Run one command; an interrupt is kept from typer, which would print nothing."""
         try:
             return super().invoke(ctx)
         except KeyboardInterrupt as error:

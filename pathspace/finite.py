@@ -75,7 +75,7 @@ def expect_finite(owner: str, name: str, tensor: Tensor) -> None:
 
 
 def expect_scales(owner: str, phi: Any, units: int) -> None:
-    """Refuse what is no vector of log-scales, one finite number per unit.
+    """Refuse what is not a vector of log-scales, one finite number per unit.
 
     Args:
         owner: who takes them, for the sentence.
@@ -83,7 +83,7 @@ def expect_scales(owner: str, phi: Any, units: int) -> None:
         units: how many units there are.
 
     Raises:
-        InputTypeError: it is no tensor.
+        InputTypeError: it is not a tensor.
         InputError: it has another shape, or NaN or infinity in it.
     """
     if not isinstance(phi, Tensor):

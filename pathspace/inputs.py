@@ -29,7 +29,7 @@ def arranged(
         Positional inputs, and inputs by keyword.
 
     Raises:
-        InputError: ``kwargs`` is no mapping from names.
+        InputError: ``kwargs`` is not a mapping from names.
 
     Example:
         >>> import torch

@@ -63,7 +63,7 @@ def measure_levels(
     """
     before = run(model, args, kwargs, seed=seed)
     dtype = resolution(graph, model, before, any_factor=True)
-    # scales that are no powers of two are rounded to the coarsest type that the model computes in
+    # scales that are not powers of two are rounded to the coarsest type that the model computes in
     coarsest = max(TOLERANCE.get(each, 1e-3) for each in (dtype, *before.types))
     tolerance = rounding_tolerance(graph, dtype, coarsest)
     wanted = DEVIATIONS if dtype == torch.float64 else DEVIATIONS[:1]

@@ -73,7 +73,7 @@ def _transformers(package: Any, path: str) -> Callable[[], tuple[nn.Module, Exam
     except KeyError as error:
         raise InputError(f"'{path}' has no model_type {error}, expected that of a transformers model.") from error
     except Exception as error:  # classes of configurations have errors of their own
-        raise InputError(f"'{path}' is no configuration of a transformers model: {_line(error)}.") from error
+        raise InputError(f"'{path}' is not a configuration of a transformers model: {_line(error)}.") from error
     kind = next((getattr(package, each) for each in config.architectures or () if hasattr(package, each)), None)
 
     def make() -> tuple[nn.Module, Example]:

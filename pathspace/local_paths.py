@@ -99,7 +99,7 @@ def read_rule(
         exact_norms: whether the ``eps`` of normalisations counts.
 
     Returns:
-        The results as sums (tensors of zeros where they are no real numbers), the sums over paths that end in the
+        The results as sums (tensors of zeros where they are not real numbers), the sums over paths that end in the
         operation, and the reason why they do.
 
     Raises:

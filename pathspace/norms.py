@@ -52,7 +52,7 @@ def path_norm(
 
     Paths are those of the network unrolled on the example input, from every input element and bias to every output
     element; coefficients of means and frozen normalisations count as weights, and a maximum as a sum. A normalisation
-    by the numbers themselves starts paths anew, as in :meth:`ReductionGraph.paths`. Sums are kept with a common
+    by the numbers themselves starts paths again, as in :meth:`ReductionGraph.paths`. Sums are kept with a common
     logarithm, so that depth neither overflows nor vanishes.
 
     An operation that fixes a scale (a sigmoid, ReLU6, a softmax, a quotient) ends the paths that lead to it, so that
@@ -61,7 +61,7 @@ def path_norm(
     * ``until="name of a module"`` takes the norm of the part before: paths end in the outputs of that module, or in
       what enters it where it holds such an operation itself. The name of a node of the captured graph does the same.
       The part counts as a network of its own: units that it ends in have scales that the number feels.
-    * ``until="fixed"`` lets paths end wherever a scale is fixed, and start anew behind with the value 1, as those of
+    * ``until="fixed"`` lets paths end wherever a scale is fixed, and start again behind with the value 1, as those of
       :meth:`ReductionGraph.paths` do. Roots and quotients of activations, which no path passes, are taken of the sums,
       so that the number does not depend on the scales of units.
     * ``bound=True`` passes functions of one operand with a largest slope by that slope: with ``p=1`` the outputs of one

@@ -34,7 +34,7 @@ class Sum:
 
     @classmethod
     def of(cls, values: Tensor, log: float = 0.0) -> Sum:
-        """Bring the largest value to 1 where it is very large or very small."""
+        """Bring the largest value to 1 where it is far from 1."""
         size = float(values.detach().max()) if values.numel() else 0.0
         if size == 0 or SMALLEST < size < LARGEST:
             return cls(values, log if size else 0.0)
@@ -298,7 +298,7 @@ def recurrent(
         weights: of all layers and directions.
         options: biases, layers, dropout, training, both directions, batch first.
         p: exponent of the norm.
-        gates: where gates fix every scale: takes the sums that end in them; hidden states start anew with 1.
+        gates: where gates fix every scale: takes the sums that end in them; hidden states start again with 1.
 
     Returns:
         The outputs of all steps, and the last hidden states.

@@ -28,7 +28,7 @@ def safe_deepcopy(model: M, share_tensors: bool = False) -> M:
 
     Args:
         model: any module.
-        share_tensors: let the copy have the very tensors of the model, so that it costs no memory.
+        share_tensors: let the copy have the same tensors as the model, so that it costs no memory.
 
     Returns:
         The copy.

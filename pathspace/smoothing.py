@@ -80,7 +80,7 @@ def smoothing_pairs(graph: Structure) -> list[SmoothingPair]:
     sets: dict[tuple[frozenset[int], tuple[str, ...]], list[str]] = {}
     for block in graph.blocks:
         units = frozenset(unit for unit in entering[block.name] if unit in readers_of)
-        # (one scale for all is no choice; a bias writes what the weight beside it writes)
+        # (one scale for all is not a choice; a bias writes what the weight beside it writes)
         if len(units) > 1 and not _is_bias(block, graph.blocks):
             reading = dict.fromkeys(name for unit in sorted(units) for name in readers_of[unit])
             readers = tuple(name for name in reading if leaving[name] & units and name != block.name)

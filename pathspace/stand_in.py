@@ -23,7 +23,7 @@ def stand_in(model: nn.Module, share_tensors: bool = True) -> nn.Module:
 
     Args:
         model: any module.
-        share_tensors: let it have the very tensors of the model.
+        share_tensors: let it have the same tensors as the model.
 
     Returns:
         The copy, in the mode the model is in.
@@ -59,7 +59,7 @@ def _tensors(outputs: Any) -> tuple[Any, ...]:
 
 
 def repeatable(twin: nn.Module, written: Collection[str] = ()) -> nn.Module:
-    """Let a stand-in start anew at each call: inputs, generators and what modules keep are as they were before.
+    """Let a stand-in start again at each call: inputs, generators and what modules keep are as they were before.
 
     Args:
         twin: what :func:`stand_in` returned; it is changed.
@@ -80,7 +80,7 @@ def repeatable(twin: nn.Module, written: Collection[str] = ()) -> nn.Module:
     places = [(twin.get_submodule(name.rpartition(".")[0]), name.rpartition(".")[2]) for name in written]
     own: list[Any] = []
 
-    def anew(module: nn.Module, args: Any, kwargs: Any) -> Any:
+    def again(module: nn.Module, args: Any, kwargs: Any) -> Any:
         own[:] = [owner._parameters[key] for owner, key in places]
         for (owner, key), tensor in zip(places, own, strict=True):
             owner._parameters[key] = tensor.clone()
@@ -108,7 +108,7 @@ def repeatable(twin: nn.Module, written: Collection[str] = ()) -> nn.Module:
                     value.update(contents)
         before.clear()
 
-    twin.register_forward_pre_hook(anew, prepend=True, with_kwargs=True)
+    twin.register_forward_pre_hook(again, prepend=True, with_kwargs=True)
     twin.register_forward_hook(restored, always_call=True)
     return twin
 

@@ -116,7 +116,7 @@ class SymbolicSpace:
             ``monomial in weights = product of powers of v_i``.
 
         Raises:
-            InputError: the vector is no closed walk.
+            InputError: the vector is not a closed walk.
         """
         import sympy
 

@@ -323,7 +323,7 @@ def _require_no_inputs(target: Target) -> None:
 
 
 def _check_call(target: Target) -> None:
-    """Compare the inputs with the signature of ``forward``, before torch does it less clearly."""
+    """Compare the inputs with the signature of ``forward``, before torch does, whose message is harder to read."""
     parameters = _forward_parameters(target)
     try:
         inspect.Signature(list(parameters.values())).bind(*target.args, **target.kwargs)

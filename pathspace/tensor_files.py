@@ -118,7 +118,7 @@ class TensorFile:
                 f"The file '{path}' cannot be read: {(error.strerror or 'unknown reason').lower()}."
             ) from error
         except (struct.error, ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
-            raise InputError(f"'{path}' is no safetensors file ({error}); give one that save_file wrote.") from error
+            raise InputError(f"'{path}' is not a safetensors file ({error}); give one that save_file wrote.") from error
         return cls(path, entries, metadata)
 
     def pieces(self, name: str) -> Iterator[tuple[slice, Tensor]]:
@@ -173,7 +173,7 @@ def read_saved(path: str | os.PathLike[str]) -> Any:
     except Exception as error:  # what is no such file fails in any way
         raise InputError(
             f"'{file}' cannot be read as {'a safetensors file' if file.suffix == '.safetensors' else 'tensors alone'} "
-            f"({type(error).__name__}); write it anew with safetensors, or with torch.save(model.state_dict(), ...)."
+            f"({type(error).__name__}); write it again with safetensors, or with torch.save(model.state_dict(), ...)."
         ) from error
 
 

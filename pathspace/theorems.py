@@ -175,7 +175,7 @@ def theorem2(
             "switched": wrong,
             "rectifiers": total,
         }
-    # path values of the very model that runs, some of whose weights may have been drawn anew
+    # path values of the very model that runs, some of whose weights may have been drawn again
     graph = replace(graph, parameters={**graph.parameters, **dict(model.named_parameters(remove_duplicate=False))})
     skeleton = replace(skeleton, graph=graph)
     basis = BasisPaths(skeleton)

@@ -187,7 +187,7 @@ class SpanningTreeBuilder:
         try:
             phi = canonical_scales(self.graph)
         except InputError:
-            # weights that are no numbers: whoever uses the tree says so
+            # weights that are not numbers: whoever uses the tree says so
             phi = np.zeros(self.graph.num_units)
         every: np.ndarray = self.graph.expand @ np.concatenate([np.zeros(1), phi])
         return every

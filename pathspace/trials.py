@@ -1,7 +1,7 @@
 """Does the symmetry hold for other weights and inputs, too? What is 0 in a model as it stands can hide a wrong graph.
 
 A bias of batch norm starts at 0, and so does its running mean: they stay what they are whatever they are multiplied by.
-So all parameters and running statistics are drawn anew, several times, inputs are taken 100 times larger and smaller,
+So all parameters and running statistics are drawn again, several times, inputs are taken 100 times larger and smaller,
 and scalars that are said to be unused are drawn once more: the outputs must not change.
 """
 
@@ -26,7 +26,7 @@ SIZES = (1.0, 100.0, 0.01)
 def trials(
     graph: ReductionGraph, model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any], seed: int
 ) -> dict[str, Any]:
-    """Rescale redrawn models at inputs of several sizes, and draw scalars anew that are said to be unused.
+    """Rescale redrawn models at inputs of several sizes, and draw scalars again that are said to be unused.
 
     Args:
         graph: the reduction graph.
@@ -118,7 +118,7 @@ def scaled(tree: Any, size: float) -> Any:
 
 
 def _unused(graph: ReductionGraph, model: nn.Module, seed: int) -> dict[str, Tensor]:
-    """Parameters with the scalars drawn anew that are said to do nothing."""
+    """Parameters with the scalars drawn again that are said to do nothing."""
     generator = torch.Generator().manual_seed(seed)
     held = dict(model.named_parameters(remove_duplicate=False))
     masks = {block.name: block.unused for block in graph.blocks if block.unused is not None}
@@ -135,7 +135,7 @@ def _unused(graph: ReductionGraph, model: nn.Module, seed: int) -> dict[str, Ten
 
 @contextmanager
 def redrawn(model: nn.Module, seed: int, gentle: bool = False) -> Iterator[None]:
-    """Draw parameters and running statistics anew for a while.
+    """Draw parameters and running statistics again for a while.
 
     Args:
         model: the model.

@@ -115,7 +115,7 @@ def _copied(value: Any) -> Any:
 
 
 def _same(value: Any, before: Any) -> bool:
-    """Whether a container holds the very objects that it held."""
+    """Whether a container holds the same objects as before."""
     if len(value) != len(before):
         return False
     if isinstance(value, dict):

@@ -270,7 +270,7 @@ def _rows(
     most_seconds: float,
     count: int | None = None,
 ) -> Tensor:
-    """Enough samples, on the log-scales that are no pivots."""
+    """Enough samples, on the log-scales that are not pivots."""
     count = len(places) + MARGIN if count is None else count
     found, blocks, idle = 0, [torch.zeros(0, len(places), dtype=torch.float64)], 0
     start, most = time.thread_time(), max(2, min(AT_ONCE, count // DRAWS))

@@ -22,7 +22,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from pathspace.errors import InputError
 
-# larger buffers are neither computed anew nor looked into
+# larger buffers are neither computed again nor looked into
 LARGEST_BUFFER = 1 << 24
 
 

@@ -83,7 +83,7 @@ def disagreement(family: str, spec: tuple[Any, ...], seed: int) -> str | None:
     if not paths.any(0).all():
         return "an edge lies on no path"
     if (paths @ incidence(graph)).any():
-        return "a path is no circulation"
+        return "a path is not a circulation"
     rank = exact_rank(paths)
     if rank != graph.dimension:
         return f"the paths have rank {rank}, the dimension is {graph.dimension}"

@@ -479,7 +479,7 @@ case("batchnorm_conv", (3, 2, 4, 4))(BatchNormNet)
 case("batchnorm_residual", (3, 2, 4, 4))(lambda: BatchNormNet(residual=True))
 
 NORMALISED = ("batchnorm_conv", "batchnorm_residual")
-"""Cases whose function is no polynomial in the weights: their paths cannot be enumerated."""
+"""Cases whose function is not a polynomial in the weights: their paths cannot be enumerated."""
 
 RELATED = ("rnn_first_input_nobias", "tied_depth", "tied_transposed", "tied_names", "gated_product")
 """Cases in which scales are opposites, sums or multiples of each other.

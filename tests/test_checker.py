@@ -303,7 +303,7 @@ def test_a_proof_travels_as_a_file(tmp_path: Path) -> None:
     file.write_text(file.read_text()[:-1] + ', "more": 1}')
     assert "do not belong" in check(file).reason
     file.write_text("[]")
-    assert "no JSON object" in check(file).reason
+    assert "not a JSON object" in check(file).reason
     file.write_text("{")
     assert "malformed" in check(file).reason
 

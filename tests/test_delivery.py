@@ -1,4 +1,4 @@
-"""What commands write: ``-`` everywhere, formats by suffix, weights that are no numbers, folders and random bytes."""
+"""What commands write: ``-`` everywhere, formats by suffix, weights that are not numbers, folders and random bytes."""
 
 from __future__ import annotations
 

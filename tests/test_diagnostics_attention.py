@@ -116,7 +116,7 @@ def test_rollout() -> None:
 def test_bad_input() -> None:
     with pytest.raises(InputError, match="expected \\(T, T\\)"):
         analyse(np.ones((2, 3)))
-    with pytest.raises(InputError, match="no distributions"):
+    with pytest.raises(InputError, match="not distributions"):
         analyse(np.ones((2, 2)))
     with pytest.raises(InputError, match="1 of 2 rows of the matrix are not finite, the first is 1"):
         analyse(np.array([[0.5, 0.5], [np.nan, np.nan]]))

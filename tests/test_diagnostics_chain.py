@@ -98,7 +98,7 @@ def test_sentences() -> None:
     assert "of 1 node (" in traced(lambda m, x: x + m.f(x)).sentence()
     vgg = nn.Sequential(nn.Linear(3, 3), nn.ReLU(), nn.Linear(3, 3))
     chain = MarkovChain.trace(vgg, x)
-    assert len(chain) == 0 and chain.sentence().startswith("Sequential is no Markov chain")
+    assert len(chain) == 0 and chain.sentence().startswith("Sequential is not a Markov chain")
     with pytest.raises(InputTypeError):
         MarkovChain.trace("model", x)  # type: ignore[arg-type]
 
@@ -176,7 +176,7 @@ IMAGE, SERIES = torch.randn(1, 3, 8, 8), torch.randn(2, 3, 4)
         (lifting, None, []),
         (lambda m, x: nn.functional.pad(x[:, :, ::2, ::2], (0, 0, 0, 0, 0, 0)) + m.down(m.same(x).relu()), IMAGE,
          ["shortcut"]),
-        # an input that is read again at every step is no stream
+        # an input that is read again at every step is not a stream
         (elman, None, []),
         (residual_elman, None, ["identity"] * 4),
         (read_again, None, ["identity"]),

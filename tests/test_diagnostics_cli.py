@@ -80,7 +80,7 @@ def test_table_pictures_and_json(model: Path, tmp_path: Path) -> None:
 
 def test_no_chain_is_said_politely(model: Path) -> None:
     code, text = run(f"{model}:plain")
-    assert code == 0 and "is no Markov chain" in text
+    assert code == 0 and "is not a Markov chain" in text
     code, text = run(f"{model}:plain", "--json", "-")
     assert code == 0 and json.loads(text)["length"] == 0
 

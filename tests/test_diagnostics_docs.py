@@ -33,7 +33,7 @@ def test_the_blocks_run(name: str) -> None:
 
 
 def test_the_figures_of_the_claims_are_those_of_the_run() -> None:
-    """The page is written from the committed figures; write it anew: ``python -m benchmarks.markov --page FILE``."""
+    """The page is written from the committed figures; write it again: ``python -m benchmarks.markov --page FILE``."""
     found = json.loads(DATA.read_text())
     text = PAGE.read_text()
     assert text[text.index(START) + len(START) : text.index(END)] == f"\n{render(found)}\n"

@@ -18,7 +18,7 @@ from zoo import load
 
 from pathspace import diagnostics
 
-PLAIN = {"chain": "no Markov chain", "attention": "No attention ran"}
+PLAIN = {"chain": "not a Markov chain", "attention": "No attention ran"}
 ONE_LAYER = {"criticality": "expected at least two places"}
 RESHAPED = {"control": "expected equal shapes"}
 # model -> the diagnostics that decline it, and a part of the sentence they say
@@ -53,7 +53,7 @@ PAGES = ("cells", "tied_autoencoder", "hypernetwork")
 
 @pytest.fixture(autouse=True)
 def one_thread() -> Iterator[None]:
-    """Small matrices are no work for many."""
+    """Small matrices are not work for many."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     yield

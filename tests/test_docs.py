@@ -1,6 +1,6 @@
 """The README and the docs: every Python block runs, every link leads somewhere, every public name and rule is there.
 
-``python tests/test_docs.py`` writes anew what is generated: the tables of operations.
+``python tests/test_docs.py`` writes again what is generated: the tables of operations.
 """
 
 from __future__ import annotations
@@ -146,7 +146,7 @@ def operations() -> str:
 def test_the_table_of_operations_is_that_of_the_registry() -> None:
     text = (ROOT / "docs" / "limitations.md").read_text()
     written = text[text.index(START) + len(START) : text.index(END)]
-    assert written.strip() == operations().strip(), "write it anew: python tests/test_docs.py"
+    assert written.strip() == operations().strip(), "write it again: python tests/test_docs.py"
 
 
 # --- what is stated of operations, and who reads it
@@ -252,7 +252,7 @@ for all activations together, several for one operand each.
 
 def test_the_page_of_operations_is_that_of_the_registry() -> None:
     text = (ROOT / "docs" / "operations.md").read_text()
-    assert text == operations_page(), "write it anew: python tests/test_docs.py"
+    assert text == operations_page(), "write it again: python tests/test_docs.py"
 
 
 if __name__ == "__main__":

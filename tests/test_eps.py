@@ -60,7 +60,7 @@ def test_an_eps_in_the_code_is_left_out_like_that_of_a_layer(name: str) -> None:
 
 
 class Shifted(nn.Module):
-    """A small constant of the same size on a line of its own, which is no eps."""
+    """A small constant of the same size on a line of its own, which is not an eps."""
 
     def __init__(self) -> None:
         super().__init__()

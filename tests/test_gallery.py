@@ -29,7 +29,7 @@ def test_notebooks_print_what_they_show(source: Path, tmp_path: Path, monkeypatc
 def test_notebooks_hold_what_their_sources_say(source: Path) -> None:
     kept = json.loads(source.with_suffix(".ipynb").read_text())
     cells = [(cell["cell_type"], "".join(cell["source"])) for cell in kept["cells"]]
-    assert cells == list(NOTEBOOKS["cells"](source.read_text())), "write it anew: python docs/notebooks.py"
+    assert cells == list(NOTEBOOKS["cells"](source.read_text())), "write it again: python docs/notebooks.py"
     assert (kept["nbformat"], kept["nbformat_minor"]) == (4, 5)
     assert cells[0][1].startswith("# ") and cells[-1][1].startswith("Next: ")
 

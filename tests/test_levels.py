@@ -123,9 +123,9 @@ def test_path_values_and_trees_of_a_rescaled_copy_are_the_same(digits: tuple[nn.
     torch.testing.assert_close(again.skeleton().basis().values(), graph.skeleton().basis().values())
     basis = graph.skeleton(rule="magnitude").basis()
     rebuilt = basis.rebuild(basis.values(), basis.skeleton.signs())
-    anew = copy.deepcopy(model)
-    anew.load_state_dict(model.state_dict() | rebuilt)
-    torch.testing.assert_close(anew(x.double()), model(x.double()), rtol=1e-9, atol=1e-9)
+    again = copy.deepcopy(model)
+    again.load_state_dict(model.state_dict() | rebuilt)
+    torch.testing.assert_close(again(x.double()), model(x.double()), rtol=1e-9, atol=1e-9)
 
 
 def test_batch_norm_in_training_is_exact_at_eps_zero_only(digits: tuple[nn.Sequential, Tensor]) -> None:

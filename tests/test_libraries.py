@@ -79,9 +79,9 @@ def test_commands_take_a_model_without_numbers(tmp_path: Path, monkeypatch: pyte
     ("text", "words"),
     [
         (None, "There is no configuration"),
-        ("{", "no configuration of a transformers model"),
+        ("{", "not a configuration of a transformers model"),
         ("{}", "has no model_type"),
-        ('{"model_type": "llamma"}', "no configuration of a transformers model"),
+        ('{"model_type": "llamma"}', "not a configuration of a transformers model"),
         (json.dumps(SMALL | {"model_type": "llama", "num_attention_heads": 3}), "not a multiple"),
     ],
 )

@@ -123,7 +123,7 @@ def test_clipping_by_the_norm_of_path_gradients_does_not_see_the_scales() -> Non
     assert norms[0] > 0.1
     assert norms[10:] == pytest.approx(norms[:10], rel=1e-9)
     assert runs[1] == pytest.approx(runs[0], rel=1e-9)
-    # the usual norm is no function of path values
+    # the usual norm is not a function of path values
     assert abs(runs[3][-1] / runs[2][-1] - 1) > 1e-3
 
 

@@ -1,5 +1,5 @@
 """What happens to optimizers on path values in the course of a life: frozen layers, checkpoints, late groups, small
-path values, memory that is laid out anew."""
+path values, memory that is laid out again."""
 
 from __future__ import annotations
 

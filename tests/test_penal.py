@@ -424,7 +424,7 @@ class Loop(nn.Module):
 
 
 def compiled(name: str) -> tuple[nn.Module, Tensor]:
-    """Models whose directions are no module's output, but the last."""
+    """Models whose directions are not the output of a module, but the last."""
     torch.manual_seed(0)
     x = torch.randn(5, 6, dtype=torch.float64)
     if name == "loop":
@@ -678,7 +678,7 @@ def test_sequences_first() -> None:
 
 def test_bad_input() -> None:
     model, x = toy("plain")
-    with pytest.raises(InputError, match="no Markov chain"):
+    with pytest.raises(InputError, match="not a Markov chain"):
         penalize(nn.Linear(3, 3), torch.ones(2, 3), tau=1.0)
     with pytest.raises(InputError, match="per = "):
         penalize(model, x, tau=1.0, per="batch")  # type: ignore[arg-type]

@@ -314,7 +314,7 @@ def test_a_shrunk_run_says_so_and_the_command_writes_everything(
         (["reproduce", "depth", "--scale", "full", "--data", "nowhere"], "There is no folder 'nowhere'"),
         (["reproduce", "toy", "--out", "/dev/null/x"], "Cannot make the folder '/dev/null/x'"),
         (["reproduce", "page", "--out", "none"], "There is no record in 'none' to write a page of"),
-        (["reproduce", "page", "--out", "broken"], "The file 'broken/toy.json' is no record of an experiment"),
+        (["reproduce", "page", "--out", "broken"], "The file 'broken/toy.json' is not a record of an experiment"),
     ],
 )
 def test_bad_input_is_one_sentence(

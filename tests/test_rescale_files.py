@@ -158,7 +158,7 @@ def test_a_run_that_was_broken_off_goes_on(tmp_path: Path, monkeypatch: pytest.M
     expected = stored(ps.rescale(net, graph, phi.double()))
     assert all(torch.equal(expected[name], tensor) for name, tensor in loaded(new).items())
     assert not list(new.glob(".pathspace*"))
-    # another job writes every file anew
+    # another job writes every file again
     ps.rescale_files(graph, 0 * phi, source, new)
     assert all(torch.equal(tensor, loaded(source)[name]) for name, tensor in loaded(new).items())
 

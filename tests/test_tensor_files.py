@@ -51,7 +51,7 @@ def test_pieces_are_small_and_in_order(tmp_path: Path, monkeypatch: pytest.Monke
 def test_other_files_are_refused_in_a_sentence(content: bytes, tmp_path: Path) -> None:
     path = tmp_path / "w.safetensors"
     path.write_bytes(content)
-    with pytest.raises(ps.InputError, match="no safetensors file"):
+    with pytest.raises(ps.InputError, match="not a safetensors file"):
         TensorFile.open(path)
     save_file({"w": torch.randn(8)}, path)
     path.write_bytes(path.read_bytes()[:-1])

@@ -166,7 +166,7 @@ def test_damaged_or_hostile_batches_are_one_sentence_and_run_nothing(
     tmp_path: Path, content: bytes, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "x").write_bytes(content)
-    with pytest.raises(InputError, match="is no python batch with data and labels"):
+    with pytest.raises(InputError, match="is not a python batch with data and labels"):
         read_batch(tmp_path / "x", "labels", "hint")
     assert capsys.readouterr().out == ""
 
@@ -224,7 +224,7 @@ def test_absent_data_is_one_sentence_with_the_way_out(tmp_path: Path, task: str)
 
 
 def test_text_that_is_none_is_one_sentence(tmp_path: Path) -> None:
-    for content, words in ((b"\xff\xfe\x00", "no text in UTF-8"), (b"  \n", "is empty")):
+    for content, words in ((b"\xff\xfe\x00", "not a text in UTF-8"), (b"  \n", "is empty")):
         for part in ("train", "valid", "test"):
             (tmp_path / f"ptb.{part}.txt").write_bytes(content)
         with pytest.raises(InputError, match=words):
@@ -298,7 +298,7 @@ def test_catalogues_are_read(tmp_path: Path) -> None:
     task = load_task("catalogue", hidden=8, layers=1, data=str(tmp_path))
     assert (len(task.train), len(task.valid), len(task.test)) == (25, 3, 3)
     (tmp_path / "a.mo").write_bytes(catalogue(messages)[:300])
-    with pytest.raises(InputError, match="is no message catalogue, or it is cut off"):
+    with pytest.raises(InputError, match="is not a message catalogue, or it is cut off"):
         load_task("catalogue", data=str(tmp_path))
 
 

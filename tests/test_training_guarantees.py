@@ -136,7 +136,7 @@ def test_killed_ten_times_a_run_ends_with_bitwise_the_same(tmp_path: Path, start
     [
         (b"", "cannot be read: it is damaged or no checkpoint"),
         (b"PK\x03\x04 half a checkpoint", "cannot be read: it is damaged or no checkpoint"),
-        (None, "is no checkpoint of this version of pathspace"),
+        (None, "is not a checkpoint of this version of pathspace"),
     ],
 )
 def test_foreign_checkpoint_is_one_sentence_and_stays(tmp_path: Path, content: bytes | None, sentence: str) -> None:
@@ -319,7 +319,7 @@ def test_run_leaves_a_configuration_that_makes_the_same_run(tmp_path: Path) -> N
         ("epochs = 1.5", "gives epochs the value 1.5, expected a value of type int"),
         ("epochs = true", "gives epochs the value True, expected a value of type int"),
         ("resume = 1", "gives resume the value 1, expected a value of type bool"),
-        ("lr = ", "is no TOML"),
+        ("lr = ", "is not TOML"),
         ("optimizer = 'lion'", "There is no optimizer 'lion'"),
         ("epochs = 0", "found 0; give at least 1"),
         ("[model]\nhidden = 3", "has an unknown key 'model'"),

@@ -241,7 +241,7 @@ def test_watcher_hears_of_every_step(task: Task) -> None:
         (lambda path: path.unlink(), "no checkpoint"),
         (lambda path: path.write_bytes(path.read_bytes()[:500]), "cannot be read"),
         (lambda path: path.write_text("not a checkpoint"), "cannot be read"),
-        (lambda path: torch.save({"weights": 1}, path), "no checkpoint of this version"),
+        (lambda path: torch.save({"weights": 1}, path), "not a checkpoint of this version"),
         (lambda path: None, "lr = 0.05, this run asks for lr = 0.1"),
     ],
 )

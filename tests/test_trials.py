@@ -1,4 +1,4 @@
-"""What is 0 in a model as it stands hides nothing from `verify`: weights and inputs are drawn anew."""
+"""What is 0 in a model as it stands hides nothing from `verify`: weights and inputs are drawn again."""
 
 from __future__ import annotations
 

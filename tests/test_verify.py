@@ -316,7 +316,7 @@ def test_gradients_that_are_rounding_errors_refute_nothing(norm: nn.Module, seed
 
 
 def test_models_that_round_inside_are_not_refuted_for_it() -> None:
-    """Scales that are no powers of two are rounded in single precision: no reason to refute the exact level."""
+    """Scales that are not powers of two are rounded in single precision: no reason to refute the exact level."""
 
     class Rounding(nn.Module):
         def forward(self, h: Tensor) -> Tensor:

@@ -33,12 +33,10 @@ def save_checkpoint(fabric: Fabric, path: str | os.PathLike[str], state: Mapping
     Args:
         fabric: knows the processes; the first of them writes.
         path: the file.
-        state: exactly the keys of ``CONTENTS``: the settings of the run (plain values), how many epochs it is
-            meant to have and how many without improvement it puts up with, the records so far and the part of an
-            epoch after them (plain dictionaries), the states of the module, now and after its best epoch, of
-            optimizer and loss scaler, the random states of the order of the batches at the start of the epoch
-            under way and, of every process, of everything else now (:func:`noise_state`), and the state of the
-            watcher.
+        state: exactly the keys of ``CONTENTS``. Plain values: the settings of the run, the number of epochs, the
+            patience, the records so far and the part of an epoch after them. States: of the module now and after its
+            best epoch, of optimizer, loss scaler and watcher. Random states: of the order of the batches at the start
+            of the epoch under way, and of everything else now, for every process (:func:`noise_state`).
 
     Raises:
         InputError: the file cannot be written.
@@ -128,12 +126,12 @@ def _read(path: str | os.PathLike[str]) -> dict[str, Any]:
     ) as error:
         raise InputError(damaged) from error
     if not isinstance(state, dict) or state.get("format") != FORMAT or not set(CONTENTS) <= state.keys():
-        raise InputError(f"The file '{path}' is no checkpoint of this version of pathspace; start without --resume.")
+        raise InputError(f"The file '{path}' is not a checkpoint of this version of pathspace; start without --resume.")
     return state
 
 
 def noise_state(device: torch.device) -> dict[str, Any]:
-    """Return the state of torch's global random numbers (dropout and the like), of the CPU and of one device."""
+    """Return the state of torch's global random numbers (dropout, for example), of the CPU and of one device."""
     return {"cpu": torch.get_rng_state(), "cuda": torch.cuda.get_rng_state(device) if device.type == "cuda" else None}
 
 

@@ -373,8 +373,8 @@ def demo(
 ) -> None:
     """Show what the library is for, in about a minute on two cores.
 
-    Models are certified as they are (a trained EfficientNet and a Llama, where pathspace[demo] is installed), the
-    trained one is rescaled and balanced without changing what it computes, masks are written, SGD and G-SGD race on
+    Models are certified as they are (a trained EfficientNet and a Llama, where pathspace[demo] is installed). The
+    trained one is rescaled and balanced without changing what it computes. Masks are written, SGD and G-SGD race on
     digits, and one report is drawn.
 
     Exit codes: 0 done and all theorems hold, 1 one fails, 2 bad input, 130 interrupted.

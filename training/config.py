@@ -31,7 +31,7 @@ def read_config(path: str | os.PathLike[str], allowed: Mapping[str, type]) -> di
         The options that the file sets.
 
     Raises:
-        InputError: the file cannot be read, is no TOML, or has an unknown key or a value of another type.
+        InputError: the file cannot be read, is not TOML, or has an unknown key or a value of another type.
 
     Example:
         >>> import tempfile
@@ -47,7 +47,7 @@ def read_config(path: str | os.PathLike[str], allowed: Mapping[str, type]) -> di
         reason = (error.strerror or "unknown reason").lower()
         raise InputError(f"Cannot read the configuration '{path}': {reason}; give an existing TOML file.") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise InputError(f"The configuration '{path}' is no TOML: {error}; write lines such as lr = 0.1.") from error
+        raise InputError(f"The configuration '{path}' is not TOML: {error}; write lines such as lr = 0.1.") from error
     if isinstance(values.get(VERSIONS), dict):
         del values[VERSIONS]
     options = {key.replace("-", "_"): value for key, value in values.items()}

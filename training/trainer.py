@@ -44,9 +44,9 @@ class Trainer:
         optimizer: any ``torch.optim.Optimizer`` over the parameters of ``model``.
         epochs: passes over the training split.
         batch_size: examples per pass through the model; the last of an epoch may be smaller.
-        accumulate: passes per step: the gradients of that many are summed, weighted by their examples, so that the
-            step is that of ``accumulate * batch_size`` examples at once, to rounding, where the loss is a mean
-            over examples and no layer looks at several of them (batch norm does). The last step of an epoch has
+        accumulate: passes per step. Their gradients are summed, weighted by their examples: the step is that of
+            ``accumulate * batch_size`` examples at once, to rounding. This holds where the loss is a mean over
+            examples and no layer looks at several of them (batch norm does). The last step of an epoch has
             what is left.
         seed: fixes the order of the batches and the noise of the model.
         folder: where the files go; ``None`` writes none.

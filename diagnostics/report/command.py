@@ -48,7 +48,7 @@ def report(
 ) -> None:
     """Write one page about a model: graph, certificate, pins, path values, chain, signal, degeneracy.
 
-    The page holds all it needs and opens from disk. What a batch is good for depends on its size: give at least a
+    The page holds all it needs and opens from disk. More samples give better figures: give at least a
     few samples. Without data and a loss gradients are those of random classes.
 
     [bold]pathspace report net.py:Net --input 8x3x32x32 -o report.html[/]

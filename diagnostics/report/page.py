@@ -120,7 +120,7 @@ def report(
         >>> model = nn.Sequential(nn.Linear(2, 3), nn.ReLU(), nn.Linear(3, 2))
         >>> found = report(model, torch.randn(8, 2))
         >>> found.facts["certificate"]["dimension"], found.facts["chain"]["absent"]
-        (14, 'Sequential is no Markov chain: no addition joins a stream and a branch computed from it.')
+        (14, 'Sequential is not a Markov chain: no addition joins a stream and a branch computed from it.')
     """
     brought: dict[str, Any] = {"checkpoint": checkpoint, "data": data, "targets": targets, "batches": batches}
     subject = given(model, inputs, kwargs, loss=loss_fn if loss is None else loss, seed=seed, **brought)

@@ -36,7 +36,7 @@ def model(facts: Facts, chain: Facts) -> str:
                 if facts["approximate"]
                 else " as the model stands"
             )
-            + f", so {number(facts['dimension'])} independent path values describe it"
+            + f", so {number(facts['dimension'])} independent path values determine it up to scales"
         )
     else:
         text += f"No unit can be rescaled, so all {number(facts['dimension'])} weights are path values themselves"
@@ -322,7 +322,7 @@ def degeneracy(facts: Facts) -> str:
             ("gauge", "from rescaling"),
             ("symmetric", "from other symmetries"),
             ("dead", "dead on these data"),
-            ("undetermined", "for want of data"),
+            ("undetermined", "because there are no data"),
             ("unexplained", "unexplained"),
         )
         if facts[key]

@@ -14,7 +14,7 @@ from pathspace.diagnostics.run.page import render
 from pathspace.errors import InputError
 from pathspace.files import ensure_writable, replacing
 
-# the page is drawn anew when all drawing so far has taken less than this share of the run
+# the page is drawn again when all drawing so far has taken less than this share of the run
 PAGE_SHARE = 0.005
 
 

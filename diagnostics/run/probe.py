@@ -32,7 +32,7 @@ class LayerFacts:
         live: for every unit, whether any gradient passed; ``None`` where none arrived.
         idle: share of input units that were 0 in the whole batch.
         eps_share: for a norm, the median of ``eps / (variance + eps)``.
-        direct: whether its input is the very output of the layer called before.
+        direct: whether its input is exactly the output of the layer called before.
         flat: for a squashing activation, the share of outputs whose derivative is below 0.001.
     """
 

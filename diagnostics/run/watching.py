@@ -298,7 +298,7 @@ def watching(
         every: steps from one measurement to the next.
         csv: a file to write the rows to.
         tensorboard: a folder for event files, or a ``SummaryWriter``.
-        page: an HTML file, written anew with every row; it reloads itself.
+        page: an HTML file, written again with every row; it reloads itself.
         on_alarm: called with each new alarm; each is logged as a warning of the logger ``pathspace`` as well.
         structure: trace the model at the first step (``True``) or never, which leaves out units, path values and the
             chain; by default at the first step where ``every`` is below 100 or the model is small (tracing takes half

@@ -28,7 +28,7 @@ class TensorFacts:
         norm: Euclidean norm.
         gradient: norm of its gradient; ``None`` without one.
         excess: ``log10`` of its typical absolute value over ``1 / sqrt(3 fan_in)``, the size that layers of torch
-            start from; ``None`` for what is no matrix, or zero.
+            start from; ``None`` for what is not a matrix, or zero.
         copies: whether all units of it have the same weights, bit by bit.
         moved: norm of the last step over that of the weights (or over the size that layers start from, if larger).
         trained: whether an optimizer holds it.

@@ -11,10 +11,10 @@ The argument it checks, in time linear in the ids the document lists:
   is not in ``T_out``. Without the columns of ``T_out`` the basis is therefore triangular, and its ``m - H`` paths are
   independent.
 * *The model.* Given its tensors, shapes are compared and tree weights must not vanish. Given the model and a batch,
-  all its parameters must be accounted for, and two things are done to a copy: scalars said to be unused are drawn anew,
+  all its parameters must be accounted for. Two things are done to a copy: scalars said to be unused are drawn again,
   and every weight is rescaled by random combinations of all generators, by powers of two, which floating point carries
   out without rounding; the outputs must stay what they were. This is done for the model as it stands, and again with
-  all parameters and running statistics drawn anew and inputs of several sizes, as zeros hide where they are. So the
+  all parameters and running statistics drawn again and inputs of several sizes, as zeros hide where they are. So the
   outputs depend on at most ``m - H`` independent values of the listed weights. Whether the model has symmetries that
   the document does not list is not tried.
 """

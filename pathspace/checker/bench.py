@@ -115,7 +115,7 @@ def times_size(value: Any, size: float) -> Any:
 
 
 def numbers_of(model: Any) -> list[tuple[str, Any]]:
-    """Parameters and running statistics of a model, which can be drawn anew."""
+    """Parameters and running statistics of a model, which can be drawn again."""
     found = [("", parameter) for parameter in model.parameters()]
     for module in model.modules():
         held = ((name, getattr(module, name, None)) for name in ("running_mean", "running_var"))

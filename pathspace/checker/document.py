@@ -76,7 +76,7 @@ def load(document: Mapping[str, Any] | str | Path) -> Mapping[str, Any]:
         except OSError as error:
             raise Rejected(f"the file {str(document)!r} cannot be read ({error.strerror})") from error
         document = json.loads(text)
-    require(isinstance(document, Mapping), "the document is no JSON object")
+    require(isinstance(document, Mapping), "the document is not a JSON object")
     assert isinstance(document, Mapping)
     for field, kind in FIELDS.items():
         require(field in document, f"the document lacks {field!r}")
@@ -93,7 +93,7 @@ def load(document: Mapping[str, Any] | str | Path) -> Mapping[str, Any]:
 def whole(values: Any, what: str, length: int | None = None) -> np.ndarray:
     """Whole numbers: a list, or runs ``[first, step, count]`` that are ``length`` numbers in all."""
     if isinstance(values, dict) and length is not None:
-        require(set(values) == {"runs"}, f"{what} is no list")
+        require(set(values) == {"runs"}, f"{what} is not a list")
         runs = [whole(run, what) for run in values["runs"]]
         require(all(len(run) == 3 and run[2] >= 1 for run in runs), f"{what} has a malformed run")
         require(sum(int(run[2]) for run in runs) == length <= MOST_NUMBERS, f"{what} has the wrong length")
@@ -101,7 +101,7 @@ def whole(values: Any, what: str, length: int | None = None) -> np.ndarray:
         require(max(ends, default=0) < 1 << 62, f"{what} holds numbers that are too large")
         parts = [run[0] + run[1] * np.arange(run[2]) for run in runs]
         return np.concatenate([np.zeros(0, np.int64), *parts])
-    require(isinstance(values, list), f"{what} is no list")
+    require(isinstance(values, list), f"{what} is not a list")
     require(all(type(value) is int for value in values), f"{what} holds something else than whole numbers")
     return np.array(values, dtype=np.int64)
 
@@ -148,7 +148,7 @@ def read_products(document: Mapping[str, Any]) -> list[dict[int, int]]:
     for row in document["products"]:
         product: dict[int, int] = {}
         for unit, times in row:
-            require(type(unit) is int and type(times) is int and times != 0, "a product is no list of powers")
+            require(type(unit) is int and type(times) is int and times != 0, "a product is not a list of powers")
             require(1 <= unit <= document["units"] and unit not in product, "a product names an unknown unit")
             product[unit] = times
         result.append(product)

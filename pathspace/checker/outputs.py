@@ -19,7 +19,7 @@ from pathspace.checker.bench import (
 )
 from pathspace.checker.document import Rejected, Tensor, read_products, require, whole
 
-# inputs are multiplied by these, one after the other, with all weights drawn anew each time
+# inputs are multiplied by these, one after the other, with all weights drawn again each time
 SIZES = (1.0, 100.0, 0.01)
 
 
@@ -194,7 +194,7 @@ class _Bench:
         return found if not found.isnan().any() and _seen(found) else None
 
     def compare(self, before: Any, size: float, largest: int, tolerance: float, times: int) -> None:
-        """Draw unused scalars anew, then rescale at random: outputs have to stay."""
+        """Draw unused scalars again, then rescale at random: outputs have to stay."""
         import torch
 
         for name, mask in self.masks:

@@ -49,7 +49,7 @@ def see_rest(document: Mapping[str, Any], blocks: list[Tensor]) -> None:
         ids = whole(entry["units"], "the units of a statistic").tolist()
         require(all(-largest <= unit <= largest for unit in ids), "a statistic names an unknown unit")
     for key in ("pinned", "unused"):
-        require(all(isinstance(name, str) for name in document[key]), f"{key!r} is no list of names")
+        require(all(isinstance(name, str) for name in document[key]), f"{key!r} is not a list of names")
         names += document[key]
     require(len(set(names)) == len(names), "a tensor is listed twice")
 

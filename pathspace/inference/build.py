@@ -35,7 +35,7 @@ def build(
         scales: the interpretation, after its run.
         norm_eps: how normalisation layers were read (kept for later).
         traced: how many uses of weights, the first ones, are those of ``captured``; the others, of graphs captured at
-            other sizes, restrict the scales and are no edges.
+            other sizes, restrict the scales and are not edges.
         raw: what :func:`ends_of` found, if it was asked before.
 
     Returns:
@@ -180,7 +180,7 @@ def _divided(solution: Solution, ends: list[Tensor], scales: Scales) -> Solution
 
 
 def _stuck(graph: Structure) -> np.ndarray:
-    """Units without a spanning tree: every edge moves them by a power of their scale, so they are no end of any."""
+    """Units without a spanning tree: every edge moves them by a power of their scale, so they are the ends of none."""
     once = np.zeros(graph.num_units + 1, bool)
     expand = graph.expand
     for block in graph.blocks:
@@ -212,7 +212,7 @@ def lookup(classes: Tensor, ids: Tensor) -> Tensor:
 def effective(equations: Relations, raw: list[Pair]) -> Solution:
     """Solve, and fix every scale that moves no weight, so that the units left act independently.
 
-    Gauges that act trivially satisfy ``phi(head) = phi(tail)`` on every edge: scales that touch no weight, and a common
+    Gauges that change no weight satisfy ``phi(head) = phi(tail)`` on every edge: scales that touch no weight, a common
     scale of a component that never meets the root. They are the solutions of one more system of the same kind.
     """
     solution = equations.resolve()

@@ -1,6 +1,6 @@
 """Constants are computed: masks, positions and index tables are known while a graph is interpreted.
 
-An operation all of whose operands are known is simply run. Rules then see which elements a table picks, which entries a
+An operation all of whose operands are known runs as it is. Rules then see which elements a table picks, which entries a
 mask removes, and where a tensor is exactly zero.
 """
 

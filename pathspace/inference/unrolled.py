@@ -177,7 +177,7 @@ class Unrolled(Semantics):
         return self.product((-1, value))
 
     def cut(self, value: Value, dims: Sequence[int], exact: bool = False) -> Tensor:
-        """Nothing passes through a normalisation: paths start anew behind it."""
+        """Nothing passes through a normalisation: paths start again behind it."""
         return constant(self.activation(value).shape)
 
     def observe(self, value: Tensor) -> Tensor:

@@ -61,7 +61,7 @@ class _Noted(Relations):
         self.rows: list[tuple[np.ndarray, np.ndarray, int]] = []
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Relations:
-        """The equations alone: what is tried on a copy is no step of the model, and its captured graph stays one."""
+        """The equations alone: what is tried on a copy is not a step of the model, and its captured graph stays one."""
         plain = Relations()
         noted = ("step", "pairs", "rows")
         held = {name: value for name, value in self.__dict__.items() if name not in noted}

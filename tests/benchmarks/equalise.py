@@ -1,7 +1,7 @@
 """Trained networks in a few bits: as trained, by cross-layer equalisation as published, and in the chosen gauge.
 
 `python -m benchmarks.equalise [PART ...]` from `tests/`; rows go to `docs/data/equalise.json`, the page is written
-anew.
+again.
 
 The published algorithm (Nagel et al., Data-free quantization through weight equalization and bias correction, 2019, as
 the AIMET toolkit applies it): batch norms are folded, ReLU6 becomes ReLU, and the channels between layers of a chain

@@ -33,7 +33,7 @@ def aligned(graph: Any, enumeration: Enumeration) -> np.ndarray:
     lost = {enumeration.columns[i] for i in np.flatnonzero(enumeration.used())} - set(slots)
     lost = {slot for slot in lost if slot[0] not in pinned}
     if lost:
-        raise ValueError(f"weights on paths that are no edges: {sorted(lost)}")
+        raise ValueError(f"weights on paths that are not edges: {sorted(lost)}")
     matrix = enumeration.matrix[:, [column[slot] for slot in slots]]
     return matrix[matrix.any(1)]
 

@@ -99,7 +99,7 @@ def main() -> None:
     parser.add_argument("wanted", nargs="*", help="names or families; everything by default")
     parser.add_argument("--seconds", type=float, default=60.0, help="what the samples of one model may take")
     parser.add_argument("--scalars", type=int, default=LARGE, help="leave larger models for another time")
-    parser.add_argument("--again", action="store_true", help="anew where nothing was bounded, or the bracket is open")
+    parser.add_argument("--again", action="store_true", help="again where nothing was bounded, or the bracket is open")
     options = parser.parse_args()
     known = json.loads(Path(DATA).read_text()) if DATA.exists() else []
     rows = {f"{row['name']} {row['mode']}": row for row in known}

@@ -56,7 +56,7 @@ def file_as_module(name: str, path: Path, stand_ins: Mapping[str, Mapping[str, A
     """One file of a package as a module of its own, loaded while some imports are answered by stand-ins."""
     spec = importlib.util.spec_from_file_location(name, path)
     if spec is None or spec.loader is None:
-        raise Missing(f"{path} is no Python file")
+        raise Missing(f"{path} is not a Python file")
     module = importlib.util.module_from_spec(spec)
     with standing_in(stand_ins):
         spec.loader.exec_module(module)

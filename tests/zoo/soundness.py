@@ -232,7 +232,7 @@ def added(graph: ps.ReductionGraph, name: str) -> float:
 
 
 def unbalanced(graph: ps.ReductionGraph, runner: Runner) -> float:
-    """Largest `|sum_in w g - sum_out w g|` over the units, relative to `sum |w g|`, where that is no rounding error."""
+    """Largest `|sum_in w g - sum_out w g|` over the units, relative to `sum |w g|` where that exceeds rounding."""
     weights, grads = runner.moving(), gradients(runner)
     net = torch.zeros(graph.expand.shape[0], dtype=torch.float64)
     size = torch.zeros_like(net)

@@ -183,7 +183,7 @@ SECTIONS = {
         "worst of three), by `ps.balance` and by `ps.canonicalise` (both in float64). The sum of squares is over "
         "all weights in path space.", gauges),
     "Path norms": (
-        "In float64; of all paths, which end wherever a scale is fixed, in a last sigmoid for example, and start anew "
+        "In float64; of all paths, which end wherever a scale is fixed, in a last sigmoid for example, and start again "
         "behind.",
         norms,
     ),

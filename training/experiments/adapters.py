@@ -101,7 +101,7 @@ class LoRARite(Optimizer):
         one, two = (1 - beta ** state["steps"] for beta in betas)
         values, vectors = torch.linalg.eigh(state["second"] / two)
         values = (values + state["lost"] / two).clamp(min=0)
-        # what never had a gradient does not move; rounding of the largest is no gradient
+        # what never had a gradient does not move; rounding of the largest is not a gradient
         some = values > values.max() * torch.finfo(grad.dtype).eps * len(values)
         roots = torch.where(some, values, torch.inf).rsqrt()
         state["first"] = betas[0] * state["first"] @ turn.T + (1 - betas[0]) * own @ (vectors * roots) @ vectors.T

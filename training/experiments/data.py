@@ -21,7 +21,7 @@ class Source:
 
     Args:
         about: what it is, in a few words.
-        package: name of the package; ``apt-get download`` needs no special rights.
+        package: name of the package; ``apt-get download`` works for every user.
         licence: of the data.
         files: path inside the package -> SHA-256 of the file.
     """

@@ -44,7 +44,7 @@ class Side:
         name: the tensor.
         ids: heads or tails, broadcastable to the tensor; other sizes than 1 are not summed over.
         sign: 1 for heads, -1 for tails.
-        unused: scalars that are no edges.
+        unused: scalars that are not edges.
         shift: what the model adds to the tensor.
     """
 

@@ -40,7 +40,7 @@ def check_device(owner: str, device: torch.device) -> None:
 
 
 class Table:
-    """Numbers on a device that the host writes anew only where they have changed, without waiting.
+    """Numbers on a device that the host writes again only where they have changed, without waiting.
 
     Args:
         tensor: where they are.

@@ -48,7 +48,7 @@ class Joined(Optimizer):
 
     @param_groups.setter
     def param_groups(self, groups: list[dict[str, Any]]) -> None:
-        """Torch's constructor lists groups anew; they stay where they are."""
+        """Torch's constructor lists groups again; they stay where they are."""
 
     @property
     def state(self) -> Any:

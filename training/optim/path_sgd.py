@@ -131,7 +131,7 @@ class PathNorm:
         self._check([block.name for block in graph.blocks])
 
     def _check(self, names: Iterable[str]) -> None:
-        """Refuse a network that is no sum over paths: at positive weights, no ``kappa`` is negative or 0 throughout.
+        """Refuse a network that is not a sum over paths: at positive weights, no ``kappa`` is negative or 0 throughout.
 
         Raises:
             UnsupportedError: naming the first parameter.

@@ -42,7 +42,7 @@ def number(owner: str, name: str, value: Any, low: float = 0.0, high: float = fl
 
 
 def pair(owner: str, name: str, value: Any) -> None:
-    """Refuse what is no pair of numbers of at least 0 and below 1.
+    """Refuse what is not a pair of numbers of at least 0 and below 1.
 
     Raises:
         InputError: it is none.

@@ -76,7 +76,7 @@ def local(tensor: Tensor) -> Tensor:
 
 
 def version(tensor: Tensor) -> int:
-    """How often a tensor was written to, be it as a whole or on this device alone."""
+    """How often a tensor was written to, as a whole or on this device alone."""
     return tensor._version + local(tensor)._version if sharded(tensor) else tensor._version
 
 

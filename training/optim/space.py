@@ -288,7 +288,7 @@ class PathSpace:
                 raise UnsupportedError(
                     f"{self.owner} found a skeleton weight of {found:g} in {name!r}, expected "
                     + (
-                        "non-zero ones; choose the skeleton anew from the model as it stands, or init_skeleton(model, "
+                        "non-zero ones; choose the skeleton again from the model as it stands, or init_skeleton(model, "
                         "skeleton) first."
                         if found == 0
                         else "finite ones; load weights from before they diverged."
@@ -399,7 +399,7 @@ class PathSpace:
         return [(s.held.data_ptr(), s.held._version, s.held.stride()) for s in self.slots]
 
     def moved(self) -> bool:
-        """Whether the weights lie elsewhere than they did, so that everything has to be laid out anew."""
+        """Whether the weights lie elsewhere than they did, so that everything has to be laid out again."""
         now = self._look()
         return any(new[::2] != old[::2] for new, old in zip(now, self._seen, strict=True))
 

@@ -76,7 +76,7 @@ def checked(owner: str, state: dict[str, Any], space: PathSpace, kept: Mapping[s
             continue
         if getattr(extra.get(name), "shape", None) != vector.shape:
             raise InputError(
-                f"{owner} found a damaged state: path_space[{name!r}] is no tensor of shape {tuple(vector.shape)}, "
+                f"{owner} found a damaged state: path_space[{name!r}] is not a tensor of shape {tuple(vector.shape)}, "
                 "expected what optimizer.state_dict() returned; load another checkpoint."
             )
     return extra  # type: ignore[no-any-return]

@@ -153,7 +153,7 @@ def diagonal_matrix(semantics: Semantics, x: Value, *args: Any, **kwargs: Any) -
     operation = getattr(aten, semantics.place.op.removeprefix("aten."))
     if semantics.place.op == "aten.diag" and len(x.shape) == 2:
         return semantics.moved(lambda ids: operation(ids, *args, **kwargs), x)
-    # (zeros are no view of a parameter's scalars)
+    # (zeros are not a view of a parameter's scalars)
     ids, kept = semantics.activation(x), operation(torch.ones(x.shape, dtype=torch.bool), *args, **kwargs)
     return compress(torch.where(kept, operation(ids, *args, **kwargs), NEUTRAL))
 

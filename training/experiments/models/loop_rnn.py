@@ -1,4 +1,4 @@
-"""A recurrent network written as a Python loop: the same weights are used anew at every step."""
+"""A recurrent network written as a Python loop: the same weights are used at every step."""
 
 from __future__ import annotations
 

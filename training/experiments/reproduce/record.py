@@ -97,7 +97,7 @@ class Record:
             return cls(**record)
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise InputError(
-                f"The file '{path}' is no record of an experiment; delete it and run pathspace reproduce again."
+                f"The file '{path}' is not a record of an experiment; delete it and run pathspace reproduce again."
             ) from error
 
 

@@ -32,13 +32,13 @@ def read_catalogue(path: Path) -> list[Pair]:
         Pairs of message and translation, in the catalogue's order; plural forms give a pair each.
 
     Raises:
-        InputError: the file cannot be read or is no catalogue.
+        InputError: the file cannot be read or is not a catalogue.
     """
     try:
         with open(path, "rb") as file:
             messages = gettext.GNUTranslations(file)._catalog  # type: ignore[attr-defined]
     except Exception as error:
-        raise InputError(f"The file '{path}' is no message catalogue, or it is cut off; {HINT}.") from error
+        raise InputError(f"The file '{path}' is not a message catalogue, or it is cut off; {HINT}.") from error
     pairs = []
     for key, translated in messages.items():
         message = key[0] if isinstance(key, tuple) else key

@@ -70,7 +70,7 @@ def read_idx(path: Path, hint: str) -> np.ndarray:
         The array, in the machine's own byte order.
 
     Raises:
-        InputError: it is no idx file, or it is cut off.
+        InputError: it is not an idx file, or it is cut off.
 
     Reference:
         The format as described beside the MNIST database.
@@ -78,7 +78,7 @@ def read_idx(path: Path, hint: str) -> np.ndarray:
     data = read_bytes(path, hint)
     if len(data) < 4 or data[:2] != b"\0\0" or data[2] not in IDX_TYPES or not 1 <= data[3] <= 8:
         found = data[:4].hex(" ") or "missing"
-        raise InputError(f"The file '{path}' is no idx file: its first four bytes are {found}; {hint}.")
+        raise InputError(f"The file '{path}' is not an idx file: its first four bytes are {found}; {hint}.")
     kind, start = np.dtype(IDX_TYPES[data[2]]), 4 + 4 * data[3]
     lengths = [int(n) for n in np.frombuffer(data[4:start], ">u4")] if len(data) >= start else []
     wanted = start + math.prod(lengths) * kind.itemsize
@@ -133,7 +133,7 @@ def read_batch(path: Path, labels: str, hint: str) -> tuple[np.ndarray, np.ndarr
         raise
     except Exception as error:
         raise InputError(
-            f"The file '{path}' is no python batch with data and {labels}, or it is cut off; {hint}."
+            f"The file '{path}' is not a python batch with data and {labels}, or it is cut off; {hint}."
         ) from error
     return pixels.reshape(-1, 3, 32, 32), found
 
@@ -147,7 +147,7 @@ def read_text(path: Path, hint: str) -> str:
     try:
         text = read_bytes(path, hint).decode("utf-8")
     except UnicodeDecodeError as error:
-        raise InputError(f"The file '{path}' is no text in UTF-8 (byte {error.start}); {hint}.") from error
+        raise InputError(f"The file '{path}' is not a text in UTF-8 (byte {error.start}); {hint}.") from error
     if not text.strip():
         raise InputError(f"The file '{path}' is empty; {hint}.")
     return text

@@ -1,4 +1,4 @@
-"""``text-masked-words``: guess a hidden word from its neighbours, in real English text; word vectors come for free."""
+"""``text-masked-words``: guess a hidden word from its neighbours, in real English text; it gives word vectors, too."""
 
 from __future__ import annotations
 
