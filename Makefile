@@ -8,7 +8,7 @@ $(PYTHON) -c 'import sys; sys.exit("pathspace needs Python 3.11 or newer, found 
 $(PYTHON) -m venv .venv
 endef
 
-.PHONY: demo test lint browser gpu docs dist bench setup clean
+.PHONY: demo test lint browser gpu docs dist matrix bench setup clean
 
 # What the demo needs and no more; a complete set-up serves as well.
 demo: $(if $(wildcard $(READY)),$(READY),.venv/.demo)
@@ -49,6 +49,11 @@ dist: $(READY)
 	$(PYTHON) -m venv build/wheel
 	build/wheel/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt dist/*.whl
 	build/wheel/bin/python tests/run_page.py README.md
+
+# A selection of the tests on the oldest versions allowed, a middle torch and the newest, each in build/matrix; gigabytes
+# unless MATRIX_PIP names an index of CPU builds (--extra-index-url ...).
+matrix:
+	$(PYTHON) tests/matrix.py
 
 bench: $(READY)
 	PYTHONPATH=tests $(BIN)/python -m benchmarks

@@ -68,6 +68,13 @@ class ErrorSentenceGroup(TyperGroup):
         if (line := next_step(given[0], words, code == 0)) is not None:
             Console().print(f"Next: {line}", soft_wrap=True, markup=False, highlight=False)
 
+    def make_context(self, *args: Any, **extra: Any) -> Any:
+        """Read the words of the command line; an interrupt is kept from typer, as in :meth:`invoke`."""
+        try:
+            return super().make_context(*args, **extra)
+        except KeyboardInterrupt as error:
+            raise Interrupted from error
+
     def invoke(self, ctx: Any) -> Any:
         """Run one command; an interrupt is kept from typer, which would print nothing."""
         try:

@@ -49,3 +49,22 @@ def test_help_and_refusals_import_nothing_heavy(words: str, sentence: str) -> No
 def test_light_names_are_those_that_exist() -> None:
     assert set(names.TASKS) == set(task_names())
     assert (*EXPERIMENTS, "page") == names.EXPERIMENTS
+
+
+@pytest.mark.parametrize("module", ["pathspace.cli", "typer", "pathspace.training.cli"])
+def test_an_interrupt_while_the_command_is_imported_is_one_line(module: str) -> None:
+    code = f"""
+import sys
+
+class Interrupt:
+    def find_spec(self, name, path=None, target=None):
+        if name == {module!r}:
+            raise KeyboardInterrupt
+
+sys.meta_path.insert(0, Interrupt())
+sys.argv = ["pathspace", "train", "digits-rows"]
+from pathspace.start import main
+main()
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=120)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "Error: Interrupted before the end.\n")
