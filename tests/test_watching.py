@@ -181,6 +181,67 @@ def test_tracing_waits_until_it_is_a_small_part_of_the_run(options: dict[str, An
         assert (watch.notes == []) == found and all("structure=True" in note for note in watch.notes)
 
 
+@pytest.mark.parametrize("named", [False, True])
+def test_passes_made_inside_of_the_step_are_seen(named: bool) -> None:
+    """A closure handed to the optimizer: the rows are those of the loop that calls backward first."""
+
+    def rows(closed: bool) -> tuple[list[dict[str, float]], nn.Module]:
+        torch.manual_seed(3)
+        model, (x, y) = runs.residual(16), runs.vectors(32)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+
+        def closure() -> torch.Tensor:
+            optimizer.zero_grad()
+            loss = runs.loss_of(model(x), y)
+            loss.backward()
+            return loss
+
+        with watching(model, every=1) as watch:
+            for _ in range(3):
+                if closed:
+                    optimizer.step(closure=closure) if named else optimizer.step(closure)
+                else:
+                    closure()
+                    optimizer.step()
+        assert watch.notes == [] == watch.alarms
+        return [{k: v for k, v in row.items() if k != "seconds"} for row in watch.rows], model
+
+    (closed, first), (plain, second) = rows(True), rows(False)
+    assert closed == plain and "efficiency" in closed[-1]
+    assert all(torch.equal(a, b) for a, b in zip(first.parameters(), second.parameters(), strict=True))
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_trainer_of_lightning_is_watched(tmp_path: Path) -> None:
+    lightning = pytest.importorskip("lightning.pytorch")
+
+    from pathspace.diagnostics import lightning_callback
+
+    class Module(lightning.LightningModule):  # type: ignore[misc]
+        def __init__(self) -> None:
+            super().__init__()
+            self.net = runs.residual(16)
+
+        def training_step(self, batch: list[torch.Tensor], _: int) -> torch.Tensor:
+            return runs.loss_of(self.net(batch[0]), batch[1])
+
+        def configure_optimizers(self) -> torch.optim.Optimizer:
+            return torch.optim.AdamW(self.parameters(), 1e-3)
+
+    torch.manual_seed(0)
+    callback = lightning_callback(every=4, page=tmp_path / "run.html")
+    quiet = dict.fromkeys(("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary"), False)
+    trainer = lightning.Trainer(
+        max_steps=8, accelerator="cpu", devices=1, default_root_dir=tmp_path, callbacks=[callback], **quiet
+    )
+    data = torch.utils.data.TensorDataset(*runs.vectors(256))
+    trainer.fit(Module(), torch.utils.data.DataLoader(data, 64))
+    watch = callback.watch
+    assert [row["step"] for row in watch.rows] == [1, 2, 4, 8] and watch.notes == [] == watch.alarms
+    assert {"efficiency", "gauge_drift", "signal/0", "unit_step"} <= watch.rows[-1].keys() and watch.planned == 8
+    assert (tmp_path / "run.html").exists() and not watch.running
+
+
 def test_a_trainer_of_transformers_is_watched(tmp_path: Path) -> None:
     pytest.importorskip("accelerate")
     from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainingArguments

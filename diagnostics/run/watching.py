@@ -133,10 +133,28 @@ class Watching(RunLog):
             self._first = optimizer
         return optimizer is self._first
 
-    @torch.no_grad()
-    def _before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+    def _before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> tuple[Any, Any] | None:
         if not self._ours(optimizer) or not self._measuring:
-            return
+            return None
+        closure = kwargs.get("closure", args[1] if len(args) > 1 else None)
+        if closure is None:
+            self._look()
+            return None
+
+        def looked() -> Any:
+            # the pass is made inside of the step: Lightning's loops do so, and whoever uses L-BFGS
+            loss = closure()
+            if not self._tensors:
+                self._look()
+            return loss
+
+        if "closure" in kwargs:
+            return args, {**kwargs, "closure": looked}
+        return (args[0], looked, *args[2:]), kwargs
+
+    @torch.no_grad()
+    def _look(self) -> None:
+        """Note what the pass has shown, and where the weights are before the step."""
         started = time.perf_counter()
         self._disarm()
         self._tensors = tensor_facts(self.model, self._fans)
