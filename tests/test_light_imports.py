@@ -68,3 +68,9 @@ main()
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=120)
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "Error: Interrupted before the end.\n")
+
+
+@pytest.mark.parametrize("module", ["pathspace.inference.registry", "pathspace.diagnostics.signal"])
+def test_the_table_of_operations_is_complete_whoever_reads_it_first(module: str) -> None:
+    code = f"import {module}\nfrom pathspace.inference.registry import FACTS\nassert len(FACTS) > 700, len(FACTS)"
+    assert imported(code)[1] == ""

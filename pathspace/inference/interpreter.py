@@ -12,7 +12,6 @@ from torch.utils import _pytree as pytree
 
 from pathspace.capture import Captured, first_line, place
 from pathspace.errors import InputError, PathspaceError, UnsupportedError
-from pathspace.inference import rules  # noqa: F401  (registers the rules)
 from pathspace.inference.decompose import decomposed
 from pathspace.inference.folding import folded
 from pathspace.inference.regions import REGIONS
