@@ -105,7 +105,7 @@ def test_the_record_counts_failures_and_compares_pairs(tmp_path: Path, monkeypat
     late = leaderboard.run(Setting(run=lambda trials: [], shrink=10, folder=tmp_path, minutes=0.0))
     assert late.claims == found.claims and late.ours == found.ours
     none = leaderboard.run(Setting(run=lambda trials: [], folder=tmp_path, minutes=0.0))
-    assert not none.ours.rows and any("Not run: SGD on MLP" in line for line in none.differs)
+    assert not none.ours.rows and any("Not run: SGD, AdamW" in line for line in none.differs)
 
 
 def test_a_journal_goes_on_where_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+from benchmarks import advice
 from benchmarks.__main__ import markdown
 from benchmarks.gpu import page as gpu_page
 from benchmarks.starts import STARTS, table
@@ -36,6 +37,12 @@ def test_the_standing_of_the_leaderboard_is_that_of_its_record() -> None:
     # and the record is that of its journal: no run is missing, none is carried out
     again = leaderboard.run(Setting(lambda trials: [], seeds=tuple(range(10)), folder=DOCS / "reproduction", minutes=0))
     assert again.claims == record.claims and again.ours == record.ours and again.differs == record.differs
+
+
+def test_the_advice_on_the_page_is_that_of_its_file_and_never_fails() -> None:
+    kept = json.loads((DOCS / "data" / "advice.json").read_text())
+    assert markdown(advice.table(kept["rows"])) in (DOCS / "gauge-fixed.md").read_text()
+    assert all(row["falls"] for row in kept["rows"])
 
 
 def test_the_benchmarks_are_those_of_their_file() -> None:

@@ -9,6 +9,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 import torch
+from benchmarks import advice
 from torch import Tensor, nn
 from torch.nn import functional as F
 from zoo import trained
@@ -77,25 +78,25 @@ def test_ten_steps_as_advised(name: str, tried: bool, capsys: pytest.CaptureFixt
         return F.cross_entropy(one(x).flatten(0, -2), y.flatten())
 
     before = copy.deepcopy(model.state_dict())
-    advice = suggest(model, ps.trace(model, x[:2]), loss if tried else None)
+    told = suggest(model, ps.trace(model, x[:2]), loss if tried else None)
     assert all(torch.equal(before[key], value) for key, value in model.state_dict().items())
-    assert f"lr {advice.lr:.1e}" in capsys.readouterr().out
-    assert falls(model, advice.make(), loss)
+    assert f"lr {told.lr:.1e}" in capsys.readouterr().out
+    assert falls(model, told.make(), loss)
 
 
-@pytest.mark.parametrize("name", trained.params("mtcnn-pnet", "mtcnn-rnet", "mtcnn-onet", "voice-encoder"))
+@pytest.mark.parametrize(
+    "name", trained.params("mtcnn-pnet", "mtcnn-rnet", "mtcnn-onet", "voice-encoder", "crepe-tiny", "silero-vad")
+)
 def test_ten_steps_on_trained_networks(name: str) -> None:
-    model, args, kwargs = trained.load(name)
-    advice = suggest(model, ps.trace(model, *args, kwargs=kwargs), show=False)
-    first = model(*args, **kwargs)
-    first = (first if isinstance(first, Tensor) else first[0]).detach()
-    targets = first + first.std() * torch.randn(first.shape, generator=torch.Generator().manual_seed(0))
+    (subject,) = advice.trained_ones([name])
+    assert advice.follow(subject, tried=False)["falls"]
 
-    def loss(one: nn.Module) -> Tensor:
-        found = one(*args, **kwargs)
-        return ((found if isinstance(found, Tensor) else found[0]) - targets).square().mean()
 
-    assert falls(model, advice.make(), loss)
+def test_ten_steps_on_the_leaderboards_tasks_and_on_other_networks() -> None:
+    torch.manual_seed(0)
+    rows = [advice.follow(subject, tried=False) for subject in (*advice.others(), *advice.tasks(("scrambled 100",)))]
+    assert [row["network"] for row in rows if not row["falls"]] == []
+    assert {row["optimizer"] for row in rows} == {"AdamW", "GaugeFixed(AdamW)"}
 
 
 def test_advice_is_the_same_for_rescaled_copies() -> None:

@@ -133,6 +133,16 @@ def follow(subject: Subject, tried: bool) -> dict[str, Any]:
     }
 
 
+def table(rows: list[dict[str, Any]]) -> list[dict[str, str]]:
+    """Rows as the page shows them: the loss after ten steps over that before."""
+    shown: dict[str, dict[str, str]] = {}
+    for row in rows:
+        one = shown.setdefault(row["network"], {"network": row["network"], "optimizer": row["optimizer"]})
+        one[f"rate, {row['rate']}"] = f"{row['lr']:.1e}"
+        one[f"loss, {row['rate']}"] = f"{row['after'] / row['before']:.3f}"
+    return list(shown.values())
+
+
 def main(path: Path, names: list[str]) -> None:
     """Follow the advice everywhere and keep what happened."""
     torch.manual_seed(0)

@@ -188,7 +188,7 @@ def claims_of(by: Mapping[Case, Entry]) -> tuple[Claim, ...]:
             (SCRAMBLED, task, RIVAL),
         )
         for start in STARTS:
-            for kind in (RIVAL, "SGD", "Muon"):
+            for kind in (RIVAL, "SGD", "Muon", "LoRA+"):
                 if (start, kind) != (SCRAMBLED, RIVAL):
                     statement = f"{task}, {start} start: gauge-fixed {kind} ends lower than {kind}"
                     others += pair(statement, (start, task, f"gauge-fixed {kind}"), (start, task, kind))
@@ -250,8 +250,11 @@ def record(entries: Sequence[Entry], setting: Setting) -> Record:
         for arm in ARMS
         if any((start, task, arm) in by for start in starts)
     )
-    lacking = [f"{arm} on {task}" for task in STEPS for arm in ARMS if task in ONLY.get(arm, TASKS)]
-    lacking = [one for one in lacking if one not in {f"{arm} on {task}" for _, task, arm in by}]
+    done = {(task, arm) for _, task, arm in by}
+    known = [arm for arm in ARMS if any(arm == one for _, one in done)]
+    lacking = [arm for arm in ARMS if arm not in known]
+    lacking += [f"{a} on {t}" for t in STEPS for a in known if t in ONLY.get(a, TASKS) and (t, a) not in done]
+    lacking += [f"{start} starts" for start in STARTS if start not in starts]
     steps = "; ".join(f"{task} {max(1, STEPS[task] // setting.shrink)}" for task in STEPS)
     table = standing(by)
     return Record(

@@ -167,12 +167,14 @@ ARMS: dict[str, tuple[float, Maker]] = {
     "G-Adam": (1e-6, lambda m, g, lr: GAdam(m.named_parameters(), lr=lr, skeleton=g.skeleton("magnitude"))),
     "Path-SGD": (3e-3, _path_sgd),
     "LoRA+": (1e-5, lambda m, g, lr: lora_plus(_pairs(m), lr)),
+    "gauge-fixed LoRA+": (1e-5, lambda m, g, lr: GaugeFixed(lora_plus(_pairs(m), lr), g, model=m)),
     "LoRA-RITE": (1e-4, lambda m, g, lr: LoRARite(_pairs(m), lr)),
 }
 # Path-SGD takes sums over paths only: no maxima, norms or attention
 ONLY = {
     "Path-SGD": ("MLP",),
     "LoRA+": ("adapters",),
+    "gauge-fixed LoRA+": ("adapters",),
     "LoRA-RITE": ("adapters",),
     "gauge-fixed AdamW, norms by tensor": ("batch-norm ResNet",),
     "gauge-fixed AdamW, initial norms": ("batch-norm ResNet",),
