@@ -21,6 +21,7 @@ HERE = Path(__file__).parent
 PACKAGES = ("pathspace", "pathspace.diagnostics", "pathspace.training")
 SHIM = "https://unpkg.com/iframe-worker/shim"  # what the theme loads to search pages opened from disk
 COMMAND = re.compile(r"^## (`pathspace .*)$", re.MULTILINE)
+CODE = re.compile(r"`[^`\n]*`")
 PAGE = "::: {target}\n    options:\n      heading: {path}\n      heading_level: 1\n      toc_label: {name}\n"
 
 
@@ -102,12 +103,17 @@ def commands(text: str) -> list[str]:
     return [name for title in COMMAND.findall(text) for name in re.findall(r"`pathspace (\w+)", title)]
 
 
+def plain_bars(markdown: str) -> str:
+    """``|`` for the ``\\|`` that other readers of Markdown want of code in tables, and this one would show."""
+    return re.sub(r"^ *\|.*$", lambda row: CODE.sub(lambda code: code[0].replace("\\|", "|"), row[0]), markdown, flags=re.M)
+
+
 def on_page_markdown(markdown: str, page: Page, **_: object) -> str:
     """Called by mkdocs with each page: sections on commands end with all their options."""
-    if page.file.src_uri != "command-line.md":
-        return markdown
-    parts = re.split(r"^(?=## )", markdown, flags=re.MULTILINE)
-    return "".join(part + "".join(map(options, commands(part))) + "\n" for part in parts)
+    if page.file.src_uri == "command-line.md":
+        parts = re.split(r"^(?=## )", markdown, flags=re.MULTILINE)
+        markdown = "".join(part + "".join(map(options, commands(part))) + "\n" for part in parts)
+    return plain_bars(markdown)
 
 
 def on_post_build(config: MkDocsConfig) -> None:

@@ -108,6 +108,11 @@ def test_every_command_has_one_section_in_the_guide() -> None:
     assert "| `--json` | " in SITE["options"]("verify")
 
 
+def test_bars_of_code_in_tables_are_shown_as_bars() -> None:
+    page = "| `a\\|b` | c\\|d |\n\nSay `x\\|y`."
+    assert SITE["plain_bars"](page) == "| `a|b` | c\\|d |\n\nSay `x\\|y`."
+
+
 @pytest.mark.parametrize("package", PACKAGES, ids=lambda package: package.__name__)
 def test_every_public_name_is_documented(package: Any) -> None:
     for name in package.__all__:
