@@ -19,7 +19,7 @@ from torch.utils.flop_counter import flop_registry, sdpa_backward_flop_count, sd
 
 from pathspace.diagnostics.layers import differentiating, main_output, unchanged
 from pathspace.diagnostics.tables import Table
-from pathspace.errors import InputError
+from pathspace.errors import InputError, expect_arguments
 from pathspace.inference.registry import Facts, facts_of
 from pathspace.inputs import arranged
 
@@ -173,6 +173,7 @@ def cost(
     Reference:
         Evolution of neural network, section 3.5.
     """
+    expect_arguments("cost", model=model)
     inputs, kwargs = arranged(model, inputs, kwargs)
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
     arguments = [value for value in tree_leaves((inputs, dict(kwargs or {}))) if isinstance(value, Tensor)]

@@ -18,7 +18,7 @@ from pathspace import ReductionGraph, trace
 from pathspace.diagnostics.layers import in_double, safe_deepcopy, unchanged
 from pathspace.diagnostics.symmetries import Attribution, Symmetry, attribute
 from pathspace.diagnostics.tables import Table
-from pathspace.errors import InputError, PathspaceError, UnsupportedError
+from pathspace.errors import InputError, PathspaceError, UnsupportedError, expect_arguments
 from pathspace.functional_call import evaluate
 from pathspace.inputs import arranged
 
@@ -139,6 +139,7 @@ def degeneracy(
         Evolution of neural network, sections 3.2 and 3.3. The definition by the scalar loss is vacuous; this one is
         by the outputs.
     """
+    expect_arguments("degeneracy", model=model)
     notes: list[str] = []
     graph = _traced(model, inputs, kwargs, notes) if graph is None else graph
     twin = safe_deepcopy(model).double()

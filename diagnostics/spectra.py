@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from pathspace.diagnostics.layers import observe, select
 from pathspace.diagnostics.tables import Estimate
-from pathspace.errors import InputError, UnsupportedError
+from pathspace.errors import InputError, UnsupportedError, expect_arguments
 
 _SMALL = 64
 # steps after which the host looks whether singular values have converged
@@ -188,6 +188,7 @@ def jacobian(
         >>> jacobian(model, torch.randn(1, 3), start="0").shape
         (2, 5)
     """
+    expect_arguments("jacobian", model=model)
     wanted = [name for name in (start, end) if name is not None]
     named = dict(model.named_modules())
     for name in wanted:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from pathspace.attained import attained
-from pathspace.errors import InputError
+from pathspace.errors import InputError, expect_arguments
 from pathspace.pairs import Pairs
 from pathspace.programme import minimise
 from pathspace.rescale import rescale
@@ -83,6 +83,7 @@ def balancing(model: nn.Module, graph: Structure, p: float = 2, tolerance: float
         >>> [(len(units), why) for why, units in found.left_alone.items()]
         [(3, 'no weight leaves it (a normalisation follows): the smaller, the better')]
     """
+    expect_arguments("balancing", model=model, graph=graph)
     if not p > 0:
         raise InputError(f"balance found p={p!r}, expected a positive number.")
     own = dict(model.named_parameters(remove_duplicate=False))
@@ -142,6 +143,7 @@ def balance(
         >>> bool(torch.allclose(incoming, balanced[2].weight.square()[0]))
         True
     """
+    expect_arguments("balance", model=model, graph=graph)
     return rescale(model, graph, balancing(model, graph, p, tolerance).phi, optimizer)
 
 

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from pathspace.errors import InputError
+from pathspace.errors import InputError, expect_arguments
 from pathspace.log_prefix import log_prefixes, log_suffixes
 from pathspace.rescale import rescale
 from pathspace.skeleton import Skeleton, warn_of_dead
@@ -44,6 +44,7 @@ def canonicalise(model: M, skeleton: Skeleton, tree: str = "out", optimizer: Opt
         >>> bool(torch.allclose(canonical[2].weight.abs(), torch.ones(1, 3).double()))
         True
     """
+    expect_arguments("canonicalise", model=model, skeleton=skeleton)
     if tree not in ("in", "out"):
         raise InputError(f"canonicalise found tree={tree!r}, expected 'in' or 'out'.")
     warn_of_dead("canonicalise", skeleton)

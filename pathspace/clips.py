@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from pathspace.capture import capture
-from pathspace.errors import InputError, PathspaceError
+from pathspace.errors import InputError, PathspaceError, expect_arguments
 from pathspace.inference.interpreter import interpret
 from pathspace.inference.registry import rule
 from pathspace.inference.semantics import Semantics
@@ -160,6 +160,7 @@ def lift_clips(model: nn.Module, *args: Any, kwargs: Mapping[str, Any] | None = 
         >>> ps.trace(model, x).num_units, ps.trace(lifted, x).num_units, torch.equal(model(x), lifted(x))
         (0, 4, True)
     """
+    expect_arguments("lift_clips", model=model)
     twin, result = safe_deepcopy(model, share_tensors=True), safe_deepcopy(model)
     names = [name for name, module in twin.named_modules(remove_duplicate=False) if type(module).forward in CLIPS]
     if not names or names == [""]:

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from pathspace.balanced import canonical_scales
 from pathspace.channels import channel_groups
-from pathspace.errors import InputError
+from pathspace.errors import InputError, expect_arguments
 from pathspace.finite import check_finite
 from pathspace.rebasin import by_weights, permuted
 from pathspace.rescale import rescale
@@ -73,6 +73,7 @@ def compare(a: nn.Module, b: nn.Module, graph: Structure, tolerance: float = SAM
         >>> found.same, found.as_given > 0.1
         (True, True)
     """
+    expect_arguments("compare", graph=graph)
     shapes = {name: tuple(parameter.shape) for name, parameter in graph.parameters.items()}
     for model in (a, b):
         own = {name: tuple(tensor.shape) for name, tensor in tensors_of(model).items()}

@@ -11,7 +11,7 @@ import networkx as nx
 import numpy as np
 
 from pathspace.basis import Path
-from pathspace.errors import InputError, UnsupportedError
+from pathspace.errors import InputError, UnsupportedError, expect_arguments
 from pathspace.files import expect_suffix, replacing
 from pathspace.skeleton import Skeleton
 
@@ -60,11 +60,12 @@ def draw(
         >>> figure.axes[0].get_title(loc="left")
         '13 weights, 3 units, 10 basis paths; blue: 0.weight[0,0] 2.weight[0,0]'
     """
+    expect_arguments("draw", skeleton=skeleton)
     from matplotlib.figure import Figure
 
     if level not in ("auto", "block", "scalar"):
         raise InputError(f"draw found level={level!r}, expected 'auto', 'block' or 'scalar'.")
-    if file is not None:
+    if isinstance(file, str | os.PathLike):
         expect_suffix(file, "draw", FORMATS)
     weights = skeleton.graph.num_weights
     scalar = level == "scalar" or (level == "auto" and weights <= SCALAR)

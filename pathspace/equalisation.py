@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from pathspace.calibration import Calibrated, made_up
 from pathspace.convex import Programme
+from pathspace.errors import expect_arguments
 from pathspace.gauge_choice import Gauge, choose_gauge
 from pathspace.objectives import Noise
 from pathspace.quantise import check_format, decibels, quantised_weights, weight_axes
@@ -110,6 +111,7 @@ def equalise(
         >>> found.helped, found.after > found.before + 3
         (True, True)
     """
+    expect_arguments("equalise", model=model, graph=graph)
     check_format(bits, per)
     random = calibration is None
     held = Calibrated(model, made_up(model, graph.captured) if random else calibration)

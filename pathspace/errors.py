@@ -64,3 +64,34 @@ def expect_known(what: str, name: str, names: Iterable[str]) -> None:
     names = list(names)
     if name not in names:
         raise InputError(f"There is no {what} '{name}'{did_you_mean(name, names)}; choose one of: {', '.join(names)}.")
+
+
+_KINDS = {"model": "Module", "graph": "Structure", "skeleton": "TwoTrees"}
+
+
+def expect_arguments(owner: str, **given: object) -> None:
+    """Refuse arguments of another kind, mostly given in the wrong order.
+
+    Kinds are told by the names of classes, so that nothing has to be imported here.
+
+    Args:
+        owner: the function, for the sentence.
+        **given: ``model``, ``graph`` or ``skeleton``.
+
+    Raises:
+        InputTypeError: one is of another kind.
+
+    Example:
+        >>> expect_arguments("draw", skeleton="graph.svg")  # doctest: +ELLIPSIS
+        Traceback (most recent call last):
+        ...
+        pathspace.errors.InputTypeError: draw found a str as its skeleton, expected a Skeleton; look at the ...
+    """
+    for name, value in given.items():
+        kind = _KINDS[name]
+        if not any(cls.__name__ == kind for cls in type(value).__mro__):
+            expected = {"model": "torch.nn.Module", "graph": "ReductionGraph", "skeleton": "Skeleton"}[name]
+            raise InputTypeError(
+                f"{owner} found a {type(value).__name__} as its {name}, expected a {expected}; look at the order of "
+                "the arguments."
+            )

@@ -14,7 +14,7 @@ from typing import TextIO
 
 from safetensors import SafetensorError
 
-from pathspace.errors import InputError
+from pathspace.errors import InputError, InputTypeError
 
 STDOUT = "-"
 
@@ -225,6 +225,8 @@ def write_text(text: str, path: str | None) -> None:
 
 def _destination(path: str | os.PathLike[str]) -> Path:
     """Return the real file behind ``path`` after every check that needs no writing."""
+    if not isinstance(path, str | os.PathLike):
+        raise InputTypeError(f"Expected the path of a file to write, found a {type(path).__name__}; give a path.")
     text = os.fspath(path)
     if not text.strip():
         raise InputError(f"Cannot write {text!r}: it names no file; give a path such as result.json.")

@@ -12,7 +12,7 @@ from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
 
 from pathspace.capture import Captured, capture
 from pathspace.clips import example_inputs
-from pathspace.errors import InputError, PathspaceError, UnsupportedError
+from pathspace.errors import InputError, PathspaceError, UnsupportedError, expect_arguments
 from pathspace.finite import check_finite
 from pathspace.inference.registry import operation_name
 from pathspace.nested import leaves, mapped
@@ -51,6 +51,7 @@ def fold_norms(model: nn.Module, *args: Any, kwargs: Mapping[str, Any] | None = 
         >>> folded[1], torch.allclose(folded(x), model(x), atol=1e-5)
         (Identity(), True)
     """
+    expect_arguments("fold_norms", model=model)
     check_finite(model, ())
     captured, args, kwargs = _captured(model, args, kwargs or {})
     pairs = list(_pairs(model, captured))

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from pathspace.balanced import balancing
 from pathspace.convex import Programme, minimise_convex
-from pathspace.errors import InputError, InputTypeError
+from pathspace.errors import InputError, InputTypeError, expect_arguments
 from pathspace.objectives import Balance, Objective
 from pathspace.pairs import Pairs
 from pathspace.peaks import Logs, Peaks
@@ -132,6 +132,7 @@ def choose_gauge(
         >>> torch.allclose(ps.rescale(model, graph, gauge)(x), y, atol=1e-5)
         True
     """
+    expect_arguments("choose_gauge", model=model, graph=graph)
     if not limit > 1:
         raise InputError(f"choose_gauge found limit={limit!r}, expected a factor above 1.")
     if isinstance(objective, Balance):

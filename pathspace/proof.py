@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
+from pathspace.errors import expect_arguments
 from pathspace.skeleton import Skeleton
 from pathspace.spanning_tree import SpanningTree
 
@@ -47,6 +48,7 @@ def proof(skeleton: Skeleton, name: str = "") -> dict[str, Any]:
         >>> check(document).accepted
         True
     """
+    expect_arguments("proof", skeleton=skeleton)
     graph = skeleton.graph
     units = graph.num_units
     shared = len(skeleton.shared)

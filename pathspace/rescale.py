@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from pathspace.errors import InputError, InputTypeError
+from pathspace.errors import InputError, InputTypeError, expect_arguments
 from pathspace.finite import expect_scales
 from pathspace.moves import move_
 from pathspace.structure import Structure
@@ -74,6 +74,7 @@ def rescale(
         >>> torch.allclose(before, after, rtol=1e-12)
         True
     """
+    expect_arguments("rescale", model=model, graph=graph)
     tensors = dict(model.named_parameters(remove_duplicate=False)) | dict(model.named_buffers(remove_duplicate=False))
     expect_scales("rescale", phi, graph.num_units)
     factors = graph.gauge_factors(graph.exact_part(phi.double()) if exact else phi.double())

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from pathspace.capture import quiet
-from pathspace.errors import InputError
+from pathspace.errors import InputError, expect_arguments
 from pathspace.structure import Structure, WeightBlock
 
 FORMATS = ("llm-compressor", "awq", "smoothquant", "aimet")
@@ -70,6 +70,7 @@ def smoothing_pairs(graph: Structure) -> list[SmoothingPair]:
         >>> [(pair.writers, pair.readers, pair.exact) for pair in pairs]
         [(('0',), ('1',), True), (('1',), ('3',), True)]
     """
+    expect_arguments("smoothing_pairs", graph=graph)
     entering = {block.name: _units(block.head, graph.num_units) for block in graph.blocks}
     leaving = {block.name: _units(block.tail, graph.num_units) for block in graph.blocks}
     readers_of: dict[int, list[str]] = {}

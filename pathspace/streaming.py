@@ -14,7 +14,7 @@ from torch import Tensor
 from pathspace.attained import attained
 from pathspace.balanced import Balancing
 from pathspace.checkpoints import Change, Checkpoint
-from pathspace.errors import InputError
+from pathspace.errors import InputError, expect_arguments
 from pathspace.finite import expect_finite, expect_scales
 from pathspace.moves import moved
 from pathspace.pairs import Pairs, Table
@@ -60,6 +60,7 @@ def rescale_files(graph: Structure, phi: Tensor, source: Path, destination: Path
         >>> torch.allclose(torch.func.functional_call(model, other, (x,)), model(x), atol=1e-5)
         True
     """
+    expect_arguments("rescale_files", graph=graph)
     expect_scales("rescale_files", phi, graph.num_units)
     phi = phi.detach().cpu().double()
     phi = graph.exact_part(phi) if exact else phi
@@ -216,6 +217,7 @@ def balance_files(
         >>> found.after < found.before, found.imbalance < 1e-6
         (True, True)
     """
+    expect_arguments("balance_files", graph=graph)
     if not p > 0:
         raise InputError(f"balance_files found p={p!r}, expected a positive number.")
     checkpoint = Checkpoint.open(source)

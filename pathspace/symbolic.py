@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from pathspace.basis import BasisPaths, Path
-from pathspace.errors import InputError, UnsupportedError
+from pathspace.errors import InputError, UnsupportedError, expect_arguments
 from pathspace.two_trees import TwoTrees
 
 if TYPE_CHECKING:
@@ -180,6 +180,7 @@ def symbolic(skeleton: TwoTrees) -> SymbolicSpace:
     Raises:
         UnsupportedError: the graph has more than 200 weights.
     """
+    expect_arguments("symbolic", skeleton=skeleton)
     if skeleton.graph.num_weights > MOST_WEIGHTS:
         raise UnsupportedError(
             f"symbolic found {skeleton.graph.num_weights:,} weights and works with at most {MOST_WEIGHTS}; use "

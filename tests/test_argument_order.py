@@ -1,0 +1,55 @@
+"""Arguments in the wrong order end in one sentence, and change nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import pathspace as ps
+from pathspace import diagnostics
+
+Case = Callable[[nn.Module, ps.ReductionGraph, torch.Tensor, str], Any]
+
+WRONG: dict[str, Case] = {
+    "trace": lambda m, g, x, path: ps.trace(x, m),  # type: ignore[arg-type]
+    "verify": lambda m, g, x, path: ps.verify(x, m),  # type: ignore[arg-type]
+    "channels": lambda m, g, x, path: ps.channels(x, m),  # type: ignore[arg-type]
+    "rescale": lambda m, g, x, path: ps.rescale(g, m, torch.zeros(3)),  # type: ignore[type-var, arg-type]
+    "rescale, phi": lambda m, g, x, path: ps.rescale(m, torch.zeros(3), g),  # type: ignore[arg-type]
+    "balance": lambda m, g, x, path: ps.balance(g, m),  # type: ignore[type-var, arg-type]
+    "balancing": lambda m, g, x, path: ps.balancing(g, m),  # type: ignore[arg-type]
+    "canonicalise": lambda m, g, x, path: ps.canonicalise(g.skeleton(), m),  # type: ignore[type-var, arg-type]
+    "equalise": lambda m, g, x, path: ps.equalise(g, m),  # type: ignore[arg-type]
+    "fit_dtype": lambda m, g, x, path: ps.fit_dtype(x, m),  # type: ignore[arg-type]
+    "choose_gauge": lambda m, g, x, path: ps.choose_gauge(g, m, ps.Balance()),  # type: ignore[arg-type]
+    "compare": lambda m, g, x, path: ps.compare(g, m, m),  # type: ignore[arg-type]
+    "lift_clips": lambda m, g, x, path: ps.lift_clips(x, m),  # type: ignore[arg-type]
+    "fold_norms": lambda m, g, x, path: ps.fold_norms(x, m),  # type: ignore[arg-type]
+    "save_masks": lambda m, g, x, path: ps.save_masks(path, g.skeleton()),  # type: ignore[arg-type]
+    "save_masks, model": lambda m, g, x, path: ps.save_masks(g.skeleton(), m),  # type: ignore[arg-type]
+    "draw": lambda m, g, x, path: ps.draw(path, g.skeleton()),  # type: ignore[arg-type]
+    "draw, model": lambda m, g, x, path: ps.draw(g.skeleton(), m),  # type: ignore[arg-type]
+    "proof": lambda m, g, x, path: ps.proof(m),  # type: ignore[arg-type]
+    "symbolic": lambda m, g, x, path: ps.symbolic(m),  # type: ignore[arg-type]
+    "rescale_files": lambda m, g, x, path: ps.rescale_files(path, path, g, x),  # type: ignore[arg-type]
+    "balance_files": lambda m, g, x, path: ps.balance_files(path, path, g),  # type: ignore[arg-type]
+    "degeneracy": lambda m, g, x, path: diagnostics.degeneracy(x, m),  # type: ignore[arg-type]
+    "cost": lambda m, g, x, path: diagnostics.cost(x, m),  # type: ignore[arg-type]
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_wrong_order_is_one_sentence(name: str, tmp_path: Path) -> None:
+    model, x = nn.Sequential(nn.Linear(2, 3), nn.ReLU(), nn.Linear(3, 1)), torch.randn(2, 2)
+    graph, before = ps.trace(model, x), [p.clone() for p in model.parameters()]
+    with pytest.raises(ps.PathspaceError) as caught:
+        WRONG[name](model, graph, x, str(tmp_path / "file"))
+    said = str(caught.value)
+    assert said.endswith(".") and "\n" not in said and "object has no attribute" not in said
+    assert all(torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True))
+    assert not list(tmp_path.iterdir())
