@@ -46,3 +46,10 @@ def test_oldest_column_is_what_the_package_allows() -> None:
     assert {need.split("==")[0] for need in oldest if "==" in need} - {"torchvision"} == {
         need.split(">=")[0] for need in newest if need not in ("torchvision", *matrix.TOOLS)
     }
+
+
+def test_versions_page_is_what_the_record_says() -> None:
+    data = json.loads(matrix.DATA.read_text(encoding="utf-8"))
+    assert matrix.PAGE.read_text(encoding="utf-8") == matrix.page(data)
+    failed = {"ok": False, "passed": 3, "failed": 1}
+    assert matrix.verdict(failed) == "3 passed, 1 failed" and matrix.verdict({"ok": True}) == "runs"
