@@ -40,9 +40,10 @@ class Calibrated:
 
     def outputs(self, batch: Batch, tensors: Mapping[str, Tensor]) -> list[Tensor]:
         """Real outputs of one batch with other tensors in place of the model's own."""
-        buffers = {name: buffer.clone() for name, buffer in self.twin.named_buffers()}
+        # (a model in training mode writes into its buffers)
+        buffers = {name: tensors.get(name, buffer).clone() for name, buffer in self.twin.named_buffers()}
         try:
-            found = evaluate(self.twin, {**buffers, **tensors}, *batch)
+            found = evaluate(self.twin, {**tensors, **buffers}, *batch)
         except Exception as error:
             raise failed_run(self.model, *batch, error) from error
         values = [leaf for leaf in leaves(found) if isinstance(leaf, Tensor) and leaf.is_floating_point()]

@@ -80,12 +80,15 @@ class Programme:
         return float(value.detach()), gradient.numpy(), 0.0 if share is None else float((share * above).sum())
 
 
-def minimise_convex(programme: Programme, limit: float, tolerance: float, steps: int | None = None) -> Found:
+def minimise_convex(
+    programme: Programme, limit: float, tolerance: float, steps: int | None = None, floor: np.ndarray | None = None
+) -> Found:
     """The minimum over ``|phi| <= limit``, by smooth problems of growing sharpness.
 
     Args:
         programme: the function.
         limit: the largest log-scale.
+        floor: the smallest of each, where that is more than ``-limit``.
         tolerance: stop where value and bound are as close as this.
         steps: of each smooth problem, by default many where there are few log-scales.
     """
@@ -94,6 +97,7 @@ def minimise_convex(programme: Programme, limit: float, tolerance: float, steps:
     if not len(phi):
         return Found(phi, before, before, before, 0)
     best, bound, spent = (before, phi), -np.inf, 0
+    least = np.full(len(phi), -limit) if floor is None else np.maximum(floor, -limit)
     each = steps or STEPS * (1 if len(phi) > MANY else 10) * (1 if programme.peaks.count else 10)
     for sharpness in SHARPNESS if programme.peaks.count else SHARPNESS[:1]:
         for again in range(ROUNDS):
@@ -104,12 +108,12 @@ def minimise_convex(programme: Programme, limit: float, tolerance: float, steps:
                 phi,
                 jac=True,
                 method="L-BFGS-B",
-                bounds=[(-limit, limit)] * len(phi),
+                bounds=[(low, limit) for low in least.tolist()],
                 options={"maxiter": each, "maxcor": 20, "ftol": 1e-14, "gtol": 1e-9},
             )
             phi, spent = found.x, spent + int(found.nfev)
             value, gradient, high = programme.smooth(phi, sharpness)
-            lowest = np.minimum(gradient * (limit - phi), gradient * (-limit - phi)).sum()
+            lowest = np.minimum(gradient * (limit - phi), gradient * (least - phi)).sum()
             bound = max(bound, value - high + float(lowest))
             best = min(best, (programme.value(phi), phi), key=lambda pair: pair[0])
         if best[0] - bound <= tolerance:

@@ -34,7 +34,7 @@ class RangeRow:
 
     Attributes:
         name: of the module that computes them, or of the parameter.
-        kind: ``"activations"``, ``"fixed scales"`` (which no gauge moves) or ``"weights"``.
+        kind: ``"activations"``, ``"fixed scales"`` (which no gauge moves) or ``"weights"`` (and running statistics).
         largest_before: largest absolute value as the model stands.
         largest_after: the same in the chosen gauge.
         typical_before: smallest root mean square of a unit of the module, as the model stands.
@@ -132,14 +132,14 @@ def fit_dtype(model: nn.Module, x: Any, dtype: torch.dtype = torch.float16, head
     graph = trace(model, *args, kwargs=kwargs)
     before = activation_sizes(graph, held)
     known = Known(objective.programme_of(model, graph, before), str(objective))
-    tensors = {name: p.detach() for name, p in model.named_parameters() if p.is_floating_point()}
+    tensors = _tensors(model)
     started = _within(before, tensors, objective)
     result, phi = safe_deepcopy(model), torch.zeros(graph.num_units, dtype=torch.float64)
     if not started:
         phi = choose_gauge(model, graph, known).phi
         result = rescale(result, graph, phi)
     after = _moved(before, graph, phi)
-    own = {name: p.detach() for name, p in result.named_parameters() if p.is_floating_point()}
+    own = _tensors(result)
     return Fitted(
         model=result,
         phi=phi,
@@ -151,6 +151,12 @@ def fit_dtype(model: nn.Module, x: Any, dtype: torch.dtype = torch.float16, head
         error_before=_error(held, model, dtype),
         error=_error(held, result, dtype),
     )
+
+
+def _tensors(model: nn.Module) -> dict[str, Tensor]:
+    """Parameters and buffers that the type is to hold."""
+    found = (*model.named_parameters(), *model.named_buffers())
+    return {name: tensor.detach() for name, tensor in found if tensor.is_floating_point()}
 
 
 def _moved(sizes: Sizes, graph: ReductionGraph, phi: Tensor) -> Sizes:

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from scipy.sparse import eye_array
+from scipy.sparse import csr_array, eye_array
 from torch import Tensor, nn
 
 from pathspace.balanced import balancing
@@ -25,6 +25,8 @@ LIMIT = 2.0**16
 TOLERANCE = 1e-3
 # segments on which a function of the user's own is looked at
 SEGMENTS = 8
+# relative error that the rounding of running variances may make
+ROUNDED = 1e-6
 
 
 @dataclass(frozen=True)
@@ -35,8 +37,9 @@ class GaugeCertificate:
         objective: what was minimised.
         before: its value as the model stands.
         after: its value in the chosen gauge.
-        bound: no gauge that rescales every unit by ``limit`` at most has a smaller value: the objective is convex, and
-            lies above its tangent planes. Minus infinity for a function that turned out not to be convex.
+        bound: no gauge that rescales every unit by ``limit`` at most, and leaves running variances the digits that
+            they need, has a smaller value: the objective is convex, and lies above its tangent planes. Minus infinity
+            for a function that turned out not to be convex.
         limit: the largest factor.
         at_limit: how many units have it: there the objective still falls.
         powers_of_two: whether all factors are powers of two, rounded from the minimum.
@@ -139,7 +142,8 @@ def choose_gauge(
         basis, point, value, certificate = _balanced(model, graph, objective, limit)
     else:
         programme = _programme(model, graph, objective, calibration, exact)
-        found = minimise_convex(programme, math.log(limit), tolerance, steps)
+        floor = _floor(model, graph, programme.scales.basis)
+        found = minimise_convex(programme, math.log(limit), tolerance, steps, floor)
         basis, point, value = programme.scales.basis, found.phi, programme.value
         certificate = GaugeCertificate(
             objective=str(objective)
@@ -173,6 +177,29 @@ def _balanced(
         str(objective), found.before, found.after, found.after - slack, math.exp(widest), 0, False, found.steps
     )
     return eye_array(len(phi), format="csr"), phi, lambda point: pairs.sides(point)[2], certificate
+
+
+def _floor(model: nn.Module, graph: Structure, basis: csr_array) -> np.ndarray:
+    """The smallest log-scales at which running variances are stored well: ``s^2 (v + eps) - eps`` is rounded.
+
+    Where ``s^2 (v + eps)`` is much smaller than ``eps``, the stored number is ``-eps`` and a few digits.
+    """
+    buffers, least = dict(model.named_buffers()), np.full(graph.num_units + 1, -np.inf)
+    for entry in graph.statistics:
+        variance = buffers.get(entry.var or "")
+        if variance is None or not entry.eps:
+            continue
+        sums = (variance.detach().cpu().double() + entry.eps).clamp_min(1e-300)
+        lowest = (torch.finfo(variance.dtype).eps / ROUNDED * entry.eps / sums).log().clamp_max(0) / 2
+        ids = entry.units.expand(sums.shape).reshape(-1).numpy()
+        own = (ids > 0) & (ids <= graph.num_units)
+        np.maximum.at(least, ids[own], lowest.reshape(-1).numpy()[own])
+    # (units with a variable of their own)
+    entries = basis.tocoo()
+    alone = (np.diff(basis.indptr)[entries.row] == 1) & (entries.data == 1)
+    floor = np.full(basis.shape[1], -np.inf)
+    np.maximum.at(floor, entries.col[alone], least[entries.row[alone] + 1])
+    return floor
 
 
 def _programme(model: nn.Module, graph: Structure, objective: Any, calibration: Any, exact: bool) -> Programme:

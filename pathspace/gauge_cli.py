@@ -127,7 +127,7 @@ def equalise(
         graph = ps.trace(model, *loaded.args, kwargs=loaded.kwargs)
         found = ps.equalise(model, graph, bits, per.value, batches)
         _write(found.model, output, stdout)
-    certificate = found.gauge.certificate
+    certificate = found.gauges[0].certificate
     result = {
         "bits": bits,
         "per": per.value,

@@ -114,7 +114,8 @@ class ActivationRange:
     """Activations and weights in the middle of the range of a floating point type.
 
     ``log(sum over scales of (h a / largest)^2 + (h tiny / r)^2 + sum over tensors of (h max |w| / largest)^2)`` with
-    the largest activation ``a`` of a scale, the root mean square ``r``, and the headroom ``h``.
+    the largest activation ``a`` of a scale, the root mean square ``r``, and the headroom ``h``; running variances ``v``
+    add ``h v / largest``.
 
     Attributes:
         dtype: the type.
@@ -140,10 +141,16 @@ class ActivationRange:
         high = torch.from_numpy(sizes.largest).log() + margin - math.log(kind.max)
         low = math.log(kind.tiny) + margin - torch.from_numpy(sizes.rms).log()
 
+        buffers = dict(model.named_buffers())
+        norms = [entry for entry in graph.statistics if entry.var in buffers]
+        units = torch.cat([entry.units.reshape(-1) for entry in norms]) if norms else ids[:0]
+        sums = [(buffers[str(e.var)].detach().cpu().double() + e.eps).expand(e.units.shape).reshape(-1) for e in norms]
+        spread = torch.cat(sums).clamp_min(1e-300).log() + margin - math.log(kind.max) if norms else high[:0]
+
         def total(top: Tensor, logs: Tensor) -> Tensor:
             scale = at(logs[0], ids)
             parts = [2 * (high + scale), 2 * (low - scale), 2 * (top + margin - math.log(kind.max))]
-            return torch.logsumexp(torch.cat(parts), 0)
+            return torch.logsumexp(torch.cat([*parts, spread + 2 * at(logs[0], units)]), 0)
 
         return Programme.of(peaks, total)
 

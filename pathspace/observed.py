@@ -6,6 +6,7 @@ an activation changes by the factor of its own. This holds for whatever operatio
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -45,18 +46,21 @@ class Sizes:
 
 
 class _Record(TorchDispatchMode):
-    """Keep what operations compute; views show nothing new."""
+    """Keep what operations compute; views show nothing new, and copies of the model's tensors are no activations."""
 
     supports_higher_order_operators = True
 
-    def __init__(self) -> None:
+    def __init__(self, own: Iterable[Tensor]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
+        self.own = {tensor.untyped_storage()._cdata for tensor in own}
         self.values: list[Tensor] = []
         self.live: list[Tensor] = []
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
         name = func.overloadpacket.__name__
+        if name == "clone" and args[0].untyped_storage()._cdata in self.own:
+            return result
         known = {leaf.untyped_storage()._cdata for leaf in args if isinstance(leaf, Tensor)}
         for leaf in result if isinstance(result, tuple | list) else (result,):
             if not (isinstance(leaf, Tensor) and leaf.is_floating_point() and leaf.numel()):
@@ -95,8 +99,8 @@ def activation_sizes(graph: Structure, calibrated: Calibrated, gradients: bool =
     found = {key: torch.zeros(len(names), dtype=torch.float64) for key in ("largest", "square", "count", "gradient")}
     for batch in calibrated.batches:
         batch = cast(batch, torch.float64)
-        first, second = _Record(), _Record()
         given = {n: t.clone().requires_grad_(gradients and t.is_floating_point()) for n, t in wide.items()}
+        first, second = _Record(given.values()), _Record(other.values())
         with quiet(), computing_in(torch.float64):
             with torch.set_grad_enabled(gradients), first:
                 outputs = calibrated.outputs(batch, given)

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import copy
+import json
+import math
 
 import pytest
 import torch
+from benchmarks import equalise as benchmark
 from torch import Tensor, nn
 from zoo.signals import frames
 from zoo.trained import load, params
 
 import pathspace as ps
 from pathspace.quantise import quantised, quantised_weights, weight_axes
+from pathspace.rounding_search import Rounded
 
 
 def network(seed: int, scramble: float) -> tuple[nn.Module, ps.ReductionGraph]:
@@ -62,6 +66,56 @@ def test_without_data_inputs_are_made_up() -> None:
     graph = ps.trace(model, torch.randint(7, (2, 5)))
     found = ps.equalise(ps.rescale(model, graph, torch.randn(graph.num_units)), graph, 6)
     assert found.made_up and found.helped and "random inputs" in str(found)
+
+
+def test_the_search_draws_other_rounding_errors_and_keeps_the_better_ones() -> None:
+    model, graph = network(2, 0.0)
+    x, held = (torch.randn(count, 3, 10, 10, generator=torch.Generator().manual_seed(count)) for count in (30, 96))
+    rounded = Rounded(model, graph, 5, "tensor")
+    phi = 0.1 * torch.randn(graph.num_units, dtype=torch.float64)
+    net = ps.rescale(copy.deepcopy(model), graph, phi)
+    wanted = net.state_dict() | quantised_weights(dict(net.named_parameters()), weight_axes(net), 5, "tensor")
+    for name, tensor in rounded.at(phi).items():
+        torch.testing.assert_close(tensor, wanted[name])
+    part = torch.zeros_like(phi)
+    part[rounded.groups()[0]] = 0.1
+    both = rounded.at(phi) | rounded.at(phi + part, phi)
+    assert all(torch.equal(tensor, both[name]) for name, tensor in rounded.at(phi + part).items())
+    stay, whole = (ps.equalise(model, graph, 5, "tensor", x, trials=trials) for trials in (0, 60))
+    assert whole.after >= stay.after
+    again = ps.equalise(model, graph, 5, "tensor", x, trials=60, gauges=stay.gauges)
+    assert torch.equal(again.phi, whole.phi) and again.gauges == stay.gauges
+    assert decibels(model, whole.model, 5, "tensor", held) >= decibels(model, model, 5, "tensor", held)
+
+
+def test_running_statistics_of_a_model_in_training_stay() -> None:
+    torch.manual_seed(0)
+    model, x = nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.ReLU(), nn.Linear(6, 3)).train(), torch.randn(18, 4)
+    graph = ps.trace(model, x)
+    keys = {key: tensor.clone() for key, tensor in model.state_dict().items()}
+    ps.equalise(model, graph, 4, "tensor", x, trials=3)
+    assert all(torch.equal(tensor, keys[key]) for key, tensor in model.state_dict().items())
+
+
+@torch.no_grad()
+def test_running_variances_keep_their_digits_and_fit_the_type() -> None:
+    torch.manual_seed(0)
+    model, x = (
+        nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.BatchNorm1d(6, eps=1e-3), nn.Linear(6, 3)).eval(),
+        torch.randn(64, 4),
+    )
+    with torch.no_grad():
+        model[2].running_var.copy_(torch.logspace(-2, 5.5, 6))
+    graph = ps.trace(model, x)
+    gauge = ps.choose_gauge(model, graph, lambda phi: phi.sum())
+    moved = ps.rescale(copy.deepcopy(model), graph, gauge)
+    torch.testing.assert_close(moved(x), model(x), rtol=1e-5, atol=1e-5 * float(model(x).abs().max()))
+    assert float(gauge[:6].min()) > -math.log(2.0**16)
+    fitted = ps.fit_dtype(model, x)
+    rows = {row.name: row for row in fitted.table}
+    assert fitted.fits and not fitted.fitted_before and 4 * rows["2.running_var"].largest_after <= 65504
+    # (copies of running statistics are no activations)
+    assert all(row.largest_before < 1e5 for row in fitted.table if row.kind == "fixed scales")
 
 
 def test_what_is_rounded_to() -> None:
@@ -135,3 +189,15 @@ def test_fixed_scales_that_do_not_fit_are_told() -> None:
     assert not fitted.fits and fixed.largest_after == fixed.largest_before
     with pytest.raises(ps.InputError, match="expected a floating point type"):
         ps.fit_dtype(model, x, torch.int8)
+
+
+def test_the_page_shows_the_figures_and_they_are_as_good_as_it_says() -> None:
+    held = json.loads(benchmark.DATA.read_text())
+    assert benchmark.PAGE.read_text() == benchmark.render(held)
+    for own, other in zip(held["lite0"], held["aimet"], strict=True):
+        assert (own["bits"], own["per"]) == (other["bits"], other["per"])
+        assert own["chosen gauge"] >= own["as trained"] and own["change"] < 1e-5
+        if (own["bits"], own["per"]) == (8, "tensor"):
+            assert own["chosen gauge"] > 3 + max(other["AIMET as it is"], other["AIMET ReLU"], own["layer by layer"])
+    for row in (*held["crepe"], *held["antiberty"]):
+        assert row["chosen gauge: right"] >= row["float"] - 0.01 and row["chosen gauge"] >= row["as trained"]

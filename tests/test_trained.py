@@ -146,6 +146,49 @@ def test_channels_are_left_out_and_change_places_as_it_stands(name: str) -> None
     assert found.same and found.as_given > 0.1
 
 
+PURPOSES = (
+    ps.Balance(),
+    ps.Range(4),
+    ps.Noise(8),
+    ps.Noise(8, "channel"),
+    ps.ActivationRange(),
+    ps.Smooth(),
+    ps.Conditioning(),
+)
+
+
+@pytest.mark.parametrize("name", params("crepe-tiny", "mtcnn-pnet", "mtcnn-rnet", "silero-vad", "voice-encoder"))
+def test_a_gauge_for_any_purpose_is_the_same_network(name: str) -> None:
+    subject = subject_of(name)
+    wanted = subject.outputs(subject.model)
+    for purpose in PURPOSES:
+        # (path sensitivities without data are those of homogeneous networks)
+        gauge = ps.choose_gauge(subject.model, subject.graph, purpose, subject.args, steps=5)
+        found = gauge.certificate
+        assert found.bound <= found.after <= found.before
+        assert change(wanted, subject.outputs(ps.rescale(subject.copy(), subject.graph, gauge))) <= SAME, purpose
+    powers = ps.choose_gauge(subject.model, subject.graph, ps.Balance(), powers_of_two=True)
+    moved = ps.rescale(subject.copy(), subject.graph, powers)
+    # (running variances are rounded, as their eps does not scale)
+    exact = not any("running_var" in key for key in subject.model.state_dict())
+    assert change(wanted, subject.outputs(moved)) <= (0.0 if exact else SAME)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("name", params("crepe-tiny", "mtcnn-pnet", "mtcnn-rnet"))
+def test_rescaling_for_small_types_is_the_same_network(name: str) -> None:
+    subject = subject_of(name)
+    wanted = subject.outputs(subject.model)
+    for bits, per in ((4, "tensor"), (8, "channel")):
+        found = ps.equalise(subject.model, subject.graph, bits, per, subject.args, trials=4)
+        assert found.after >= found.before and found.helped == bool(found.phi.any())
+        assert change(wanted, subject.outputs(found.model)) <= SAME
+    for model in (subject.model, subject.moved(0)):
+        fitted = ps.fit_dtype(model, subject.args)
+        assert change(subject.outputs(model), subject.outputs(fitted.model)) <= SAME
+        assert fitted.fits and not fitted.error > 0.1
+
+
 @torch.no_grad()
 @pytest.mark.parametrize("name", params("voice-encoder"))
 def test_gated_recurrent_states_stay_in_their_places(name: str) -> None:

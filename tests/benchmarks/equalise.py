@@ -1,11 +1,7 @@
-"""Trained networks in a few bits: as trained, by cross-layer equalisation as published, and in the chosen gauge.
+"""Trained networks in a few bits: as trained, equalised layer by layer, by AIMET, and in the chosen gauge.
 
 `python -m benchmarks.equalise [PART ...]` from `tests/`; rows go to `docs/data/equalise.json`, the page is written
-again.
-
-The published algorithm (Nagel et al., Data-free quantization through weight equalization and bias correction, 2019, as
-the AIMET toolkit applies it): batch norms are folded, ReLU6 becomes ReLU, and the channels between layers of a chain
-get the geometric mean of the ranges of the weights around them.
+again. The part `aimet` runs the toolkit itself and needs it (`benchmarks/aimet.py`); without names, all others run.
 """
 
 from __future__ import annotations
@@ -32,6 +28,7 @@ DATA = Path(__file__).resolve().parents[2] / "docs" / "data" / "equalise.json"
 PAGE = DATA.parents[1] / "equalise.md"
 BEGIN, END = "<!-- figures -->", "<!-- end of figures -->"
 Row = dict[str, Any]
+FORMATS = [(bits, per) for per in ("tensor", "channel") for bits in (8, 6, 4)]
 
 
 def images(count: int, size: int, seed: int) -> Tensor:
@@ -72,17 +69,16 @@ def chains(model: Any) -> list[list[nn.Conv2d]]:
 
 
 @torch.no_grad()
-def cross_layer_equalised(model: nn.Module, clips: str) -> nn.Module:
-    """The published algorithm on a folded network; ``clips`` is ``"relu"``, or ``"lifted"`` to move their bounds."""
-    net = copy.deepcopy(model) if clips == "relu" else ps.lift_clips(model)
-    bounds: dict[int, list[nn.Parameter]] = {}
-    if clips == "relu":
-        for module in net.modules():
-            for name, child in module.named_children():
-                if isinstance(child, nn.ReLU6):
-                    setattr(module, name, nn.ReLU())
-    else:
-        bounds = _bounds(net)
+def cross_layer_equalised(model: nn.Module) -> nn.Module:
+    """The published algorithm on a folded network, with the bounds of ReLU6 moved along.
+
+    The channels between layers of a chain get the geometric mean of the ranges of the weights around them.
+
+    Reference:
+        Nagel et al.: Data-free quantization through weight equalization and bias correction (2019).
+    """
+    net = ps.lift_clips(model)
+    bounds = _bounds(net)
     for chain in chains(net):
         ranges = []
         for layer in chain:
@@ -125,118 +121,170 @@ def _bounds(net: nn.Module) -> dict[int, list[nn.Parameter]]:
     return found
 
 
+def lite0_images(size: int = 96) -> tuple[Tensor, Tensor]:
+    """Crops to choose on, and others to judge."""
+    return images(16, size, 1), images(32, size, 2)
+
+
 @torch.no_grad()
-def lite0(size: int = 96) -> list[Row]:
+def lite0() -> list[Row]:
     """EfficientNet-Lite0: signal over noise of its outputs on images that the gauge was not chosen on."""
     trained = load("efficientnet-lite0")[0]
     folded = ps.fold_norms(trained)
     model = ps.lift_clips(folded)
-    x, held = images(16, size, 1), images(32, size, 2)
-    wanted = trained(held)
-    graph = ps.trace(model, x[:1])
-    baselines = {"equalised layer by layer, ReLU": cross_layer_equalised(folded, "relu"),
-                 "equalised layer by layer, bounds moved": cross_layer_equalised(folded, "lifted")}  # fmt: skip
-    rows = []
-    for bits, per in ((8, "tensor"), (4, "tensor"), (6, "tensor"), (8, "channel"), (6, "channel"), (4, "channel")):
+    x, held = lite0_images()
+    wanted, graph = trained(held), ps.trace(model, x[:1])
+    layers, gauges, rows = cross_layer_equalised(folded), None, []
+    for bits, per in FORMATS:
         with torch.enable_grad():
-            found = ps.equalise(model, graph, bits, per, x)
-        nets = {"as trained": model, **baselines, "chosen gauge": found.model}
+            found = ps.equalise(model, graph, bits, per, x, gauges=gauges)
+        gauges = found.gauges
         row: Row = {"model": "EfficientNet-Lite0", "bits": bits, "per": per, "changed": found.helped}
         row["change"] = float((found.model(held) - wanted).abs().max() / wanted.abs().max())
-        for name, net in nets.items():
-            outputs = rounded(net, bits, per)(held)
-            row[name] = decibels(wanted, outputs)
-            row[f"{name}: same class"] = float((outputs.argmax(1) == wanted.argmax(1)).float().mean())
+        for name, net in {"as trained": model, "layer by layer": layers, "chosen gauge": found.model}.items():
+            row |= judged(name, wanted, rounded(net, bits, per)(held))
         print(row, flush=True)
+        rows.append(row)
+    return rows
+
+
+def judged(name: str, wanted: Tensor, outputs: Tensor) -> Row:
+    """Signal over noise, and the share of images that are seen as the same thing."""
+    same = float((outputs.argmax(1) == wanted.argmax(1)).float().mean())
+    return {name: decibels(wanted, outputs), f"{name}: same class": same}
+
+
+@torch.no_grad()
+def aimet() -> list[Row]:
+    """EfficientNet-Lite0 by the toolkit: as it stands, and with ReLU6 replaced by ReLU, as older releases did."""
+    from benchmarks.aimet import VERSION, equalised
+
+    trained = load("efficientnet-lite0")[0]
+    x, held = lite0_images()
+    wanted, rows = trained(held), []
+    nets = {f"AIMET {kind}": equalised(trained, x[:1], kind == "ReLU") for kind in ("as it is", "ReLU")}
+    for bits, per in FORMATS:
+        row: Row = {"model": "EfficientNet-Lite0", "bits": bits, "per": per, "version": VERSION}
+        for name, net in nets.items():
+            row |= judged(name, wanted, rounded(net, bits, per)(held))
+        row["AIMET ReLU: by its own outputs"] = decibels(net(held), rounded(net, bits, per)(held))
         rows.append(row)
     return rows
 
 
 @torch.no_grad()
 def crepe() -> list[Row]:
-    """CREPE, tiny: share of synthesised notes that are heard within half a semitone."""
+    """CREPE, tiny: share of synthesised notes that are heard within half a semitone, at pitches not chosen on."""
     model = load("crepe-tiny")[0]
-    notes = [50.0 * 2 ** (k / 40) for k in range(160)]
-    x, held, truth = frames(*notes[::5]), frames(*notes[1::2]), torch.tensor(notes[1::2])
-    graph = ps.trace(model, x[:2])
+    notes = [50.0 * 2 ** (k / 80) for k in range(320)]
+    x, held, truth = frames(*notes[::10]), frames(*notes[1::2]), torch.tensor(notes[1::2])
 
     def heard(net: nn.Module) -> float:
         pitch = 10 * 2 ** ((20 * net(held).argmax(1) + 1997.3794084376191) / 1200)
         return float(((pitch / truth).log2().abs() < 1 / 24).float().mean())
 
-    with torch.enable_grad():
-        found = ps.equalise(model, graph, 8, "tensor", x)
-    row: Row = {"model": "CREPE, tiny", "bits": 8, "per": "tensor", "changed": found.helped, "float": heard(model)}
-    row["change"] = float((found.model(held) - model(held)).abs().max())
-    for name, net in {"as trained": model, "chosen gauge": found.model}.items():
-        row[name], row[f"{name}: right"] = (
-            decibels(model(held), rounded(net, 8, "tensor")(held)),
-            heard(rounded(net, 8, "tensor")),
-        )
-    print(row, flush=True)
-    return [row]
+    return [tasked("CREPE, tiny", model, ps.trace(model, x[:2]), x, heard, lambda net: net(held), len(truth))]
+
+
+# heavy chains' variable domains of medicines: trastuzumab, adalimumab, rituximab
+ANTIBODIES = (
+    "EVQLVESGGGLVQPGGSLRLSCAASGFNIKDTYIHWVRQAPGKGLEWVARIYPTNGYTRYADSVKGRFTISADTSKNTAYLQMNSLRAEDTAVYYCSRWGGDGFYAMDYWGQGTLVTVSS",
+    "EVQLVESGGGLVQPGRSLRLSCAASGFTFDDYAMHWVRQAPGKGLEWVSAITWNSGHIDYADSVEGRFTISRDNAKNSLYLQMNSLRAEDTAVYYCAKVSYLSTASSLDYWGQGTLVTVSS",
+    "QVQLQQPGAELVKPGASVKMSCKASGYTFTSYNMHWVKQTPGRGLEWIGAIYPGNGDTSYNQKFKGKATLTADKSSSTAYMQLSSLTSEDSAVYYCARSTYYGGDWYFNVWGAGTTVTVSA",
+)
+# one residue in so many is masked
+MASKED = 8
+
+
+def masked(sequence: str) -> tuple[dict[str, Tensor], Tensor, Tensor]:
+    """Every residue masked in one of :data:`MASKED` copies: inputs, true tokens, and which are masked."""
+    copies = ["".join("_" if i % MASKED == k else r for i, r in enumerate(sequence)) for k in range(MASKED)]
+    tokens, truth = antibody_tokens(*copies), antibody_tokens(sequence)
+    return {"input_ids": tokens, "attention_mask": torch.ones_like(tokens)}, truth.expand_as(tokens), tokens != truth
 
 
 @torch.no_grad()
 def antiberty() -> list[Row]:
-    """AntiBERTy: share of masked residues that it guesses right."""
+    """AntiBERTy: share of masked residues that it guesses right, of antibodies that the gauge was not chosen on."""
     model = load("antiberty")[0]
-    places = list(range(1, len(ANTIBODY) - 1, 4))
-    masked = antibody_tokens(*[f"{ANTIBODY[:i]}_{ANTIBODY[i + 1 :]}" for i in places])
-    truth = antibody_tokens(ANTIBODY)[0]
-    mask = torch.ones_like(masked)
-    batches = [{"input_ids": masked[i : i + 2], "attention_mask": mask[i : i + 2]} for i in (0, 10)]
-    graph = ps.trace(model, kwargs=batches[0])
+    x, _, _ = masked(ANTIBODY)
+    held = [masked(sequence) for sequence in ANTIBODIES]
 
     def right(net: nn.Module) -> float:
-        logits = net(input_ids=masked, attention_mask=mask).prediction_logits
-        return sum(int(logits[row, i + 1].argmax()) == int(truth[i + 1]) for row, i in enumerate(places)) / len(places)
+        found = [(net(**own).prediction_logits.argmax(-1) == truth)[hidden] for own, truth, hidden in held]
+        return float(torch.cat(found).float().mean())
 
+    x = {key: value[::4] for key, value in x.items()}
+    graph, cases = ps.trace(model, kwargs=x), sum(map(len, ANTIBODIES))
+    return [tasked("AntiBERTy", model, graph, x, right, lambda net: net(**held[0][0]).prediction_logits, cases, 4)]
+
+
+def tasked(
+    name: str,
+    model: nn.Module,
+    graph: ps.ReductionGraph,
+    x: Any,
+    right: Callable[[nn.Module], float],
+    outputs: Callable[[nn.Module], Tensor],
+    cases: int,
+    trials: int = 80,
+) -> Row:
+    """How often a network is right in eight bits."""
     with torch.enable_grad():
-        found = ps.equalise(model, graph, 8, "tensor", batches)
-    row: Row = {"model": "AntiBERTy", "bits": 8, "per": "tensor", "changed": found.helped, "float": right(model)}
-    wanted = model(**batches[1]).prediction_logits
-    row["change"] = float((found.model(**batches[1]).prediction_logits - wanted).abs().max() / wanted.abs().max())
-    for name, net in {"as trained": model, "chosen gauge": found.model}.items():
+        found = ps.equalise(model, graph, 8, "tensor", x, trials=trials)
+    row: Row = {"model": name, "bits": 8, "per": "tensor", "changed": found.helped, "cases": cases}
+    wanted, row["float"] = outputs(model), right(model)
+    row["change"] = float((outputs(found.model) - wanted).abs().max() / wanted.abs().max())
+    for key, net in {"as trained": model, "chosen gauge": found.model}.items():
         small = rounded(net, 8, "tensor")
-        row[name], row[f"{name}: right"] = decibels(wanted, small(**batches[1]).prediction_logits), right(small)
+        row[key], row[f"{key}: right"] = decibels(wanted, outputs(small)), right(small)
     print(row, flush=True)
-    return [row]
+    return row
 
 
-PARTS: dict[str, Callable[[], list[Row]]] = {"lite0": lite0, "crepe": crepe, "antiberty": antiberty}
+PARTS: dict[str, Callable[[], list[Row]]] = {"lite0": lite0, "crepe": crepe, "antiberty": antiberty, "aimet": aimet}
+COLUMNS = {
+    "as trained": "as trained",
+    "AIMET as it is": "AIMET",
+    "AIMET ReLU": "AIMET, ReLU6 replaced",
+    "layer by layer": "layer by layer, bounds moved",
+    "chosen gauge": "chosen gauge",
+}
 
 
-def table(rows: list[Row]) -> str:
+def table(held: dict[str, list[Row]]) -> str:
     """The figures as tables of the page."""
-    wide = [row for row in rows if row["model"] == "EfficientNet-Lite0"]
-    names = ["as trained", "equalised layer by layer, ReLU", "equalised layer by layer, bounds moved", "chosen gauge"]
-    lines = [f"| bits | step per | {' | '.join(names)} |", f"| --- | --- |{' --- |' * len(names)}"] if wide else []
-    for row in wide:
-        cells = (f"{row[name]:.1f} dB, {row[f'{name}: same class']:.0%}" for name in names)
-        lines.append(f"| {row['bits']} | {row['per']} | {' | '.join(cells)} |")
+    lines = [f"| bits, step per | {' | '.join(COLUMNS.values())} |", f"| --- |{' --- |' * len(COLUMNS)}"]
+    for own, other in zip(held["lite0"], held["aimet"], strict=True):
+        row = own | other
+        cells = " | ".join(f"{row[name]:.1f} dB, {row[f'{name}: same class']:.0%}" for name in COLUMNS)
+        lines.append(f"| {row['bits']}, {row['per']} | {cells} |")
     lines += [
-        *[""][: len(wide)],
-        "| network, 8 bits per tensor | float | as trained | chosen gauge |",
-        "| --- | --- | --- | --- |",
+        "",
+        "| network, 8 bits per tensor | cases | float | as trained | chosen gauge |",
+        "| --- |" + " --- |" * 4,
     ]
-    for row in rows:
-        if "float" in row:
-            cells = (f"{row[f'{name}: right']:.1%} ({row[name]:.1f} dB)" for name in ("as trained", "chosen gauge"))
-            lines.append(f"| {row['model']} | {row['float']:.1%} | {' | '.join(cells)} |")
+    for row in (*held["crepe"], *held["antiberty"]):
+        cells = " | ".join(
+            f"{row[f'{name}: right']:.1%} ({row[name]:.1f} dB)" for name in ("as trained", "chosen gauge")
+        )
+        lines.append(f"| {row['model']} | {row['cases']} | {row['float']:.1%} | {cells} |")
     return "\n".join(lines)
 
 
 def main(parts: list[str]) -> None:
     """Measure, keep, write the page."""
     held = json.loads(DATA.read_text()) if DATA.exists() else {}
-    for part in parts or PARTS:
+    for part in parts or [name for name in PARTS if name != "aimet"]:
         held[part] = PARTS[part]()
         DATA.write_text(json.dumps(held, indent=1) + "\n")
+    PAGE.write_text(render(held))
+
+
+def render(held: dict[str, list[Row]]) -> str:
+    """The page with its figures."""
     text = PAGE.read_text()
-    start, rest = text.split(BEGIN)
-    figures = table([row for part in PARTS for row in held.get(part, [])])
-    PAGE.write_text(f"{start}{BEGIN}\n{figures}\n{END}{rest.split(END)[1]}")
+    return f"{text.split(BEGIN)[0]}{BEGIN}\n{table(held)}\n{END}{text.split(END)[1]}"
 
 
 if __name__ == "__main__":

@@ -1,0 +1,21 @@
+"""Trained networks as targets of the command line: `pathspace equalise zoo/targets.py:crepe`, from `tests/`."""
+
+from __future__ import annotations
+
+from torch import Tensor, nn
+
+from zoo.signals import face, frames
+from zoo.trained import load
+
+
+def crepe() -> tuple[nn.Module, Tensor]:
+    """CREPE, tiny, and 24 notes."""
+    return load("crepe-tiny")[0], frames(*(55.0 * 2 ** (k / 6) for k in range(24)))
+
+
+def mtcnn() -> tuple[nn.Module, Tensor]:
+    """The second stage of MTCNN, and pictures of a face."""
+    return load("mtcnn-rnet")[0], (face(24, 12) * 255 - 127.5) / 128
+
+
+__all__ = ["crepe", "mtcnn"]
