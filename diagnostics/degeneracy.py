@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -15,6 +16,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map
 
 from pathspace import ReductionGraph, trace
+from pathspace.diagnostics.feature_spaces import added_vectors, feature_spaces
 from pathspace.diagnostics.layers import in_double, safe_deepcopy, unchanged
 from pathspace.diagnostics.symmetries import Attribution, Symmetry, attribute
 from pathspace.diagnostics.tables import Table
@@ -23,6 +25,8 @@ from pathspace.functional_call import evaluate
 from pathspace.inputs import arranged
 
 MAX_EXACT = 3000
+# rows of the Jacobian that are taken at a time, and scalars that they may have
+_ROWS, _SCALARS = 32, 2**24
 
 
 @dataclass(frozen=True)
@@ -171,9 +175,11 @@ def degeneracy(
     live = squares > 1e-28 * squares.max()
     dead = int((~live).sum())
     if exact:
-        scaled = matrix[:, live] / np.sqrt(squares[live])
-        left, singular, right = np.linalg.svd(scaled, full_matrices=True)
-        del left
+        lengths = np.sqrt(np.where(live, squares, 1.0))
+        scaled = matrix[:, live] / lengths[live]
+        # the triangle has the same null space, and is square at most
+        scaled = np.linalg.qr(scaled, mode="r") if len(scaled) > scaled.shape[1] else scaled
+        _, singular, right = np.linalg.svd(scaled, full_matrices=True)
     else:
         singular = np.linalg.svd(matrix, compute_uv=False)
     relative = singular / singular.max(initial=1e-300)
@@ -184,15 +190,18 @@ def degeneracy(
     if exact:
         basis = np.zeros((int(live.sum()), 0))
         if directions is not None:
-            basis = _confirmed(directions, live, np.sqrt(squares), scaled, singular, notes)
+            basis = _confirmed(directions, live, lengths, scaled, tolerance * singular.max(initial=1.0), notes)
             gauge, gauge_share = basis.shape[1], _spread(basis, live, total)
         null = right[rank:].T
-        work = Attribution(null, basis, live, np.sqrt(squares))
+        work = Attribution(null, basis, live, lengths)
         # as many independent outputs as there are: what they do not determine has no cause but that
         if rank < outputs.numel():
-            attribute(twin, parameters, places, work)
+            spaces = () if graph is None else feature_spaces(graph.captured)
+            added = set() if graph is None else added_vectors(graph.captured)
+            attribute(twin, parameters, places, spaces, added, work)
         found = work.found
-        extra = null - work.known @ (work.known.T @ null)
+        known = work.explained
+        extra = null - known @ (known.T @ null)
         kept, sizes, _ = np.linalg.svd(extra, full_matrices=False)
         rest_share = _spread(kept[:, sizes > 0.5], live, total) if directions is not None else None
     elif graph is not None and directions is not None and tested is not None:
@@ -270,24 +279,46 @@ def _rows(
     sign = None if sketch is None else random.integers(0, 2, total) * 2.0 - 1
     matrix, squares = np.zeros((count, width)), np.zeros(total)
     moved = np.zeros((count, 0 if tested is None else tested.shape[1]))
-    for i in range(count):
+    together = max(1, min(_ROWS, _SCALARS // total))
+    for first in range(0, count, together):
+        size = min(together, count - first)
         if mixed:
-            cotangent = torch.randn(outputs.shape, generator=generator, dtype=outputs.dtype).to(outputs)
+            cotangents = torch.randn((size, *outputs.shape), generator=generator, dtype=outputs.dtype).to(outputs)
         else:
-            cotangent = torch.zeros_like(outputs)
-            cotangent[i] = 1
-        found = torch.autograd.grad(outputs, parameters, cotangent, retain_graph=True, allow_unused=True)
-        row = torch.cat(
-            [
-                torch.zeros(p.numel(), dtype=torch.float64) if g is None else g.reshape(-1).cpu()
-                for g, p in zip(found, parameters, strict=True)
-            ]
-        ).numpy()
-        squares += row**2
+            cotangents = torch.eye(size, outputs.numel(), dtype=outputs.dtype, device=outputs.device)
+            cotangents = cotangents.roll(first, 1)
+        rows = _pulled_back(outputs, parameters, cotangents)
+        squares += (rows**2).sum(0)
         if tested is not None:
-            moved[i] = row @ tested
-        matrix[i] = row if bucket is None or sign is None else np.bincount(bucket, row * sign, minlength=width)
+            moved[first : first + size] = rows @ tested
+        for i, row in enumerate(rows):
+            matrix[first + i] = (
+                row if bucket is None or sign is None else np.bincount(bucket, row * sign, minlength=width)
+            )
     return matrix, squares, moved
+
+
+def _pulled_back(outputs: Tensor, parameters: list[Tensor], cotangents: Tensor) -> np.ndarray:
+    """Rows of the Jacobian: gradients of the outputs along each cotangent, all parameters in one row."""
+
+    def gradients(cotangent: Tensor, together: bool) -> Tensor:
+        found = torch.autograd.grad(
+            outputs, parameters, cotangent, retain_graph=True, allow_unused=True, is_grads_batched=together
+        )
+        lead = cotangent.shape[:1] if together else ()
+        parts = (
+            outputs.new_zeros((*lead, p.numel())) if g is None else g.reshape(*lead, -1)
+            for g, p in zip(found, parameters, strict=True)
+        )
+        return torch.cat([part.double().cpu() for part in parts], -1)
+
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            return np.asarray(gradients(cotangents, True).numpy())
+    except RuntimeError:
+        # some operations have derivatives that cannot be taken many at a time
+        return np.asarray(torch.stack([gradients(each, False) for each in cotangents]).numpy())
 
 
 def gauge_directions(graph: ReductionGraph, starts: Mapping[str, int], total: int) -> csr_array:
@@ -327,7 +358,7 @@ def _confirmed(
     live: np.ndarray,
     lengths: np.ndarray,
     jacobian: np.ndarray,
-    singular: np.ndarray,
+    zero: float,
     notes: list[str],
 ) -> np.ndarray:
     """Orthonormal basis, in scaled live coordinates, of the gauge directions that leave the outputs alone."""
@@ -341,7 +372,7 @@ def _confirmed(
     # running statistics, and epsilons of norms, take directions away that parameters alone cannot follow
     _, moved, turn = np.linalg.svd(jacobian @ basis, full_matrices=True)
     effect = np.concatenate([moved, np.zeros(turn.shape[0] - len(moved))])
-    null = effect <= 1e-8 * singular.max(initial=1.0)
+    null = effect <= zero
     _note_broken(int((~null).sum()), float(effect.max(initial=0.0)), notes)
     return np.asarray(basis @ turn[null].T)
 

@@ -1,30 +1,34 @@
-"""Causes of degenerate directions beside rescaling: shifts, translations that norms and softmax ignore, linear maps.
+"""Causes of degenerate directions beside rescaling: what is never read, what cancels, and changes of basis.
 
-Each cause is a family of directions written down from the shapes of tensors alone. A family counts if all of it lies in
-the null space of the Jacobian (with the help of biases), numerically: one that does not apply counts nothing, and what
-lies in both by coincidence is not a symmetry.
+Each cause is a family of directions. Those of a family that lie in the null space of the Jacobian are counted, beyond
+those of the causes before it; biases may help everywhere, since they make up for what a direction adds to a constant.
 
-* shift: biases alone; what one adds another takes away, through the linear map between them.
+* shift: biases alone, and tables that are added to each other; what one adds another takes away.
 * translation: all units of a layer move by the same amount, which a layer norm or a softmax behind it subtracts.
-* scaling: rows of a matrix against the elementwise weights of a norm behind it, with a shift.
 * normal: the weights of a unit move along the direction in which a layer norm's output never points.
-* linear map: two adjacent linear maps ``W2 W1 = (W2 A^-1)(A W1)``, or the bilinear form ``q^T k`` of attention; and
-  what one of two adjacent maps ignores or never yields, added to the other.
+* kernel: the weights of one unit, or those that read one feature, move along what is never given or never read.
+* redundant: whatever one tensor does, another makes up for it, as where two are added.
+* scaling: features scaled beyond what the reduction graph knows: against the weights of a norm where statistics fix the
+  scale itself, or where a function is homogeneous on these data, such as a clip whose bounds are never met.
 * rotation: what a layer or RMS norm takes in turns, and what reads the norm turns back.
+* linear map: what writes a feature space is multiplied by a matrix, what reads it makes up for that:
+  ``W2 W1 = (W2 A^-1)(A W1)``, and ``q^T k = (A q)^T (A^-T k)`` in the heads of attention.
+
+Feature spaces (:mod:`pathspace.diagnostics.feature_spaces`) say which tensors belong together.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from torch import Tensor, nn
 
-# a family with more directions than this is not tried: its factorisation costs their square
-MOST_DIRECTIONS = 1500
-_INSIDE = 1e-7
+from pathspace.diagnostics.feature_spaces import FeatureSpace
+
+_INSIDE = 1e-6
 
 
 @dataclass(frozen=True)
@@ -32,8 +36,8 @@ class Symmetry:
     """Directions with one cause.
 
     Attributes:
-        cause: ``"shift"``, ``"scaling"``, ``"translation"``, ``"normal"``, ``"linear map"`` or
-            ``"rotation"``.
+        cause: ``"shift"``, ``"translation"``, ``"normal"``, ``"kernel"``, ``"scaling"``, ``"rotation"``,
+            ``"linear map"`` or ``"redundant"``.
         place: the tensors between which it acts.
         directions: how many independent ones, beyond those of the causes before.
     """
@@ -41,15 +45,6 @@ class Symmetry:
     cause: str
     place: str
     directions: int
-
-
-@dataclass(frozen=True)
-class _Matrix:
-    """A weight, or a part of its units: values (out, in, rest) and the positions of its scalars among all."""
-
-    name: str
-    value: np.ndarray
-    where: np.ndarray
 
 
 class Attribution:
@@ -63,255 +58,321 @@ class Attribution:
     """
 
     def __init__(self, null: np.ndarray, known: np.ndarray, live: np.ndarray, lengths: np.ndarray) -> None:
-        self.null, self.known, self.live, self.lengths = null, known, live, lengths[live]
+        self.live, self.lengths = live, lengths
+        self.whole = np.zeros((len(live), null.shape[1]))
+        self.whole[live] = null
+        self.null, self.known = self.whole, null.T @ known
         self.found: list[Symmetry] = []
 
     @property
     def left(self) -> int:
         """Directions without a cause."""
-        result: int = self.null.shape[1] - self.known.shape[1]
-        return result
+        return len(self.known) - len(self.known.T)
 
-    def _scaled(self, family: np.ndarray) -> np.ndarray:
-        scaled = family[self.live] * self.lengths[:, None]
-        sizes = np.linalg.norm(scaled, axis=0)
-        return np.asarray(scaled[:, sizes > 0] / sizes[sizes > 0])
+    @property
+    def unexplained(self) -> np.ndarray:
+        """Orthonormal basis of what has no cause, in scaled coordinates of all scalars."""
+        return np.asarray(self.whole @ kernel(self.known.T, 0.5))
 
-    def take(self, cause: str, place: str, family: np.ndarray, biases: np.ndarray, whole: bool = True) -> bool:
-        """Count the directions of the null space that lie in the span of a family and of biases.
+    @property
+    def explained(self) -> np.ndarray:
+        """Orthonormal basis of what has a cause, in scaled live coordinates."""
+        return np.asarray(self.whole[self.live] @ self.known)
 
-        Args:
-            cause: what the family is.
-            place: where it acts.
-            family: its directions as columns, all scalars long.
-            biases: directions that may help.
-            whole: count nothing unless every direction of the family is null with the help of biases: what lies in
-                both by coincidence is not a symmetry.
+    def free(self, positions: np.ndarray) -> None:
+        """From now on directions are counted whatever they do at these positions."""
+        self.null = self.whole.copy()
+        self.null[positions] = 0
 
-        Returns:
-            Whether the family applies.
-        """
-        if self.left <= 0 or not 0 < family.shape[1] <= MOST_DIRECTIONS:
-            return False
-        scaled, helping = self._scaled(family), self._scaled(biases)
-        if whole:
-            allowed = _orthonormal(np.concatenate([self.null, helping], axis=1), 1e-10)
-            if not scaled.size or np.linalg.norm(scaled - allowed @ (allowed.T @ scaled), axis=0).max() > _INSIDE:
-                return False
-        basis = _orthonormal(np.concatenate([scaled, helping], axis=1), 1e-10)
-        # sines rather than cosines, which are 1 to the square of the angle
-        _, sines, turn = np.linalg.svd(basis - self.null @ (self.null.T @ basis), full_matrices=False)
-        inside = basis @ turn[sines < _INSIDE].T
-        fresh = _orthonormal(inside - self.known @ (self.known.T @ inside), 1e-5)
-        if fresh.shape[1]:
-            self.known = np.concatenate([self.known, fresh], axis=1)
-            count = fresh.shape[1]
+    def inside(self, positions: np.ndarray) -> np.ndarray:
+        """Directions of the null space that are zero elsewhere: their coefficients, orthonormal, shape (k, d)."""
+        chosen = np.zeros(len(self.live), bool)
+        chosen[positions] = True
+        outside = self.null[~chosen & self.live]
+        if len(outside) > outside.shape[1]:
+            # the triangle has the same null space, and is square
+            outside = np.asarray(np.linalg.qr(outside, mode="r"))
+        return kernel(outside, _INSIDE * 0.1)
+
+    def directions(self, coefficients: np.ndarray) -> np.ndarray:
+        """Directions by their coefficients, in unscaled coordinates, shape (all, d)."""
+        return np.asarray((self.whole @ coefficients) / self.lengths[:, None])
+
+    def covers(self, wanted: np.ndarray, given: np.ndarray) -> bool:
+        """Whether directions lie in the span of others and of those that have a cause."""
+        span = _orthonormal(np.concatenate([self.known, _unit(given)], axis=1))
+        return bool(np.abs(_unit(wanted) - span @ (span.T @ _unit(wanted))).max(initial=0.0) < 1e-5)
+
+    def take(self, cause: str, place: str, coefficients: np.ndarray) -> None:
+        """Count directions of the null space, beyond those that have a cause."""
+        fresh = coefficients - self.known @ (self.known.T @ coefficients)
+        fresh, sizes, _ = np.linalg.svd(fresh, full_matrices=False)
+        fresh = fresh[:, sizes > 1e-5]
+        if count := fresh.shape[1]:
+            self.known = np.linalg.qr(np.concatenate([self.known, fresh], axis=1))[0]
             if self.found and (self.found[-1].cause, self.found[-1].place) == (cause, place):
                 count += self.found.pop().directions
             self.found.append(Symmetry(cause, place, count))
-        return True
 
 
-def _orthonormal(vectors: np.ndarray, tolerance: float) -> np.ndarray:
-    left, sizes, _ = np.linalg.svd(vectors, full_matrices=False)
-    return np.asarray(left[:, sizes > tolerance * max(1.0, sizes.max(initial=0.0))])
+def kernel(matrix: np.ndarray, tolerance: float) -> np.ndarray:
+    """Orthonormal vectors, as columns, that a matrix makes smaller than a tolerance."""
+    _, sizes, right = np.linalg.svd(matrix, full_matrices=True)
+    return np.asarray(right[int((sizes > tolerance).sum()) :].T)
 
 
-def attribute(model: nn.Module, parameters: Mapping[str, Tensor], places: Mapping[str, int], work: Attribution) -> None:
-    """Try all families that the shapes of a model's tensors allow.
+def attribute(
+    model: nn.Module,
+    parameters: Mapping[str, Tensor],
+    places: Mapping[str, int],
+    spaces: Sequence[FeatureSpace],
+    added: set[str],
+    work: Attribution,
+) -> None:
+    """Look for all causes.
 
     Args:
         model: the model.
         parameters: its trainable parameters, in float64.
         places: position of the first scalar of each among all.
+        spaces: feature spaces, whose tensors have the names of ``parameters``.
+        added: parameters that are only ever added; of these the vectors are biases, as are all that are called so.
         work: what is left of the null space; gets what is found.
     """
-    total = len(work.live)
     positions = {n: places[n] + np.arange(p.numel()).reshape(p.shape) for n, p in parameters.items()}
-    vectors = {n: p.detach().numpy() for n, p in parameters.items() if p.ndim == 1}
-    # a vector called weight or gamma multiplies what a norm hands on
-    added = [n for n in vectors if n.rpartition(".")[2] not in ("weight", "gamma")]
-    biases = _columns(total, [(positions[n].reshape(-1, 1), np.ones((len(vectors[n]), 1))) for n in added])
-    none = np.zeros((total, 0))
-    work.take("shift", "biases", biases, none, whole=False)
-    flipped = {
-        f"{name}.weight"
-        for name, module in model.named_modules()
-        # tables of embeddings, transposed convolutions and the Conv1D of transformers keep inputs first
-        if isinstance(module, nn.Embedding) or type(module).__name__ == "Conv1D" or getattr(module, "transposed", False)
-    }
-    matrices = [_matrix(n, p.detach().numpy(), positions[n], n in flipped) for n, p in parameters.items() if p.ndim > 1]
-    widths = {each.value.shape[1] for each in matrices}
-    parts = [part for each in matrices for part in _parts(each, widths)]
-    for place, family in _scalings(total, parts, positions, vectors):
-        work.take("scaling", place, family, biases, whole=False)
-    for each in matrices:
-        ones = np.ones((1, len(each.where)))
-        work.take("translation", each.name, _spread_over(total, each.where, ones), biases)
-    for each, weight in itertools.product(matrices, _layer_norms(model)):
-        if weight.shape == (each.where.shape[1],) and (weight != 0).all():
-            work.take("normal", each.name, _spread_over(total, each.where.transpose(1, 0, 2), 1 / weight[None]), biases)
-    _linear_maps(total, parts, matrices, biases, work)
-    _rotations(total, model, matrices, biases, work)
+    added = {n for n, p in parameters.items() if p.ndim == 1 and (n in added or "bias" in n.rpartition(".")[2])}
+    biases = np.concatenate([np.zeros(0, int), *(positions[n] for n in added)])
+    work.take("shift", "biases", work.inside(biases))
+    work.free(biases)
+    factors = {n: where for n, where in positions.items() if n not in added}
+    normals = [1 / weight for weight in _norms(model) if (weight != 0).all()]
+    reads, writes = (
+        {side for space in spaces for side in space.slices if (side in space.readers) is way} for way in (True, False)
+    )
+    for name, where in factors.items():
+        if work.left and where.ndim > 1:
+            # the dimension of the units that are written; of what is in no space, the first
+            _slices(name, where, int((name, 0) in reads or (name, 1) in writes), normals, work)
+    # heads before the stream that they read, whose tensors hold theirs
+    spaces = sorted(spaces, key=lambda space: (not space.mixed, len(space.slices)))
+    held = [Block.of(space, parameters, factors) for space in spaces]
+    for block in held:
+        block.shifts(work)
+    for block in held:
+        block.changes(work)
+    _left_over(parameters, factors, work)
 
 
-def _columns(total: int, blocks: list[tuple[np.ndarray, np.ndarray]]) -> np.ndarray:
-    """One direction for each row of the blocks: entries at positions."""
-    result = np.zeros((total, sum(len(where) for where, _ in blocks)))
-    at = 0
-    for where, values in blocks:
-        for row, entries in zip(where, values, strict=True):
-            result[row, at] += entries
-            at += 1
-    return result
+def _left_over(parameters: Mapping[str, Tensor], factors: Mapping[str, np.ndarray], work: Attribution) -> None:
+    """Between tensors that the directions without a cause are in: sums, and spaces of which nothing is known."""
+    rest = work.unexplained
+    names = [name for name, where in factors.items() if (rest[where] ** 2).sum() > 1e-2]
+    pairs = list(itertools.combinations(names, 2))
+    for pair in pairs:
+        where = np.concatenate([factors[name].reshape(-1) for name in pair])
+        if not work.left:
+            return
+        inside = work.inside(where)
+        for name in pair:
+            own = factors[name].reshape(-1)
+            reach = work.null[own[work.live[own]]] @ inside
+            # whatever the one tensor does, the other makes up for it
+            if inside.shape[1] >= len(reach) > 1 and np.linalg.svd(reach, compute_uv=False)[len(reach) - 1] > 1e-6:
+                work.take("redundant", " and ".join(pair), inside)
+    for chosen in (*pairs, *itertools.combinations(names, 3)):
+        for sizes in itertools.product(*(enumerate(factors[name].shape) for name in chosen)):
+            if work.left and len({size for _, size in sizes}) == 1 and sizes[0][1] > 1:
+                sides = {(n, d): np.arange(size) for n, (d, size) in zip(chosen, sizes, strict=True)}
+                Block.of(FeatureSpace(sides, frozenset(sides)), parameters, factors).changes(work)
 
 
-def _matrix(name: str, value: np.ndarray, where: np.ndarray, flipped: bool) -> _Matrix:
-    if flipped:
-        value, where = value.swapaxes(0, 1), where.swapaxes(0, 1)
-    shape = (*value.shape[:2], -1)
-    return _Matrix(name, value.reshape(shape), where.reshape(shape))
-
-
-def _parts(matrix: _Matrix, widths: set[int]) -> Iterator[_Matrix]:
-    """The matrix, and where it packs several (queries, keys, values), each of them."""
-    yield matrix
-    for count in (2, 3):
-        size, rest = divmod(len(matrix.value), count)
-        if not rest and size in widths:
-            for i in range(count):
-                rows = slice(i * size, (i + 1) * size)
-                yield _Matrix(f"{matrix.name}[{rows.start}:{rows.stop}]", matrix.value[rows], matrix.where[rows])
-
-
-def _linear_maps(
-    total: int, parts: list[_Matrix], matrices: list[_Matrix], biases: np.ndarray, work: Attribution
-) -> None:
-    """Adjacent maps, ``dW1 = A W1`` with ``dW2 = -W2 A``, and queries and keys, with ``dW2 = -A^T W2``.
-
-    What the second map ignores (the kernel of W2), and what the first never yields (the kernel of its transpose),
-    may be added to the other one.
-    """
-    for first, second in itertools.product(parts, matrices):
-        size = len(first.value)
-        if first.name.split("[")[0] == second.name or second.value.shape[1] != size or size * size > MOST_DIRECTIONS:
-            continue
-        place = f"{first.name} and {second.name}"
-        if _by_blocks(place, _left(total, first) - _right(total, second), size, biases, work) == 1:
-            ignored = _kernel(second.value.transpose(0, 2, 1).reshape(-1, size))
-            work.take("linear map", place, _spread_over(total, first.where, ignored), biases)
-            unseen = _kernel(first.value.reshape(size, -1).T)
-            work.take("linear map", place, _spread_over(total, second.where.transpose(1, 0, 2), unseen), biases)
-    for first, second in itertools.combinations(parts, 2):
-        size = len(first.value)
-        apart = not np.intersect1d(first.where, second.where).size
-        if len(second.value) == size and size * size <= MOST_DIRECTIONS and apart:
-            swapped = np.arange(size * size).reshape(size, size).T.reshape(-1)
-            family = _left(total, first) - _left(total, second)[:, swapped]
-            _by_blocks(f"{first.name} and {second.name}", family, size, biases, work)
-
-
-def _by_blocks(place: str, family: np.ndarray, size: int, biases: np.ndarray, work: Attribution) -> int:
-    """Try all matrices A, and if these are too many those of 2, 3, ... blocks (heads); how many blocks, 0 for none."""
-    rows = np.arange(size)
-    for blocks in range(1, size):
-        if size % blocks == 0:
-            block = rows // (size // blocks)
-            inside = (block[:, None] == block[None, :]).reshape(-1)
-            if work.take("linear map", place, family[:, inside], biases):
-                return blocks
-    return 0
-
-
-def _rotations(total: int, model: nn.Module, matrices: list[_Matrix], biases: np.ndarray, work: Attribution) -> None:
-    """``dW1 = S W1`` with ``dW2 = -W2 g S g^-1`` for a norm of weights g between them, S antisymmetric.
-
-    For a layer norm S leaves the vector of ones alone. All that writes to the norm's input turns, and all that reads
-    its output turns back: one map each, or all maps of fitting width (a residual stream).
-    """
-    for module in model.modules():
-        centred = isinstance(module, nn.LayerNorm)
-        weight = getattr(module, "weight", None)
-        if not (centred or "RMSNorm" in type(module).__name__) or not isinstance(weight, Tensor) or weight.ndim != 1:
-            continue
-        size, scale = len(weight), weight.detach().numpy()
-        if size * size > MOST_DIRECTIONS or not (scale != 0).all():
-            continue
-        frame = _kernel(np.ones((1, size))) if centred else np.eye(size)
-        if len(frame) < 2:
-            continue
-        skew = [frame.T @ s @ frame for s in _antisymmetric(len(frame))]
-        writers = {m.name: _left(total, m) @ _flat(skew) for m in matrices if len(m.value) == size}
-        turned = _flat([scale[:, None] * s / scale for s in skew])
-        readers = {m.name: _right(total, m) @ turned for m in matrices if m.value.shape[1] == size}
-        for first, second in itertools.product(writers, readers):
-            if first != second:
-                work.take("rotation", f"{first} and {second}", writers[first] - readers[second], biases)
-        if len(writers) * len(readers) > 1 and not writers.keys() & readers.keys():
-            stream = sum(writers.values()) - sum(readers.values())
-            work.take("rotation", f"{', '.join(writers)} and {', '.join(readers)}", np.asarray(stream), biases)
-
-
-def _antisymmetric(size: int) -> list[np.ndarray]:
-    found = []
-    for i, j in itertools.combinations(range(size), 2):
-        matrix = np.zeros((size, size))
-        matrix[i, j], matrix[j, i] = 1, -1
-        found.append(matrix)
-    return found
-
-
-def _flat(matrices: list[np.ndarray]) -> np.ndarray:
-    """Matrices as the columns that multiply :func:`_left` and :func:`_right`."""
-    return np.stack([m.reshape(-1) for m in matrices], axis=1) if matrices else np.zeros((0, 0))
-
-
-def _kernel(matrix: np.ndarray) -> np.ndarray:
-    """Orthonormal vectors that a matrix takes to 0, one in each row."""
-    _, sizes, right = np.linalg.svd(matrix, full_matrices=True)
-    return np.asarray(right[int((sizes > 1e-10 * sizes.max(initial=1e-300)).sum()) :])
-
-
-def _spread_over(total: int, where: np.ndarray, vectors: np.ndarray) -> np.ndarray:
-    """Each vector over the first dimension of the positions, at each place of the others."""
-    flat = where.reshape(len(where), -1).T
-    return _columns(total, [(flat, np.broadcast_to(vector, flat.shape)) for vector in vectors])
-
-
-def _scalings(
-    total: int, parts: list[_Matrix], positions: Mapping[str, np.ndarray], vectors: Mapping[str, np.ndarray]
-) -> Iterator[tuple[str, np.ndarray]]:
-    """Units of a matrix scaled, and the weights of a norm behind it: by the inverse, or to make up for its eps."""
-    for first, (name, value) in itertools.product(parts, vectors.items()):
-        size = len(value)
-        if size == len(first.value):
-            rows = (first.where.reshape(size, -1), first.value.reshape(size, -1))
-            entries = (positions[name][:, None], value[:, None])
-            yield f"{first.name} and {name}", _columns(total, [rows, entries])
-
-
-def _layer_norms(model: nn.Module) -> list[np.ndarray]:
+def _norms(model: nn.Module) -> list[np.ndarray]:
     """The weights of all layer norms, 1 where one has none."""
-    norms = [module for module in model.modules() if isinstance(module, nn.LayerNorm)]
+    norms = [m for m in model.modules() if isinstance(m, nn.LayerNorm) and len(m.normalized_shape) == 1]
     return [np.ones(m.normalized_shape) if m.weight is None else m.weight.detach().numpy() for m in norms]
 
 
-def _left(total: int, each: _Matrix) -> np.ndarray:
-    """``A W`` for each unit matrix ``A = e_i e_j^T``: row i gets row j."""
-    size = len(each.value)
-    result = np.zeros((total, size * size))
-    for i, j in itertools.product(range(size), repeat=2):
-        result[each.where[i].reshape(-1), i * size + j] = each.value[j].reshape(-1)
-    return result
+def _slices(name: str, where: np.ndarray, written: int, normals: Sequence[np.ndarray], work: Attribution) -> None:
+    """Directions within the weights of one unit, or within those that read one feature."""
+    found: dict[str, list[np.ndarray]] = {"shift": [], "translation": [], "normal": [], "kernel": []}
+    whole = work.inside(where.reshape(-1))
+    if not whole.shape[1]:
+        return
+    tensor = work.null[where.reshape(-1)] @ whole
+    for dim in range(where.ndim):
+        index = np.moveaxis(np.arange(where.size).reshape(where.shape), dim, 0)
+        along = [("normal", n) for n in normals] + [("shift", None)] if dim == written else [("translation", None)]
+        for here in index.reshape(len(index), -1):
+            outside = np.ones(where.size, bool)
+            outside[here] = False
+            alone = kernel(tensor[outside], _INSIDE)
+            if not alone.shape[1]:
+                continue
+            own = whole @ alone
+            found["kernel"].append(own)
+            for cause, vector in along:
+                coefficients = _along(vector, where.reshape(-1)[here], own, work)
+                if coefficients is not None:
+                    found[cause].append(coefficients)
+                    break
+    for cause, parts in found.items():
+        if parts:
+            work.take(cause, name, _orthonormal(np.concatenate(parts, axis=1)))
 
 
-def _right(total: int, each: _Matrix) -> np.ndarray:
-    """``W A`` for each unit matrix ``A = e_i e_j^T``: column j gets column i."""
-    size = each.value.shape[1]
-    result = np.zeros((total, size * size))
-    for i, j in itertools.product(range(size), repeat=2):
-        result[each.where[:, j].reshape(-1), i * size + j] = each.value[:, i].reshape(-1)
-    return result
+def _along(vector: np.ndarray | None, where: np.ndarray, own: np.ndarray, work: Attribution) -> np.ndarray | None:
+    """Coefficients of a direction of the null space that is this vector (or 1) at the live ones of these positions."""
+    vector = np.ones(len(where)) if vector is None else vector
+    if len(vector) != len(where) or not work.live[where].any():
+        return None
+    wanted = vector[work.live[where]]
+    reach = work.directions(own)[where][work.live[where]]
+    answer = np.linalg.lstsq(reach, wanted, rcond=None)[0]
+    if np.linalg.norm(reach @ answer - wanted) > _INSIDE * np.linalg.norm(wanted):
+        return None
+    return np.asarray(own @ answer / np.linalg.norm(answer))[:, None]
 
 
-__all__ = ["Attribution", "Symmetry", "attribute"]
+def _unit(vectors: np.ndarray) -> np.ndarray:
+    return np.asarray(vectors / np.maximum(np.linalg.norm(vectors, axis=0), 1e-300))
+
+
+def _orthonormal(vectors: np.ndarray) -> np.ndarray:
+    left, sizes, _ = np.linalg.svd(vectors, full_matrices=False)
+    return np.asarray(left[:, sizes > 1e-6 * max(1.0, sizes.max(initial=0.0))])
+
+
+@dataclass(frozen=True)
+class _Share:
+    """A tensor's share of a feature space: values (features, rest), and the positions of its scalars among all."""
+
+    value: np.ndarray
+    where: np.ndarray
+    reads: bool
+
+
+@dataclass(frozen=True)
+class Block:
+    """A feature space with the numbers of its tensors.
+
+    Attributes:
+        place: their names.
+        sides: shares of tensors with several dimensions.
+        vectors: positions of vectors that multiply features, such as the weights of norms.
+        mixed: see :class:`~pathspace.diagnostics.feature_spaces.FeatureSpace`.
+    """
+
+    place: str
+    sides: tuple[_Share, ...]
+    vectors: np.ndarray
+    mixed: bool
+
+    @staticmethod
+    def of(space: FeatureSpace, parameters: Mapping[str, Tensor], factors: Mapping[str, np.ndarray]) -> Block:
+        """The trainable tensors of a feature space; features that lie apart in a tensor (q, k, v) are shares apart."""
+        names: list[str] = []
+        sides, vectors = [], [np.zeros(0, int)]
+        for (name, dim), numbers in space.slices.items():
+            if name not in factors:
+                continue
+            names.append(name)
+            where = np.moveaxis(factors[name], dim, 0)
+            if where.ndim == 1:
+                vectors.append(where[numbers])
+                continue
+            value = np.moveaxis(parameters[name].detach().numpy(), dim, 0)
+            for run in _runs(numbers) if _apart(numbers) else [numbers]:
+                flat = (len(run), -1)
+                sides.append(_Share(value[run].reshape(flat), where[run].reshape(flat), (name, dim) in space.readers))
+        return Block(", ".join(dict.fromkeys(names)), tuple(sides), np.concatenate(vectors), space.mixed)
+
+    def _within(self, sides: Sequence[_Share], work: Attribution) -> tuple[np.ndarray, np.ndarray]:
+        """Coefficients of the null directions in these tensors alone, such that the directions are orthonormal."""
+        where = np.concatenate([self.vectors, *(side.where.reshape(-1) for side in sides)])
+        coefficients = work.inside(where)
+        _, sizes, turn = np.linalg.svd(work.directions(coefficients)[where], full_matrices=False)
+        keep = sizes > 1e-9 * sizes.max(initial=1e-300)
+        coefficients = coefficients @ (turn[keep].T / sizes[keep])
+        return coefficients, work.directions(coefficients)
+
+    def shifts(self, work: Attribution) -> None:
+        """The same amount for all entries of a table, against other tables."""
+        writers = [side for side in self.sides if not side.reads]
+        if len(writers) < 2 or not work.left:
+            return
+        coefficients, moved = self._within(writers, work)
+        rest = [np.zeros((0, moved.shape[1]))]
+        for side in writers:
+            for row in side.where:
+                live = moved[row[work.live[row]]]
+                rest.append(live - live.mean(0, keepdims=True) if len(live) else live)
+        self._take("shift", coefficients @ kernel(np.concatenate(rest), _INSIDE), work)
+
+    def changes(self, work: Attribution) -> None:
+        """Matrices that writers and readers of the space are multiplied by."""
+        if not work.left or not self.sides:
+            return
+        coefficients, moved = self._within(self.sides, work)
+        if not moved.shape[1]:
+            return
+        tied = len({len(side.value) for side in self.sides}) == 1
+        apart = [_multiplied([side], moved, work.live) for side in self.sides]
+        every = coefficients @ kernel(np.concatenate(apart), _INSIDE)
+        writers = [side for side in self.sides if not side.reads]
+        if tied and writers:
+            size = len(writers[0].value)
+            unit = np.eye(size**2).reshape(size, size, size, size)
+            diagonal = unit[np.arange(size), np.arange(size)]
+            upper = unit[np.triu_indices(size, 1)]
+            apart = [rest for side, rest in zip(self.sides, apart, strict=True) if side.reads]
+            alike = (
+                coefficients @ kernel(np.concatenate([_spanned(some, writers, moved, work.live), *apart]), _INSIDE)
+                for some in (diagonal, upper - upper.swapaxes(1, 2), upper + upper.swapaxes(1, 2))
+            )
+            scaled, odd, even = alike
+            if not self.mixed:
+                self._take("scaling", scaled, work)
+            if work.covers(every, odd) and not work.covers(every, even):
+                self._take("rotation", odd, work)
+        self._take("linear map", every, work)
+
+    def _take(self, cause: str, coefficients: np.ndarray, work: Attribution) -> None:
+        if coefficients.shape[1]:
+            work.take(cause, self.place, _orthonormal(_unit(coefficients)))
+
+
+def _multiplied(sides: Sequence[_Share], moved: np.ndarray, live: np.ndarray) -> np.ndarray:
+    """Which part of directions is no ``A W`` with one matrix A for all."""
+    value = np.concatenate([side.value for side in sides], axis=1)
+    where = np.concatenate([side.where for side in sides], axis=1)
+    rest = [np.zeros((0, moved.shape[1]))]
+    for row in where:
+        seen = live[row]
+        rest.append(_beside(value[:, seen].T, moved[row[seen]]))
+    return np.concatenate(rest)
+
+
+def _spanned(matrices: np.ndarray, sides: Sequence[_Share], moved: np.ndarray, live: np.ndarray) -> np.ndarray:
+    """Which part of directions is no ``A W`` with one combination A of some matrices for all."""
+    value = np.concatenate([side.value for side in sides], axis=1)
+    where = np.concatenate([side.where for side in sides], axis=1)
+    seen = live[where]
+    return _beside((matrices @ value)[:, seen].T, moved[where[seen]])
+
+
+def _beside(family: np.ndarray, directions: np.ndarray) -> np.ndarray:
+    """What is left of directions beside the span of a family."""
+    return np.asarray(directions - family @ np.linalg.lstsq(family, directions, rcond=1e-10)[0])
+
+
+def _runs(numbers: np.ndarray) -> list[np.ndarray]:
+    return np.split(numbers, np.flatnonzero(np.diff(numbers) != 1) + 1)
+
+
+def _apart(numbers: np.ndarray) -> bool:
+    """Whether positions are several runs of the same length."""
+    lengths = {len(run) for run in _runs(numbers)}
+    return len(lengths) == 1 and lengths != {1}
+
+
+__all__ = ["Attribution", "Block", "Symmetry", "attribute"]

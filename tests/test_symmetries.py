@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
+from zoo.causes import DATA, PAGE, look, render
+from zoo.entry import load
+from zoo.sequences import Decoder
 
+import pathspace as ps
 from pathspace.diagnostics import degeneracy
 
 
@@ -55,7 +60,9 @@ def test_a_wide_layer_between_narrow_ones_has_directions_that_nobody_reads() -> 
     model = nn.Sequential(nn.Linear(3, 5), nn.Linear(5, 2))
     counts, found = causes(model, torch.randn(100, 3))
     # the composite map has 2 * 3 + 2 parameters
-    assert found.rank == 8 and counts["shift"] == 5 and counts["linear map"] == 20 + 12 - 8 - 5 - found.gauge
+    # what nobody reads, the kernel of the second map for each input, and what nobody writes: 3 * 3 and 2 * 2
+    assert found.rank == 8 and (counts["shift"], counts["kernel"], found.gauge) == (5, 9 + 4, 5)
+    assert counts["linear map"] == 20 + 12 - 8 - 5 - 13 - found.gauge
 
 
 def test_what_norms_and_softmax_subtract() -> None:
@@ -97,3 +104,60 @@ def test_packed_heads_of_torch() -> None:
     layer = nn.TransformerEncoderLayer(4, 2, 6, 0.0, batch_first=True, norm_first=True)
     counts, _ = causes(layer, torch.randn(50, 5, 4))
     assert counts["linear map"] == 2 * (2 * 2**2 - 4) and counts["normal"] == 12 + 6
+
+
+@pytest.mark.parametrize("rotary", [True, False])
+def test_a_decoder_has_the_symmetries_of_its_parts(rotary: bool) -> None:
+    model = Decoder(dim=4, heads=2, groups=2, depth=1).double()
+    with torch.no_grad():
+        for p in model.parameters():
+            p.add_(0.3 * torch.randn_like(p))
+        if not rotary:
+            model.cos.fill_(1), model.sin.fill_(0)
+    counts, found = causes(model, torch.randint(0, 23, (30, 7)))
+    # 24 gated features, 3 norms against what reads them; values and outputs of 2 heads change basis, queries and keys
+    # too, by what commutes with turns of the plane
+    rescalings = 24 + 3 * 4
+    assert counts["rotation"] == 4 * 3 // 2
+    assert counts["linear map"] + found.gauge == rescalings + 2 * 4 + 2 * (2 if rotary else 4)
+    graph = ps.trace(model, torch.randint(0, 23, (2, 7)))
+    ps.rescale(model, graph, 0.3 * torch.randn(graph.num_units))
+    assert causes(model, torch.randint(0, 23, (30, 7)))[0] == counts
+
+
+def test_tables_that_are_added_shift_against_each_other() -> None:
+    class Places(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.words, self.places = nn.Embedding(7, 4), nn.Embedding(5, 4)
+            self.first, self.last = nn.Linear(4, 5, bias=False), nn.Linear(5, 3, bias=False)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            value = self.words(x) + self.places(torch.arange(x.shape[1]))
+            return self.last(torch.tanh(self.first(value)))
+
+    counts, _ = causes(Places(), torch.randint(0, 7, (60, 5)))
+    assert counts["shift"] == 4
+
+
+def test_what_no_cause_is_known_for_is_said_to_be_unexplained() -> None:
+    class Length(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.direction, self.last = nn.Parameter(torch.randn(4)), nn.Linear(3, 2)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.last(torch.tanh(x * self.direction.square().sum()))
+
+    found = degeneracy(Length(), torch.randn(50, 3))
+    # all directions across a vector that enters by its length alone
+    assert (found.deficit, found.gauge, found.unexplained) == (3, 0, 3)
+
+
+def test_the_page_on_causes_says_what_is_measured() -> None:
+    rows = {row["name"]: row for row in json.loads(DATA.read_text(encoding="utf-8"))}
+    assert PAGE.read_text(encoding="utf-8") == render(rows.values())
+    measured = [row for row in rows.values() if "error" not in row]
+    assert sum(row["clear"] and not row["unexplained"] and not row["undetermined"] for row in measured) >= 60
+    for name in ("act_norm", "lora", "act_relu6"):
+        assert look(load()[name]) == rows[name]

@@ -1,0 +1,197 @@
+"""Null directions by cause, on every small model of the zoo and on small configurations of library models.
+
+`python -m zoo.causes [NAME or PREFIX ...]` from `tests/` measures what is not in `docs/data/causes.json` yet, adds it,
+and writes `docs/causes.md`; `--again` measures everything that is named.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+import warnings
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves, tree_map
+
+from pathspace import trace
+from pathspace.capture import first_line
+from pathspace.diagnostics import degeneracy
+from pathspace.files import replacing
+from zoo import transformers_models
+from zoo.entry import Entry, load
+
+DOCS = Path(__file__).parent.parent.parent / "docs"
+DATA, PAGE = DOCS / "data" / "causes.json", DOCS / "causes.md"
+MOST = 3000
+# configurations of library models, smaller: key -> value in place of what the zoo has
+SMALLER = {
+    "vocab_size": 13, "hidden_size": 8, "n_embd": 8, "d_model": 8, "dim": 8, "hidden_dim": 12, "intermediate_size": 12,
+    "ffn_dim": 12, "word_embed_proj_dim": 8, "num_hidden_layers": 1, "n_layer": 1, "n_layers": 1, "num_layers": 1,
+    "num_attention_heads": 2, "n_head": 2, "n_heads": 2, "num_heads": 2, "num_key_value_heads": 1, "head_dim": 4,
+    "max_position_embeddings": 8, "n_positions": 8, "embedding_size": 4, "d_inner": 12, "dff": 12, "attention_heads": 2,
+    "n_inner": 12, "attention_hidden_size": 8, "context_length": 8, "rotary_dim": 2,
+}  # fmt: skip
+LIBRARY = (
+    "albert", "arcee", "bert", "bert_generation", "biogpt", "bloom", "cohere", "cohere2", "ctrl", "deberta",
+    "distilbert", "electra", "ernie4_5", "esm", "exaone4", "falcon", "falcon_alibi", "fnet", "gemma", "gemma2", "glm",
+    "glm4", "gpt", "gpt2", "gpt_bigcode", "gpt_neox", "granite", "helium", "llama", "llama_relu", "mistral", "mpnet",
+    "nemotron", "olmo", "olmo2", "opt", "persimmon", "phi", "phi3", "qwen2", "qwen3", "roberta", "roformer",
+    "seed_oss", "smollm3", "stablelm", "starcoder2", "xlm_roberta", "xlnet",
+)  # fmt: skip
+HEAD = f"""# Null directions by cause
+
+Every direction in parameter space that leaves the outputs as they are, on the small models of the survey's lists (up
+to {MOST:,} trainable scalars) and on small configurations of library models: the null space of the Jacobian of all
+outputs in float64, with weights moved off their initial values at random and at least four times as many outputs as
+scalars. *Rescaling* is what the [reduction graph](reduction-graph.md) finds; the other causes are those of
+[`degeneracy`](signal-propagation.md#degeneracy). Permutations of units are symmetries, too, but discrete: they have no
+directions. `python -m zoo.causes` in `tests/` measures; the figures are in [`data/causes.json`](data/causes.json).
+
+"""
+
+
+class OnDraws(nn.Module):
+    """A model on several draws of its inputs, one run for each: not every model takes a larger batch."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, draws: list[tuple[tuple[Any, ...], dict[str, Any]]]) -> Tensor:
+        parts = [leaf for args, kwargs in draws for leaf in tree_leaves(self.model(*args, **kwargs))]
+        real = [leaf for leaf in parts if isinstance(leaf, Tensor) and leaf.is_floating_point()]
+        return torch.cat([leaf.reshape(-1) for leaf in real])
+
+
+def smaller(options: Mapping[str, Any]) -> dict[str, Any]:
+    """The options of a library model with small sizes."""
+    return {key: SMALLER.get(key, value) for key, value in options.items()}
+
+
+def entries() -> Iterator[Entry]:
+    """Everything that is looked at."""
+    yield from load().values()
+    for name in LIBRARY:
+        config, ending, options, inputs = transformers_models.TABLE[name]
+
+        def build(c: str = config, e: str = ending, o: Mapping[str, Any] = options, i: Any = inputs) -> tuple[Any, ...]:
+            kept = transformers_models.WORDS
+            try:
+                transformers_models.WORDS = SMALLER["vocab_size"]
+                return transformers_models.build(c, e, smaller(o), i)
+            finally:
+                transformers_models.WORDS = kept
+
+        yield Entry(f"hf_{name}_small", "transformers, small", build)
+
+
+def double(value: Any) -> Any:
+    return value.double() if isinstance(value, Tensor) and value.is_floating_point() else value
+
+
+def look(entry: Entry) -> dict[str, Any] | None:
+    """One model: what its null directions come from; `None` for models that are too large."""
+    model, args, kwargs = entry.make("eval" if "eval" in entry.modes else entry.modes[0])
+    count = sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
+    if count > MOST:
+        return None
+    row: dict[str, Any] = {"name": entry.name, "family": entry.family, "parameters": count}
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for parameter in model.double().parameters():
+            if parameter.requires_grad:
+                parameter += 0.3 * torch.randn(parameter.shape, generator=generator, dtype=parameter.dtype)
+    subject = OnDraws(model).train(model.training)
+    first = tree_map(double, (args, kwargs))
+    try:
+        each = subject([first]).numel()
+        draws = [tree_map(double, entry.make("eval", seed)[1:]) for seed in range(1, max(3, 4 * count // each + 2) + 1)]
+        found = degeneracy(subject, draws, graph=trace(subject, [first]))
+    except Exception as error:
+        return {**row, "error": f"{type(error).__name__}: {first_line(error)}"[:200]}
+    causes: Counter[str] = Counter()
+    for each_of in found.symmetries:
+        causes[each_of.cause] += each_of.directions
+    left = [share.parameter.removeprefix("model.") for share in found.tensors if (share.unexplained or 0) > 0.1]
+    return {
+        **row, "null": found.deficit, "dead": found.dead, "rescaling": found.gauge, **causes,
+        "undetermined": found.undetermined, "unexplained": found.unexplained, "clear": found.clear,
+        "left": left if found.unexplained else [],
+    }  # fmt: skip
+
+
+KINDS = (
+    "dead",
+    "rescaling",
+    "shift",
+    "translation",
+    "normal",
+    "kernel",
+    "scaling",
+    "rotation",
+    "linear map",
+    "redundant",
+)
+
+
+def render(rows: Iterable[Mapping[str, Any]]) -> str:
+    """The page."""
+    rows = sorted(rows, key=lambda row: (row["family"], row["name"]))
+    measured = [row for row in rows if "error" not in row]
+    whole = [row for row in measured if not row["unexplained"] and not row["undetermined"] and row["clear"]]
+    lines = [f"Of {len(measured)} models, {len(whole)} have no direction without a cause:", ""]
+    lines += ["| family | models | nothing unexplained |", "| --- | ---: | ---: |"]
+    for family in sorted({row["family"] for row in measured}):
+        mine = [row for row in measured if row["family"] == family]
+        lines.append(f"| {family} | {len(mine)} | {sum(row in whole for row in mine)} |")
+    rest = [row for row in measured if row not in whole]
+    if rest:
+        lines += ["", "The others:", ""]
+    for row in rest:
+        why = [f"{row[key]} {key}" for key in ("undetermined", "unexplained") if row[key]]
+        why += [] if row["clear"] else ["no clear gap between singular values that count and those that do not"]
+        lines.append(f"* {row['name']}: {', '.join(why)}{' in ' + ', '.join(row['left'][:6]) if row['left'] else ''}")
+    failed = [row for row in rows if "error" in row]
+    if failed:
+        lines += ["", "Not measured:", "", *(f"* {row['name']}: {row['error']}" for row in failed)]
+    lines += ["", "## Every model", "", f"| model | parameters | null | {' | '.join(KINDS)} | unexplained |"]
+    lines.append("| --- |" + " ---: |" * (len(KINDS) + 3))
+    for row in measured:
+        numbers = " | ".join(str(row.get(kind, 0) or "") for kind in KINDS)
+        lines.append(f"| {row['name']} | {row['parameters']} | {row['null']} | {numbers} | {row['unexplained']} |")
+    return HEAD + "\n".join(lines) + "\n"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("names", nargs="*", help="names, or how they begin; all by default")
+    parser.add_argument("--again", action="store_true", help="measure what has been measured, too")
+    given = parser.parse_args()
+    torch.set_num_threads(1)
+    warnings.simplefilter("ignore")
+    rows = {row["name"]: row for row in json.loads(DATA.read_text())} if DATA.exists() else {}
+    for entry in entries():
+        wanted = not given.names or any(entry.name.startswith(name) for name in given.names)
+        # the large replicas of image models need not be built to be too large
+        if not wanted or (entry.name in rows and not given.again) or entry.family in ("vision", "attention"):
+            continue
+        start = time.perf_counter()
+        row = look(entry)
+        if row is None:
+            continue
+        rows[entry.name] = row
+        print(f"{time.perf_counter() - start:.1f} s {row}", flush=True)
+        with replacing(DATA) as temporary:
+            temporary.write_text("[\n" + ",\n".join(json.dumps(row) for row in rows.values()) + "\n]\n")
+        with replacing(PAGE) as temporary:
+            temporary.write_text(render(rows.values()))
+
+
+if __name__ == "__main__":
+    main()
