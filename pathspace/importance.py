@@ -25,7 +25,8 @@ def importance(
     """A function that gives the channels of a group one number each.
 
     ``"weights"``: ``(sum w^2)^(1/2)`` over all slices of the channel. ``"paths"``: the same after balancing, a function
-    of path values alone, as the minimum of ``sum w^2`` over all rescaled models is. ``"gradients"``: ``|sum w dL/dw|``
+    of path values alone, as the minimum of ``sum w^2`` over all rescaled models is. Scales that a normalisation hides
+    have no minimum and stay as they are. ``"gradients"``: ``|sum w dL/dw|``
     over the weights that read it.
 
     Args:
