@@ -61,6 +61,28 @@ def test_functions_that_are_no_symmetry_make_no_pair():
     assert [(pair.writers, pair.readers) for pair in pairs] == [(("2",), ("4",))]
 
 
+class Chosen(nn.Module):
+    """A layer whose outputs nothing reads but the positions of the largest."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.value, self.index, self.out = nn.LayerNorm(6), nn.Linear(6, 5), nn.Linear(6, 5), nn.Linear(5, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.norm(x)
+        best = self.index(y).topk(2, -1).indices
+        return self.out(self.value(y) * torch.zeros(len(x), 5, dtype=x.dtype).scatter(-1, best, 1.0))
+
+
+def test_layers_that_only_choose_are_readers_too():
+    model, x = Chosen().double(), torch.randn(9, 6).double()
+    graph = ps.trace(model, x)
+    pairs = {pair.writers: pair.readers for pair in ps.smoothing_pairs(graph)}
+    assert pairs["norm",] == ("value", "index")
+    moved = ps.rescale(copy.deepcopy(model), graph, torch.randn(graph.num_units).double())
+    torch.testing.assert_close(moved(x), model(x))
+
+
 def test_a_model_without_values():
     with torch.device("meta"):
         model = Layer()

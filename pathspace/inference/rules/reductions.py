@@ -57,10 +57,13 @@ def extreme(semantics: Semantics, x: Value, *args: Any, **kwargs: Any) -> Any:
     dim = kwargs.get("dim", args[place] if len(args) > place and not isinstance(args[place], bool) else default)
     if isinstance(shown, Tensor):
         return _shared(semantics, x, dim, shown)
-    both = name == "aminmax"
-    return tuple(
-        _shared(semantics, x, dim, s) if i == 0 or both else constant(shape_of(s)) for i, s in enumerate(shown)
-    )
+    if name == "aminmax":
+        return tuple(_shared(semantics, x, dim, part) for part in shown)
+    values, positions = (_shared(semantics, x, dim, part) for part in shown)
+    node = semantics.place.node
+    used = node is None or any(user.args[1] == 1 and user.users for user in node.users)
+    # what decides about positions matters, also where nothing but they is read
+    return values, semantics.observe(positions) if used else constant(shape_of(shown[1]))
 
 
 @rule("aten.quantile", "aten.nanquantile", kind="order", degree=(1,))
