@@ -46,7 +46,7 @@ class Sizes:
 
 
 class _Record(TorchDispatchMode):
-    """Keep what operations compute; views show nothing new, and copies of the model's tensors are no activations."""
+    """Keep what operations compute; views show nothing new, and copies of the model's tensors are not activations."""
 
     supports_higher_order_operators = True
 
