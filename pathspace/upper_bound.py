@@ -37,8 +37,9 @@ from pathspace.sizes import Inputs
 from pathspace.stand_in import repeatable, stand_in
 
 # log-scales beside the known null vectors: beyond the first number a factorisation is not attempted, up to the second
-# one all singular values are computed; seconds of one core the samples may take
+# one all samples enter it, up to the third all singular values are computed; seconds of one core the samples may take
 MOST_SCALES = 20_000
+MOST_ORTHOGONAL = 4_000
 MOST_VALUES = 1_500
 MOST_SECONDS = 600.0
 # singular values below this share of the largest count as zero: that errs on the safe side
@@ -311,10 +312,15 @@ def _decomposed(rows: Tensor, seed: int) -> tuple[Tensor, Tensor]:
     if count <= MOST_VALUES:
         _, values, vectors = torch.linalg.svd(torch.linalg.qr(rows, mode="r").R)
         return values / values[0].clamp_min(1e-300), vectors.T
-    square = rows[:count]
-    # (a sum of two samples is a sample)
-    for part in rows[count:].split(count):
-        square[: len(part)] += part
+    if count <= MOST_ORTHOGONAL:
+        return smallest(torch.linalg.qr(rows, mode="r").R, ZERO, seed)
+    square, more = rows[:count], rows[count:]
+    if len(more):
+        # (a sum of samples is a sample.) All get a share of the others, as some samples tell next to nothing
+        generator = torch.Generator().manual_seed(seed)
+        shares = torch.randn(count, 1, generator=generator, dtype=torch.float64)
+        for places in torch.arange(count).split(1024):
+            square[places] += shares[places] * more[places % len(more)]
     return smallest(square, ZERO, seed)
 
 

@@ -153,6 +153,25 @@ def test_a_lower_precision_in_the_code_does_not_open_the_bracket() -> None:
     assert "not attempted" not in certificate.upper_bound["evidence"]
 
 
+class Echo(nn.Module):
+    """Most of its outputs depend on one scalar alone."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net, self.gain = mlp(3, 12, 12, 2), nn.Parameter(torch.tensor(0.7))
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        return self.net(x), (self.gain * x).repeat(1, 40)
+
+
+def test_samples_that_tell_next_to_nothing_do_not_open_the_bracket(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(0)
+    monkeypatch.setattr(upper_bound, "MOST_VALUES", 10)
+    monkeypatch.setattr(upper_bound, "ROUNDS", 2)
+    certificate = bracket(Echo(), torch.randn(8, 3))
+    assert certificate.units == certificate.units_at_most == 24
+
+
 class Detached(nn.Module):
     """Gradients see neither the norm of `a`, nor what the first output does to the scales of `b`."""
 
