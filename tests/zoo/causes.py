@@ -52,6 +52,7 @@ outputs in float64, with weights moved off their initial values at random and at
 scalars. *Rescaling* is what the [reduction graph](reduction-graph.md) finds; the other causes are those of
 [`degeneracy`](signal-propagation.md#degeneracy). Permutations of units are symmetries, too, but discrete: they have no
 directions. `python -m zoo.causes` in `tests/` measures; the figures are in [`data/causes.json`](data/causes.json).
+Models of these lists that are not on this page have not been measured.
 
 """
 
@@ -114,7 +115,7 @@ def look(entry: Entry) -> dict[str, Any] | None:
         draws = [tree_map(double, entry.make("eval", seed)[1:]) for seed in range(1, max(3, 4 * count // each + 2) + 1)]
         found = degeneracy(subject, draws, graph=trace(subject, [first]))
     except Exception as error:
-        return {**row, "error": f"{type(error).__name__}: {first_line(error)}"[:200]}
+        return {**row, "error": f"{type(error).__name__}: {first_line(error)}".split(" (at ")[0][:200]}
     causes: Counter[str] = Counter()
     for each_of in found.symmetries:
         causes[each_of.cause] += each_of.directions
