@@ -156,8 +156,8 @@ def render(rows: Iterable[Mapping[str, Any]]) -> str:
         lines += ["", "The others:", ""]
     for row in rest:
         why = [f"{row[key]} {key}" for key in ("undetermined", "unexplained") if row[key]]
-        why += [] if row["clear"] else ["no clear gap between singular values that count and those that do not"]
-        lines.append(f"* {row['name']}: {', '.join(why)}{' in ' + ', '.join(row['left'][:6]) if row['left'] else ''}")
+        why += [] if row["clear"] else ["no clear gap between singular values"]
+        lines.append(f"* {row['name']}: {', '.join(why)}; in {', '.join(f'`{name}`' for name in row['left'][:6])}")
     failed = [row for row in rows if "error" in row]
     if failed:
         lines += ["", "Not measured:", "", *(f"* {row['name']}: {row['error']}" for row in failed)]
