@@ -139,7 +139,9 @@ def _outputs(graph: Structure, factors: Mapping[str, Tensor]) -> list[Tensor] | 
         return None
     with quiet(), torch.no_grad():
         found = pytree.tree_leaves(graph.captured.graph(*values))
-    return [leaf for leaf in found[graph.captured.updates :] if isinstance(leaf, Tensor) and leaf.is_floating_point()]
+    updates, written = graph.captured.updates, graph.captured.written
+    shown = [leaf for number, leaf in enumerate(found) if number >= updates and number not in written]
+    return [leaf for leaf in shown if isinstance(leaf, Tensor) and leaf.is_floating_point()]
 
 
 def _change(graph: Structure, before: Sequence[Tensor], units: Tensor) -> float:

@@ -171,8 +171,8 @@ class Runner:
         outputs = Exact(self.module, self.negligible).run(*feed)
         leaves = [
             leaf
-            for leaf, node in zip(pytree.tree_leaves(outputs), self.results, strict=True)
-            if isinstance(leaf, Tensor) and not _is_statistic(node)
+            for number, (leaf, node) in enumerate(zip(pytree.tree_leaves(outputs), self.results, strict=True))
+            if isinstance(leaf, Tensor) and not _is_statistic(node) and number not in self.graph.captured.written
         ]
         leaves = [torch.view_as_real(leaf) if leaf.is_complex() else leaf for leaf in leaves]
         return torch.cat([leaf.reshape(-1) for leaf in leaves if leaf.is_floating_point()])
