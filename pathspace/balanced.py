@@ -16,6 +16,7 @@ from pathspace.errors import InputError, expect_arguments
 from pathspace.pairs import Pairs
 from pathspace.programme import minimise
 from pathspace.rescale import rescale
+from pathspace.safe_deepcopy import safe_deepcopy
 from pathspace.structure import Structure
 
 M = TypeVar("M", bound=nn.Module)
@@ -145,6 +146,14 @@ def balance(
     """
     expect_arguments("balance", model=model, graph=graph)
     return rescale(model, graph, balancing(model, graph, p, tolerance).phi, optimizer)
+
+
+@torch.no_grad()
+def canonical_copy(model: M, graph: Structure) -> M:
+    """A copy of a model at the canonical point of its orbit, in double precision: see :func:`canonical_scales`."""
+    copy = safe_deepcopy(model).double()
+    phi = canonical_scales(graph, parameters=dict(copy.named_parameters(remove_duplicate=False)))
+    return rescale(copy, graph, torch.from_numpy(phi))
 
 
 def canonical_scales(

@@ -103,9 +103,9 @@ class ChannelGroups:
         """How much each channel matters.
 
         Args:
-            by: ``"weights"`` (length of the vector of all its weights), ``"paths"`` (the same after balancing, which
-                depends on path values alone: equal for all rescaled models), or ``"gradients"`` (first-order change of
-                the loss without it, from ``.grad``).
+            by: ``"weights"`` (length of the vector of all its weights), ``"paths"`` (the same after balancing, with
+                scales fixed that a normalisation hides: equal for all rescaled models), or ``"gradients"``
+                (first-order change of the loss without it, from ``.grad``).
 
         Returns:
             Group -> numbers, shape ``(channels,)``.
@@ -369,10 +369,11 @@ def _collect(found: Channels, model: nn.Module, groups: dict[str, ChannelGroup])
     known = {side for group in groups.values() for side in group.slices}
     members: dict[int, dict[Side, Tensor]] = {}
     for side in sorted(positions, key=lambda side: (order[side[0]], side[1])):
-        numbers = positions[side]
-        for channel in numbers.unique().tolist():
+        numbers, counts = positions[side].unique(return_counts=True)
+        places = positions[side].argsort(stable=True).split(counts.tolist())
+        for channel, where in zip(numbers.tolist(), places, strict=True):
             if channel:
-                members.setdefault(channel, {})[side] = (numbers == channel).nonzero().reshape(-1)
+                members.setdefault(channel, {})[side] = where
     alike: dict[tuple[Any, ...], list[int]] = {}
     for channel, slices in members.items():
         signature = (channel in mixed, *((side, len(where)) for side, where in slices.items()))

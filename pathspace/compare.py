@@ -8,13 +8,11 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor, nn
 
-from pathspace.balanced import canonical_scales
+from pathspace.balanced import canonical_copy
 from pathspace.channels import channel_groups
 from pathspace.errors import InputError, expect_arguments
 from pathspace.finite import check_finite
 from pathspace.rebasin import by_weights, permuted
-from pathspace.rescale import rescale
-from pathspace.safe_deepcopy import safe_deepcopy
 from pathspace.structure import Structure
 from pathspace.surgery import tensors_of
 
@@ -83,7 +81,7 @@ def compare(a: nn.Module, b: nn.Module, graph: Structure, tolerance: float = SAM
                 "architecture that was traced."
             )
         check_finite(model, ())
-    one, two = (_canonical(model, graph) for model in (a, b))
+    one, two = (canonical_copy(model, graph) for model in (a, b))
     slices = {group.name: group.slices for group in channel_groups(graph.captured, a)}
     orders = by_weights(one, two, slices)
     moved = permuted(two, slices, orders)
@@ -93,12 +91,6 @@ def compare(a: nn.Module, b: nn.Module, graph: Structure, tolerance: float = SAM
     return Comparison(
         distance <= tolerance and not differ, distance, _distance(a, b), _distance(one, two), differ, orders
     )
-
-
-def _canonical(model: nn.Module, graph: Structure) -> nn.Module:
-    copy = safe_deepcopy(model).double()
-    phi = canonical_scales(graph, parameters=dict(copy.named_parameters(remove_duplicate=False)))
-    return rescale(copy, graph, torch.from_numpy(phi))
 
 
 def _tensors(model: nn.Module) -> dict[str, Tensor]:

@@ -8,10 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from pathspace.balanced import balance
+from pathspace.balanced import canonical_copy
 from pathspace.errors import InputError
 from pathspace.inference.channels import Side
-from pathspace.safe_deepcopy import safe_deepcopy
 from pathspace.surgery import tensors_of
 from pathspace.tracing import trace
 
@@ -24,9 +23,9 @@ def importance(
 ) -> Callable[[Mapping[Side, Tensor], Iterable[Side]], Tensor]:
     """A function that gives the channels of a group one number each.
 
-    ``"weights"``: ``(sum w^2)^(1/2)`` over all slices of the channel. ``"paths"``: the same after balancing, a function
-    of path values alone, as the minimum of ``sum w^2`` over all rescaled models is. Scales that a normalisation hides
-    have no minimum and stay as they are. ``"gradients"``: ``|sum w dL/dw|``
+    ``"weights"``: ``(sum w^2)^(1/2)`` over all slices of the channel. ``"paths"``: the same in the one rescaled model
+    of smallest ``sum w^2``, so that all rescaled models have the same numbers. Where a normalisation hides a scale
+    there is none, and ``sum w^2 - log w^2`` takes its place, over pairs of units. ``"gradients"``: ``|sum w dL/dw|``
     over the weights that read it.
 
     Args:
@@ -44,9 +43,9 @@ def importance(
     if by not in CRITERIA:
         raise InputError(f"importance found by={by!r}, expected one of {', '.join(map(repr, CRITERIA))}.")
     if by == "paths":
-        model = safe_deepcopy(model)
         with torch.enable_grad():
-            balance(model, trace(model, *inputs[0], kwargs=inputs[1]))
+            graph = trace(model, *inputs[0], kwargs=inputs[1])
+        model = canonical_copy(model, graph)
     tensors = tensors_of(model)
 
     def scores(slices: Mapping[Side, Tensor], readers: Iterable[Side]) -> Tensor:

@@ -9,15 +9,19 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.fx import Node
 from torch.utils import _pytree as pytree
 
 from pathspace.capture import quiet
 from pathspace.errors import InputError, expect_arguments
+from pathspace.inference.registry import facts_of, operation_name
 from pathspace.structure import Structure, WeightBlock
 
 FORMATS = ("llm-compressor", "awq", "smoothquant", "aimet")
 # largest relative change of the outputs that is rounding
 ROUNDING = 1e-4
+# kinds of operations that leave numbers as they are
+MOVES = ("copy", "movement", "part", "split", "repetition")
 
 
 @dataclass(frozen=True, eq=False)
@@ -128,9 +132,26 @@ def _inputs(graph: Structure, factors: Mapping[str, Tensor]) -> list[Any] | None
             values.append(shown)
         elif shown.is_floating_point():
             values.append(torch.randn(tuple(shown.shape), generator=generator).to(shown.dtype))
+        elif rows := _rows(node):
+            # (where all tokens are the same, no output depends on order)
+            values.append(torch.randint(rows, tuple(shown.shape), generator=generator).to(shown.dtype))
         else:
             values.append(torch.ones(tuple(shown.shape), dtype=shown.dtype))
     return values
+
+
+def _rows(tokens: Node) -> int:
+    """Rows of the smallest table in which an input is looked up as it is; 0 for masks and what else there is."""
+    found, todo = list[int](), [tokens]
+    while todo:
+        node = todo.pop()
+        for user in node.users:
+            if operation_name(user.target) == "aten.embedding":
+                table, index = user.all_input_nodes[0], user.args[1]
+                found += [table.meta["val"].shape[0]] if index is node else []
+            elif facts_of(user).kind in MOVES:
+                todo.append(user)
+    return min(found, default=0)
 
 
 def _outputs(graph: Structure, factors: Mapping[str, Tensor]) -> list[Tensor] | None:

@@ -333,14 +333,36 @@ def test_importance():
         groups.importance("luck")
 
 
-def test_a_rescaled_model_keeps_the_same_channels_by_paths():
+# (name -> layers between two linear maps of six channels)
+BETWEEN = {
+    "plain": lambda: [nn.ReLU()],
+    "batch norm": lambda: [nn.BatchNorm1d(6), nn.ReLU()],
+    "no parameters": lambda: [nn.BatchNorm1d(6, affine=False), nn.ReLU()],
+    "statistics of the batch": lambda: [nn.BatchNorm1d(6, track_running_stats=False), nn.ReLU()],
+    "layer norm": lambda: [nn.ReLU(), nn.LayerNorm(6, eps=0.0)],
+}
+
+
+@pytest.mark.parametrize("name", BETWEEN)
+def test_a_rescaled_model_keeps_the_same_channels_by_paths(name):
     torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(4, 9), nn.ReLU(), nn.Linear(9, 6), nn.ReLU(), nn.Linear(6, 2)).double()
-    x = torch.randn(3, 4).double()
-    graph, before = ps.trace(model, x), ps.channels(model, x).importance("paths")
+    model = nn.Sequential(nn.Linear(4, 9), nn.ReLU(), nn.Linear(9, 6), *BETWEEN[name](), nn.Linear(6, 2)).double()
+    x = torch.randn(5, 4).double()
+    model(x)
+    graph, before = ps.trace(model.eval(), x), ps.channels(model, x).importance("paths")
+    assert before and all(scores.std() > 0 for scores in before.values())
     ps.rescale(model, graph, torch.randn(graph.num_units).double())
     for name, scores in ps.channels(model, x).importance("paths").items():
         torch.testing.assert_close(scores, before[name])
+
+
+def test_what_a_normalisation_hides_tells_no_channels_apart():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 6), *BETWEEN["no parameters"](), nn.Linear(6, 2)).double().eval()
+    (scores,) = ps.channels(model, torch.randn(5, 4).double()).importance("paths").values()
+    # what enters has the same size in all of them, what leaves has no free scale
+    entering = scores.square() - model[3].weight.detach().square().sum(0)
+    torch.testing.assert_close(entering, entering.mean().expand(6))
 
 
 @settings(deadline=None, max_examples=10)

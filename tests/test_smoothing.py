@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import json
 
 import pytest
@@ -81,6 +82,28 @@ def test_layers_that_only_choose_are_readers_too():
     assert pairs["norm",] == ("value", "index")
     moved = ps.rescale(copy.deepcopy(model), graph, torch.randn(graph.num_units).double())
     torch.testing.assert_close(moved(x), model(x))
+
+
+class Differences(nn.Module):
+    """What tells a token from its mirror image; it is 0 where all tokens are the same."""
+
+    def __init__(self, activation: nn.Module) -> None:
+        super().__init__()
+        self.table, self.activation = nn.Embedding(7, 3), activation
+        self.a, self.b = nn.Linear(3, 5, bias=False), nn.Linear(5, 2)
+
+    def forward(self, tokens: Tensor, mask: Tensor) -> Tensor:
+        x = self.table(tokens[:, 1:].unsqueeze(-1)).squeeze(-2) * mask[:, 1:, None]
+        return self.b(self.activation(self.a(x - x.flip(1))))
+
+
+def test_pairs_are_tried_on_tokens_that_differ():
+    x = torch.tensor([[0, 1, 2, 3]]), torch.ones(1, 4, dtype=torch.long)
+    graph, other = (ps.trace(Differences(activation), *x) for activation in (nn.ReLU(), nn.GELU()))
+    assert all(pair.exact for pair in ps.smoothing_pairs(graph))
+    # units of one model in the other: the trial has to see what the graph does not
+    wrong = dataclasses.replace(graph, captured=other.captured)
+    assert any(pair.writers == ("a",) and not pair.exact for pair in ps.smoothing_pairs(wrong))
 
 
 def test_a_model_without_values():

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from scipy.optimize import minimize
+from torch import nn
 from torch.nn import functional as F
 from zoo.packaged import available, folder
 from zoo.signals import ANTIBODY, RATE, face, scene, tone, voice
@@ -146,6 +147,39 @@ def test_channels_are_left_out_and_change_places_as_it_stands(name: str) -> None
     assert found.same and found.as_given > 0.1
 
 
+@torch.no_grad()
+@pytest.mark.parametrize("name", params("antiberty", "efficientnet-lite0"))
+def test_channels_of_large_networks(name: str) -> None:
+    subject = subject_of(name)
+    groups = ps.channels(subject.model, *subject.args, kwargs=subject.kwargs)
+    small, large = groups.remove(0.5), groups.masked(0.5)
+    assert sum(p.numel() for p in small.parameters()) < 0.6 * sum(p.numel() for p in subject.model.parameters())
+    assert change(subject.outputs(large), subject.outputs(small)) <= SAME
+    moved = groups.permute({group.name: torch.randperm(len(group)) for group in groups})
+    assert change(subject.outputs(subject.model), subject.outputs(moved)) <= SAME
+    if name == "antiberty":
+        other = ps.rescale(moved, subject.graph, torch.randn(subject.graph.num_units))
+        found = ps.compare(subject.model, other, subject.graph)
+        assert found.same and found.as_given > 0.1
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("name", params("efficientnet-lite0"))
+def test_norms_are_folded_and_bounds_lifted(name: str) -> None:
+    subject = subject_of(name)
+    wanted = subject.outputs(subject.model)
+    folded = ps.fold_norms(subject.model, *subject.args)
+    assert not any(isinstance(module, nn.BatchNorm2d) for module in folded.modules())
+    lifted = ps.lift_clips(folded, *subject.args)
+    assert not any(isinstance(module, nn.ReLU6) for module in lifted.modules())
+    for model in (folded, lifted, ps.lift_clips(subject.model, *subject.args)):
+        assert change(wanted, subject.outputs(model)) <= SAME
+    # bounds follow the scales of what they bound
+    graph = ps.trace(lifted, *subject.args)
+    ps.rescale(lifted, graph, torch.randn(graph.num_units))
+    assert change(wanted, subject.outputs(lifted)) <= SAME
+
+
 PURPOSES = (
     ps.Balance(),
     ps.Range(4),
@@ -176,7 +210,7 @@ def test_a_gauge_for_any_purpose_is_the_same_network(name: str) -> None:
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("name", params("crepe-tiny", "mtcnn-pnet"))
+@pytest.mark.parametrize("name", params("crepe-tiny", "mtcnn-pnet", "mtcnn-rnet"))
 def test_rescaling_for_small_types_is_the_same_network(name: str) -> None:
     subject = subject_of(name)
     wanted = subject.outputs(subject.model)
