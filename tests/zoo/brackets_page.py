@@ -33,6 +33,8 @@ OPEN: dict[str, str] = {
     "a rectifier tells the images apart, which few samples show",
     "silero-vad": "loud inputs saturate the gates of its LSTM; the singular values fall without a gap, so that small "
     "derivatives cannot be told from none",
+    "crepe-tiny": "its singular values fall through the threshold of 1e-8 without a gap, so that small derivatives "
+    "cannot be told from none",
 }
 
 
