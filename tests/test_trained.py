@@ -157,10 +157,12 @@ def test_channels_of_large_networks(name: str) -> None:
     assert change(subject.outputs(large), subject.outputs(small)) <= SAME
     moved = groups.permute({group.name: torch.randperm(len(group)) for group in groups})
     assert change(subject.outputs(subject.model), subject.outputs(moved)) <= SAME
-    if name == "antiberty":
-        other = ps.rescale(moved, subject.graph, torch.randn(subject.graph.num_units))
-        found = ps.compare(subject.model, other, subject.graph)
-        assert found.same and found.as_given > 0.1
+    found = ps.compare(
+        subject.model, ps.rescale(moved, subject.graph, torch.randn(subject.graph.num_units)), subject.graph
+    )
+    assert found.distance <= SAME and found.as_given > 0.1
+    # (running variances near 0 lose digits, as their eps does not scale)
+    assert all("running_var" in tensor for tensor in found.differ)
 
 
 @torch.no_grad()
