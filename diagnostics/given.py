@@ -129,6 +129,7 @@ def load_weights(model: nn.Module, path: str | os.PathLike[str]) -> None:
 
     Example:
         >>> import tempfile
+        >>> import torch
         >>> one, other = nn.Linear(2, 2), nn.Linear(2, 2)
         >>> with tempfile.TemporaryDirectory() as folder:
         ...     torch.save({"model": one.state_dict()}, f"{folder}/weights.pt")
@@ -221,6 +222,7 @@ def read_batches(model: nn.Module, data: Any, count: int) -> list[tuple[Any, Any
         InputError: the data hold no batch, or something else than batches.
 
     Example:
+        >>> import torch
         >>> read_batches(nn.Linear(2, 1), [(torch.ones(4, 2), torch.zeros(4, 1))] * 3, 2)[1][0].shape
         torch.Size([4, 2])
     """

@@ -151,7 +151,7 @@ def shortened(name: str, most: int = 26) -> str:
 
     Example:
         >>> shortened("body.conv1"), shortened("encoder.layers.11.attention.output.dense")
-        ('body.conv1', '…1.attention.output.dense')
+        ('body.conv1', '…11.attention.output.dense')
     """
     return name if len(name) <= most else "…" + name[-most + 1 :]
 

@@ -57,14 +57,15 @@ def expected_gain(call: Call) -> float | None:
     exact = _linear(call, source)
     if exact is not None:
         return exact
-    normalised = _normalised(call, source)
-    if normalised is not None:
-        return normalised
     if isinstance(module, nn.Dropout):
         return 1 / (1 - module.p) if module.training and module.p < 1 else 1.0
+    # (before norms, which are known by their outputs: a function of each entry may leave inputs of size 1 as they are)
     if is_elementwise(module):
         derivative = slope(_alone(module))
         return gaussian_mean(lambda z: derivative(z) ** 2, float(source.var(correction=0)), float(source.mean()))
+    normalised = _normalised(call, source)
+    if normalised is not None:
+        return normalised
     inside = any(True for _ in module.children())
     if inside and not type(module).__module__.startswith("torch.nn"):
         return None

@@ -68,8 +68,9 @@ def steps(path: Path) -> str:
 def rounded(path: Path) -> str:
     """Signal to noise of outputs with rounded weights, for every way that was tried."""
     rows = [row for rows in (read(path) or {}).values() for row in rows]
-    skip = ("model", "bits", "per", "changed", "change", "float")
-    ways = list(dict.fromkeys(key for row in rows for key in row if key not in skip and not key.endswith(": right")))
+    skip = ("change", "float")
+    ways = list(dict.fromkeys(key for row in rows for key in row if key not in skip and isinstance(row[key], float)))
+    ways = [way for way in ways if ": " not in way]
     body = [
         [row["model"], str(row["bits"]), row["per"], *(f"{row[way]:.1f}" if way in row else "-" for way in ways)]
         for row in rows

@@ -329,7 +329,7 @@ def test_usage_errors(words: list[str], said: str) -> None:
     assert said in refused(CliRunner().invoke(cli.app, words, prog_name="pathspace"))
 
 
-@pytest.mark.parametrize("command", [["verify"], ["masks", "-o", "out.file"]])
+@pytest.mark.parametrize("command", [["verify"], ["masks", "-o", "out.safetensors"]])
 @pytest.mark.parametrize(
     ("words", "said"),
     [
@@ -351,10 +351,10 @@ def test_usage_errors(words: list[str], said: str) -> None:
 def test_wrong_input_is_one_sentence_and_harms_no_file(
     folder: Path, command: list[str], words: list[str], said: str
 ) -> None:
-    (folder / "out.file").write_text("old")
+    (folder / "out.safetensors").write_text("old")
     assert said in refused(run(*command, *words))
-    assert (folder / "out.file").read_text() == "old"
-    assert sorted(os.listdir(folder)) == ["nets.py", "out.file"]
+    assert (folder / "out.safetensors").read_text() == "old"
+    assert sorted(os.listdir(folder)) == ["nets.py", "out.safetensors"]
 
 
 @pytest.mark.parametrize("target", ["with_nan", "with_inf"])

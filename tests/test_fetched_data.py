@@ -83,7 +83,9 @@ def test_what_cannot_be_had_is_one_sentence(package: Path, monkeypatch: pytest.M
     monkeypatch.setenv("PATH", str(tmp_path / "nowhere"))
     with pytest.raises(InputError, match="there is no apt-get here: unpack the package elsewhere"):
         data.fetch("bible")
-    with pytest.raises(InputError, match="There is no data set 'bibel'; choose one of: fashion-mnist, bible"):
+    with pytest.raises(
+        InputError, match=r"no data set 'bibel' \(did you mean bible\?\); choose one of: fashion-mnist, bible"
+    ):
         data.fetch("bibel")
 
 

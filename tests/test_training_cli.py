@@ -129,7 +129,10 @@ def test_diverged_run_is_a_result(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
-        (["train", "mnist"], "There is no task 'mnist'; choose one of: bible-characters, catalogue"),
+        (
+            ["train", "mnist"],
+            "There is no task 'mnist' (did you mean mnist-98 or mnist-28?); choose one of: bible-characters, catalogue",
+        ),
         (["train", "digits-rows", "--optimizer", "lion"], "There is no optimizer 'lion'"),
         (["train", "digits-rows", "--lr", "-1"], "The learning rate is -1.0"),
         (["train", "digits-rows", "--device", "abacus"], "There is no device 'abacus'"),

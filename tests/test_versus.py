@@ -58,7 +58,7 @@ def test_a_checkpoint_and_another_architecture(tmp_path: Path) -> None:
     page = (tmp_path / "r.html").read_text()
     assert page.count("<svg") >= 4 and "<script" not in page and all(s in page for s in found["sentences"])
     result = CliRunner().invoke(app, [*words, "--against", str(tmp_path / "none.pt")])
-    assert result.exit_code == 2 and "There is no file" in result.output
+    assert result.exit_code == 2 and "found no file" in result.output
 
 
 def test_models_of_other_shapes() -> None:

@@ -7,12 +7,9 @@ It needs an environment of its own: `pip install aimet-torch` beside torch and t
 from __future__ import annotations
 
 import copy
-from importlib.metadata import version
 
 import torch
 from torch import Tensor, nn
-
-VERSION = version("aimet-torch")
 
 
 def equalised(model: nn.Module, x: Tensor, relu: bool) -> nn.Module:

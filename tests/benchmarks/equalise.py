@@ -10,6 +10,7 @@ import copy
 import json
 import sys
 from collections.abc import Callable
+from importlib.metadata import version
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -157,14 +158,14 @@ def judged(name: str, wanted: Tensor, outputs: Tensor) -> Row:
 @torch.no_grad()
 def aimet() -> list[Row]:
     """EfficientNet-Lite0 by the toolkit: as it stands, and with ReLU6 replaced by ReLU, as older releases did."""
-    from benchmarks.aimet import VERSION, equalised
+    from benchmarks.aimet import equalised
 
     trained = load("efficientnet-lite0")[0]
     x, held = lite0_images()
     wanted, rows = trained(held), []
     nets = {f"AIMET {kind}": equalised(trained, x[:1], kind == "ReLU") for kind in ("as it is", "ReLU")}
     for bits, per in FORMATS:
-        row: Row = {"model": "EfficientNet-Lite0", "bits": bits, "per": per, "version": VERSION}
+        row: Row = {"model": "EfficientNet-Lite0", "bits": bits, "per": per, "version": version("aimet-torch")}
         for name, net in nets.items():
             row |= judged(name, wanted, rounded(net, bits, per)(held))
         row["AIMET ReLU: by its own outputs"] = decibels(net(held), rounded(net, bits, per)(held))

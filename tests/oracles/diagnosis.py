@@ -454,7 +454,7 @@ def degeneracy(subject: Subject) -> str:
     finite(found)
     assert found.parameters == subject.total
     assert found.deficit == found.parameters - found.rank
-    assert found.deficit == found.dead + found.gauge + found.undetermined + found.unexplained
+    assert found.deficit == found.dead + found.gauge + found.symmetric + found.undetermined + found.unexplained
     assert found.rank <= min(found.outputs, found.parameters - found.dead)
     assert [row.parameter for row in found.tensors] == [
         n for n, p in subject.model.named_parameters() if p.requires_grad
