@@ -79,10 +79,14 @@ def prune(
 
     Exit codes: 0 written, 2 bad input.
     """
+    from pickle import PicklingError
+
     import torch
 
     from pathspace import channels
+    from pathspace.errors import InputError
     from pathspace.files import STDOUT, delivering, expect_outputs
+    from pathspace.refusals import first_line
     from pathspace.target import load_target
 
     expect_outputs("prune", output, (".pt", ".pth"), json)
@@ -94,7 +98,14 @@ def prune(
         status("Leaving channels out")
         kept, small = groups.kept(keep, by.value), groups.remove(keep, by.value)
         with delivering(output, ".pt", stdout) as file:
-            torch.save(small, file)
+            try:
+                torch.save(small, file)
+            except (PicklingError, AttributeError, TypeError) as error:
+                raise InputError(
+                    f"prune found {type(small).__name__}, which torch.save cannot write ({first_line(error)}), "
+                    "expected classes that can be imported by name; define them in a module, or call "
+                    "ps.channels(model, x).remove() in Python."
+                ) from error
     before, after = (sum(p.numel() for p in model.parameters()) for model in (loaded.model, small))
     facts = {
         "parameters_before": before,

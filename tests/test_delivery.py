@@ -24,6 +24,12 @@ def good():
     net = nn.Sequential(nn.Conv2d(2, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(16, 3)).eval()
     return net, torch.randn(2, 2, 4, 4)
 
+def local():
+    class Local(nn.Sequential):
+        pass
+    net, x = good()
+    return Local(*net).eval(), x
+
 def broken():
     net, x = good()
     with torch.no_grad():
@@ -175,3 +181,7 @@ def test_log_scales_that_are_no_numbers_change_nothing() -> None:
         with pytest.raises(ps.PathspaceError, match="phi"):
             ps.rescale(model, graph, phi)  # type: ignore[arg-type]
     assert all(torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True))
+
+
+def test_a_module_that_cannot_be_saved_is_one_sentence(folder: Path) -> None:
+    refused("prune kit.py:local -o small.pt", "prune found Local, which torch.save cannot write", "call ps.channels(")
