@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor, nn
 
 from zoo.signals import face, frames
@@ -18,4 +19,9 @@ def mtcnn() -> tuple[nn.Module, Tensor]:
     return load("mtcnn-rnet")[0], (face(24, 12) * 255 - 127.5) / 128
 
 
-__all__ = ["crepe", "mtcnn"]
+def lite0() -> tuple[nn.Module, Tensor]:
+    """EfficientNet-Lite0, and two small images of noise."""
+    return load("efficientnet-lite0")[0], torch.randn(2, 3, 64, 64, generator=torch.Generator().manual_seed(0))
+
+
+__all__ = ["crepe", "lite0", "mtcnn"]
