@@ -16,7 +16,7 @@ def init_skeleton(model: nn.Module, skeleton: Skeleton) -> None:
     The step of G-SGD on a free edge ``u -> v`` is multiplied by ``1 / (pre_u s_v)^2``, a product of skeleton weights.
     Under the usual initialisations it reaches ``1e13`` and more, and no function-preserving rescaling can cure that:
     ``1 / p_k^2`` of a chain and the relative change of a weight are invariant. With skeleton weights of size one every
-    multiplier is 1. The method's authors start there.
+    multiplier is 1. (The paper does not say how it starts.)
 
     Frozen weights are never written: those that ask for no gradient keep their values on the skeleton, too, and G-SGD
     takes them as they are. Nor are weights at dead units (``skeleton.dead``).

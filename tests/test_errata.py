@@ -1,0 +1,201 @@
+"""What the page of errata says of smaller formulas, against autograd through weights as functions of path values."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from fractions import Fraction
+
+import numpy as np
+import pytest
+import torch
+from cases import mlp
+from oracles.networks import LoopRNN
+from torch import Tensor
+
+import pathspace as ps
+
+INPUTS, HIDDEN, OUTPUTS, STEPS, RATE = 3, 5, 2, 4, 1e-6
+
+
+def loss(enter: Tensor, stay: Tensor, leave: Tensor, x: Tensor, y: Tensor) -> Tensor:
+    """The network of eq. (1) and (2), squared error at every step."""
+    state, total = torch.zeros(len(x), HIDDEN).double(), torch.zeros(()).double()
+    for t in range(x.shape[1]):
+        state = torch.relu(x[:, t] @ enter.T + state @ stay.T)
+        total = total + (state @ leave.T - y[:, t]).square().mean()
+    return total
+
+
+@dataclass
+class Step:
+    """One hidden layer, its gradients on weights and on path values, and the weights after the step on path values."""
+
+    weights: list[Tensor]
+    grads: list[Tensor]
+    masks: tuple[Tensor, Tensor]
+    by_path: list[Tensor]  # dL/dv of p_s, and of the paths of all entries of W^i, W^r, W^o
+    after: list[Tensor]
+
+    @property
+    def d(self) -> Tensor:
+        return (self.weights[0] * self.masks[0]).sum(1)
+
+    @property
+    def s(self) -> Tensor:
+        return (self.weights[2] * self.masks[1]).sum(0)
+
+    @property
+    def ratio(self) -> Tensor:
+        """R of eq. (17): new over old value of the skeleton's path of each unit."""
+        return 1 - RATE * self.by_path[0] / (self.d * self.s)
+
+    def error(self, place: int, printed: Tensor, where: Tensor | None = None) -> float:
+        """How far a printed step is from the true one, relative to the true one."""
+        where = torch.ones_like(printed, dtype=torch.bool) if where is None else where
+        right = self.after[place] - self.weights[place]
+        wrong = printed - self.after[place]
+        return float(wrong[where].norm() / right[where].norm())
+
+
+def draw(seed: int, unit: bool) -> Step:
+    """A network from a seed, with leaving skeleton weights of size one or as they come."""
+    make = torch.Generator().manual_seed(seed)
+    shapes = ((HIDDEN, INPUTS), (HIDDEN, HIDDEN), (OUTPUTS, HIDDEN))
+    weights = [torch.randn(shape, generator=make).double() / 2 for shape in shapes]
+    units = torch.arange(HIDDEN)
+    into, out = (torch.zeros(shape).double() for shape in (shapes[0], shapes[2]))
+    into[units, units % INPUTS] = 1
+    out[units % OUTPUTS, units] = 1
+    if unit:
+        weights[2] = torch.where(out > 0, weights[2].sign(), weights[2])
+    x, y = (torch.randn(8, STEPS, n, generator=make).double() for n in (INPUTS, OUTPUTS))
+    given = [w.clone().requires_grad_() for w in weights]
+    grads = list(torch.autograd.grad(loss(*given, x, y), given))
+    # path values, with the leaving skeleton weights held
+    s = (weights[2] * out).sum(0)
+    d = (weights[0] * into).sum(1)
+    values = [d * s, weights[0] * s[:, None], weights[1] * d * s[:, None], weights[2] * d]
+    values = [value.clone().requires_grad_() for value in values]
+
+    def back(chain: Tensor, first: Tensor, second: Tensor, third: Tensor) -> list[Tensor]:
+        d = chain / s
+        return [
+            torch.where(into > 0, d[:, None], first / s[:, None]),
+            second / d / s[:, None],
+            torch.where(out > 0, weights[2], third / d),
+        ]
+
+    by_path = list(torch.autograd.grad(loss(*back(*values), x, y), values))
+    after = back(*(value.detach() - RATE * grad for value, grad in zip(values, by_path, strict=True)))
+    return Step(weights, grads, (into, out), by_path, after)
+
+
+SEEDS = range(40)
+
+
+@pytest.mark.parametrize("unit", [True, False])
+def test_eq_11_divides_by_the_wrong_product(unit: bool) -> None:
+    """``D_ns`` is needed where ``v_ps0`` is printed; they agree in size only where ``|s| = 1``, and not in sign."""
+    errors, right = [], []
+    for seed in SEEDS:
+        step = draw(seed, unit)
+        moved = step.weights[1] - RATE * step.by_path[2] / (step.d * step.s)
+        errors.append(step.error(1, moved / step.ratio))
+        moved = step.weights[1] - RATE * step.by_path[2] / (step.d * step.s[:, None])
+        right.append(step.error(1, moved / step.ratio))
+    assert max(right) < 1e-6
+    assert 0.7 < float(np.median(errors)) < 2.5 and max(errors) > 1.5
+
+
+def test_eq_12_lacks_the_division_by_the_leaving_skeleton_weight() -> None:
+    for unit in (True, False):
+        errors, right = [], []
+        for seed in SEEDS:
+            step = draw(seed, unit)
+            free = step.masks[0] == 0
+            errors.append(step.error(0, step.weights[0] - RATE * step.grads[0], free))
+            right.append(step.error(0, step.weights[0] - RATE * step.grads[0] / step.s[:, None] ** 2, free))
+        assert max(right) < 1e-6
+        assert max(errors) < 1e-6 if unit else float(np.median(errors)) > 0.5
+
+
+def test_the_unnumbered_formula_lacks_a_division_and_sums_too_much() -> None:
+    """``dL/dv_ps0``: eq. (16) divides by ``dv/dw_s0``, and only paths through ``w_s0`` belong into the sum."""
+    for seed in SEEDS:
+        step = draw(seed, False)
+        into, out = step.masks
+        enter, stay, leave = (w * g for w, g in zip(step.weights, step.grads, strict=True))
+        through = stay.sum(0) + (leave * (1 - out)).sum(0)
+        of_skeleton = (step.grads[0] * into).sum(1)
+        numbered = (of_skeleton - through / step.d) / step.s
+        torch.testing.assert_close(numbered, step.by_path[0])
+        unnumbered = of_skeleton - through / step.d
+        assert not torch.allclose(unnumbered, step.by_path[0], rtol=1e-3)
+        everything = (enter * (1 - into)).sum() + stay.sum() + (leave * (1 - out)).sum()
+        assert not torch.allclose((of_skeleton - everything / step.d) / step.s, step.by_path[0], rtol=1e-3)
+
+
+@pytest.mark.parametrize("base", [0, 1])
+def test_algorithm_1_counts_units_from_one_and_columns_from_zero(base: int) -> None:
+    """``for j = 1 to n: M[j][j % m] = 1`` leaves a unit out where arrays begin at 0, and asks for column 0 at 1."""
+    units, inputs = 6, 3
+    rows, columns = range(base, base + units), range(base, base + inputs)
+    asked = [(j, j % inputs) for j in range(1, units + 1)]
+    inside = [(j, k) for j, k in asked if j in rows and k in columns]
+    assert len(inside) < units and {j for j, _ in inside} != set(rows)
+    # with both counts from zero each unit has its entry
+    assert {j for j, k in ((j, j % inputs) for j in range(units)) if k < inputs} == set(range(units))
+
+
+def test_p_3_ends_at_the_second_step() -> None:
+    """Below eq. (4), ``p_3`` passes ``w_33`` once: an output of the first step has no such path, the second has."""
+
+    class First(LoopRNN):
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward(x)[:, 0]
+
+    recurrent = []
+    for kind in (First, LoopRNN):
+        graph = ps.trace(kind(2, [1], 2, last=False, bias=False, out_bias=False), torch.randn(1, 2, 2))
+        names = [block.name for block in graph.blocks for _ in range(int(np.prod(block.shape)))]
+        places = [i for i, name in enumerate(names) if name.startswith("w_h")]
+        recurrent.append(any(path.counting_vector[places].any() for path in graph.paths()))
+    assert recurrent == [False, True]
+    # eq. (4) itself is right: w_23 w_33 w_36 in terms of the four others
+    w = {key: Fraction(value) for key, value in zip(("13", "23", "33", "35", "36"), (2, 3, 5, 7, 11), strict=True)}
+    p2, p3, p4, p5 = (
+        np.prod([w[k] for k in keys]) for keys in (("23", "35"), ("13", "33", "35"), ("13", "36"), ("13", "35"))
+    )
+    assert w["23"] * w["33"] * w["36"] == p2 * p3 * p4 / p5**2
+
+
+@pytest.mark.parametrize("widths", [(3, 4, 4, 2), (2, 3, 5, 4, 3)])
+def test_theorem_2_needs_all_signs_of_the_leaving_tree_in_stacks(widths: tuple[int, ...]) -> None:
+    """Turn the sign of a unit below the last hidden layer: path values and all of ``W^o`` stay, activations do not."""
+    model, x = mlp(*widths, bias=False).double(), torch.randn(64, widths[0]).double()
+    skeleton = ps.trace(model, x).skeleton()
+    values, signs, outputs = skeleton.basis().values(), skeleton.signs(), model(x)
+    last = model[-1].weight.detach().clone()
+    with torch.no_grad():
+        model[0].weight[0] *= -1
+        model[2].weight[:, 0] *= -1
+    turned = ps.trace(model, x).skeleton()
+    torch.testing.assert_close(turned.basis().values(), values)
+    assert torch.equal(model[-1].weight, last)
+    assert not torch.allclose(model(x), outputs)
+    # what tells them apart is the sign of one more weight of the leaving tree, and with it the function comes back
+    assert int((turned.signs() != signs).sum()) == 1
+    for name, weight in turned.basis().rebuild(values, signs).items():
+        model.get_parameter(name).data.copy_(weight)
+    torch.testing.assert_close(model(x), outputs)
+
+
+def test_one_hidden_layer_needs_the_signs_of_w_o_only() -> None:
+    """As Theorem 2 says: with them each unit's activation follows, whatever signs the weights have."""
+    model, x = mlp(3, 6, 2, bias=False).double(), torch.randn(64, 3).double()
+    skeleton = ps.trace(model, x).skeleton()
+    assert {name for name, mask in skeleton.outgoing.items() if mask.any()} == {"2.weight"}
+    values, signs, outputs = skeleton.basis().values(), skeleton.signs(), model(x)
+    for name, weight in skeleton.basis().rebuild(values, signs).items():
+        model.get_parameter(name).data.copy_(weight)
+    torch.testing.assert_close(model(x), outputs)
