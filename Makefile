@@ -26,6 +26,7 @@ lint: $(READY)
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-logo
 	$(BIN)/python tests/prose.py
+	$(BIN)/vulture --version && ! $(BIN)/vulture | grep -E "^(pathspace|diagnostics|training)/"
 
 # The pages of 'pathspace report' in a real browser, which has to be there (PATHSPACE_BROWSER names another one).
 browser: $(READY)

@@ -127,7 +127,7 @@ class Sites:
         finally:
             self.detach()
 
-    def _enter(self, name: str, module: nn.Module, args: Any) -> None:
+    def _enter(self, name: str, _module: nn.Module, _args: Any) -> None:
         if torch.compiler.is_compiling() and not self.compiled:
             return
         if not self.stack:
@@ -139,7 +139,7 @@ class Sites:
         self.stack.append([name, self.calls.get(name, 0), 0, []])
         self.calls[name] = self.stack[-1][1] + 1
 
-    def _leave(self, name: str, module: nn.Module, args: Any, output: Any) -> None:
+    def _leave(self, name: str, _module: nn.Module, _args: Any, output: Any) -> None:
         # a hook of somebody else may have raised before ours was entered
         if torch.compiler.is_compiling() and not self.compiled:
             return

@@ -176,9 +176,9 @@ class _Catch(TorchFunctionMode):
 def _weights(
     query: Tensor,
     key: Tensor,
-    value: Tensor,
+    value: Tensor,  # noqa: ARG001  (the signature is torch's)
     attn_mask: Tensor | None = None,
-    dropout_p: float = 0.0,
+    dropout_p: float = 0.0,  # noqa: ARG001
     is_causal: bool = False,
     scale: float | None = None,
     enable_gqa: bool = False,

@@ -26,9 +26,9 @@ from pathspace.inputs import arranged
 _NONLINEAR = ("activation", "function")
 _PRODUCTS = ("product", "quotient")
 _VECTORS: Mapping[str, Callable[..., int]] = {
-    "mv": lambda matrix, vector, *_: matrix.numel(),
-    "dot": lambda a, b, *_: a.numel(),
-    "addmv": lambda bias, matrix, vector, *_: matrix.numel(),
+    "mv": lambda matrix, _vector, *_: matrix.numel(),
+    "dot": lambda a, _b, *_: a.numel(),
+    "addmv": lambda _bias, matrix, _vector, *_: matrix.numel(),
     "ger": lambda a, b, *_: a.numel() * b.numel(),
     # the processor's attention kernel, of which torch's registry knows the relatives on other devices only
     "_scaled_dot_product_flash_attention_for_cpu": lambda q, k, v, *_: sdpa_flop_count(q.shape, k.shape, v.shape) // 2,

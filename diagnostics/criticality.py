@@ -219,7 +219,7 @@ def _tangents(
                 with ExitStack() as stack:
                     if start is not None:
                         inside.append(True)
-                        hook = named_modules[start].register_forward_hook(lambda m, a, out: tree_map(perturb, out))
+                        hook = named_modules[start].register_forward_hook(lambda _m, _a, out: tree_map(perturb, out))
                         stack.callback(hook.remove)
                     stack.enter_context(hooked(layers, run, differentiable=False))
                     model(*args, **named)

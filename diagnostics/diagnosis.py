@@ -105,7 +105,7 @@ def diagnose(
         >>> found.record.samples, found.chain.sentence()
         (12, 'TransformerEncoderLayer is a Markov chain of 2 nodes (2 identity).')
     """
-    tell = progress if progress is not None else lambda doing: None
+    tell = progress if progress is not None else lambda _doing: None
     what = {"checkpoint": checkpoint, "data": data, "loss": loss, "targets": targets, "batches": batches}
     subject = given(model, inputs, kwargs, seed=seed, **what)
     tell("Following signals")

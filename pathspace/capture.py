@@ -250,7 +250,7 @@ def _has_numbers(value: torch.Tensor) -> bool:
     return has_values(value) and all(isinstance(number, int | float | complex) for number in found)
 
 
-def _told_to_be_causal(mask: Any, is_causal: bool | None = None, size: int | None = None) -> bool:
+def _told_to_be_causal(mask: Any, is_causal: bool | None = None, size: int | None = None) -> bool:  # noqa: ARG001
     """Whether a mask was said to be causal; torch would compare its values, and uses the mask itself otherwise."""
     return bool(is_causal)
 

@@ -72,7 +72,7 @@ class LiftedClip(nn.Module):
         return torch.minimum(x, self.high[place].to(x.dtype)) if len(self.high) else x
 
 
-def _start(owner: nn.Module, args: Any) -> None:
+def _start(owner: nn.Module, _args: Any) -> None:
     """A forward pass of a module begins: so do the calls of its clips."""
     for child in owner.children():
         if isinstance(child, LiftedClip):
@@ -80,12 +80,12 @@ def _start(owner: nn.Module, args: Any) -> None:
 
 
 @torch.library.custom_op("pathspace::lifted", mutates_args=())
-def _lifted(x: Tensor, number: int) -> Tensor:
+def _lifted(x: Tensor, number: int) -> Tensor:  # noqa: ARG001  (the rule reads it in the graph)
     return x.clone()
 
 
 @_lifted.register_fake
-def _(x: Tensor, number: int) -> Tensor:
+def _(x: Tensor, number: int) -> Tensor:  # noqa: ARG001
     return torch.empty_like(x)
 
 

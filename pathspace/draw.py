@@ -303,7 +303,7 @@ def _middle(edge: Edge, places: Places, inches: np.ndarray) -> np.ndarray:
     return np.asarray((start + end) / 2 + bend / 2 * np.array([end[1] - start[1], start[0] - end[0]]))
 
 
-def _paint_scalars(axes: Axes, graph: nx.MultiDiGraph, positions: Places, edges: list[Edge]) -> None:
+def _paint_scalars(axes: Axes, _graph: nx.MultiDiGraph, positions: Places, edges: list[Edge]) -> None:
     thin = 0.6 if len(edges) > 60 else 1.0
     for one, other, entry, bend in sorted(edges, key=lambda edge: (edge[2]["blue"], edge[2]["red"])):
         color = BLUE if entry["blue"] else RED if entry["red"] else GREY

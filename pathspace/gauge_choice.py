@@ -212,7 +212,7 @@ def _programme(model: nn.Module, graph: Structure, objective: Any, calibration: 
             "Noise(), ActivationRange(), Smooth(), Conditioning(), or a function of the log-scales."
         )
 
-    def total(top: Tensor, logs: Tensor) -> Tensor:
+    def total(_top: Tensor, logs: Tensor) -> Tensor:
         value = objective(logs[0][1 : graph.num_units + 1])
         if not isinstance(value, Tensor) or value.numel() != 1:
             raise InputTypeError("The objective returned no single number as a tensor, expected a scalar tensor.")

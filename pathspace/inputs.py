@@ -139,7 +139,7 @@ def opened(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -
     tensors = in_order(args, kwargs)
     place = {id(tensor): number for number, tensor in enumerate(tensors)}
 
-    def restored(module: nn.Module, given: tuple[Any, ...], named: dict[str, Any]) -> Any:
+    def restored(_module: nn.Module, given: tuple[Any, ...], _named: dict[str, Any]) -> Any:
         return mapped(lambda tensor: given[place[id(tensor)]], (args, dict(kwargs)))
 
     def taking(*given: Any, **named: Any) -> Any:

@@ -91,7 +91,7 @@ class Range:
     bits: int = 8
     per: str = "tensor"
 
-    def programme(self, model: nn.Module, graph: Structure, calibration: Any = None, exact: bool = True) -> Programme:
+    def programme(self, model: nn.Module, graph: Structure, calibration: Any = None, exact: bool = True) -> Programme:  # noqa: ARG002
         """See :class:`Objective`."""
         check_format(self.bits, self.per)
         peaks = weight_peaks(model, graph, exact, self.per)
@@ -226,7 +226,7 @@ class Conditioning:
             log_sums += float(own_felt[own_felt > 0].log().sum())
         number = max(sum(float(count.sum()) for count in counts), 1.0)
 
-        def total(top: Tensor, logs: Tensor) -> Tensor:
+        def total(_top: Tensor, logs: Tensor) -> Tensor:
             change = logs.sum() * 0
             for entry, count in zip(peaks.entries, counts, strict=True):
                 up, down = entry.layout.ends(logs)

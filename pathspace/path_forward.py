@@ -221,7 +221,7 @@ class Forward:
         if facts.kind == "normalisation":
             return self._frozen(node, run, args, kwargs)
         if "recurrence" in facts.kind and len(args) == 9:
-            return self._recurrent(facts, args, kwargs)
+            return self._recurrent(facts, args)
         if facts.elementwise and facts.degree == (1,) and not facts.linear and facts.kind != "complex":
             # max(x, y), relu(x): all paths of the operands
             parts = [leaf for leaf in map(self._weight, sums.leaves(args)) if isinstance(leaf, Sum)]
@@ -266,7 +266,7 @@ class Forward:
             return self._kept(found if batched is x else Sum(found.values.squeeze(0), found.log), shown)
         return sums.by_unit_vectors(run, args, kwargs, p)
 
-    def _recurrent(self, facts: Facts, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def _recurrent(self, facts: Facts, args: tuple[Any, ...]) -> Any:
         """A recurrent layer: step by step with ReLU, else to the gates of every step."""
         states = [sums.as_sum(each, self.p) for each in (args[1] if isinstance(args[1], list | tuple) else [args[1]])]
         x, packed = sums.as_sum(args[0], self.p), not isinstance(args[3], bool)

@@ -51,9 +51,9 @@ def permuted(model: nn.Module, slices: Slices, orders: Orders) -> nn.Module:
     """
     copy = safe_deepcopy(model)
     tensors = tensors_of(copy)
-    for name, order in orders.items():
-        for (tensor, dim), where in slices[name].items():
-            tensors[tensor].copy_(_moved(tensors[tensor], dim, where, order))
+    for name, moved in _ordered(tensors, slices, orders).items():
+        if moved is not tensors[name]:
+            tensors[name].copy_(moved)
     return copy
 
 
@@ -208,7 +208,7 @@ def _read(model: nn.Module, sides: set[Side], inputs: tuple[Sequence[Any], Mappi
         if isinstance(layer, nn.Linear | nn.modules.conv._ConvNd):
             last = isinstance(layer, nn.Linear)
 
-            def hook(module: nn.Module, args: tuple[Tensor, ...], name: str = name, last: bool = last) -> None:
+            def hook(_module: nn.Module, args: tuple[Tensor, ...], name: str = name, last: bool = last) -> None:
                 x = args[0].detach().double()
                 found[name] = (x if last else x.movedim(1, -1)).flatten(0, -2)
 

@@ -46,7 +46,7 @@ def stand_in(model: nn.Module, share_tensors: bool = True) -> nn.Module:
         written = module._modules.get("_orig_mod")
         if written is not None and "forward" in module.__dict__:
             module.__dict__["forward"] = written.__call__
-    twin.register_forward_hook(lambda module, args, outputs: _tensors(outputs))
+    twin.register_forward_hook(lambda _module, _args, outputs: _tensors(outputs))
     return twin
 
 
@@ -80,7 +80,7 @@ def repeatable(twin: nn.Module, written: Collection[str] = ()) -> nn.Module:
     places = [(twin.get_submodule(name.rpartition(".")[0]), name.rpartition(".")[2]) for name in written]
     own: list[Any] = []
 
-    def again(module: nn.Module, args: Any, kwargs: Any) -> Any:
+    def again(_module: nn.Module, args: Any, kwargs: Any) -> Any:
         own[:] = [owner._parameters[key] for owner, key in places]
         for (owner, key), tensor in zip(places, own, strict=True):
             owner._parameters[key] = tensor.clone()
@@ -93,7 +93,7 @@ def repeatable(twin: nn.Module, written: Collection[str] = ()) -> nn.Module:
             before.append((vars(part), kept, lists))
         return mapped(Tensor.clone, (args, kwargs))
 
-    def restored(module: nn.Module, args: Any, outputs: Any) -> None:
+    def restored(_module: nn.Module, _args: Any, _outputs: Any) -> None:
         for (owner, key), tensor in zip(places, own, strict=True):
             owner._parameters[key] = tensor
         for held, kept, lists in before:

@@ -133,34 +133,30 @@ def test_rescaling_leaves_the_network_alone_as_it_stands(name: str) -> None:
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("name", params("crepe-tiny", "mtcnn-pnet", "mtcnn-rnet", "mtcnn-onet", "silero-vad"))
-def test_channels_are_left_out_and_change_places_as_it_stands(name: str) -> None:
+def compared_after_changes_of_channels(name: str, left: float) -> ps.Comparison:
+    """Half the channels left out equal half masked, with fewer weights; moved and rescaled ones are compared."""
     subject = subject_of(name)
     groups = ps.channels(subject.model, *subject.args, kwargs=subject.kwargs)
     small, large = groups.remove(0.5), groups.masked(0.5)
-    assert sum(p.numel() for p in small.parameters()) < 0.8 * sum(p.numel() for p in subject.model.parameters())
+    assert sum(p.numel() for p in small.parameters()) < left * sum(p.numel() for p in subject.model.parameters())
     assert change(subject.outputs(large), subject.outputs(small)) <= SAME
     moved = groups.permute({group.name: torch.randperm(len(group)) for group in groups})
     assert change(subject.outputs(subject.model), subject.outputs(moved)) <= SAME
     other = ps.rescale(moved, subject.graph, torch.randn(subject.graph.num_units))
     found = ps.compare(subject.model, other, subject.graph)
-    assert found.same and found.as_given > 0.1
+    assert found.as_given > 0.1
+    return found
 
 
-@torch.no_grad()
+@pytest.mark.parametrize("name", params("crepe-tiny", "mtcnn-pnet", "mtcnn-rnet", "mtcnn-onet", "silero-vad"))
+def test_channels_are_left_out_and_change_places_as_it_stands(name: str) -> None:
+    assert compared_after_changes_of_channels(name, left=0.8).same
+
+
 @pytest.mark.parametrize("name", params("antiberty", "efficientnet-lite0"))
 def test_channels_of_large_networks(name: str) -> None:
-    subject = subject_of(name)
-    groups = ps.channels(subject.model, *subject.args, kwargs=subject.kwargs)
-    small, large = groups.remove(0.5), groups.masked(0.5)
-    assert sum(p.numel() for p in small.parameters()) < 0.6 * sum(p.numel() for p in subject.model.parameters())
-    assert change(subject.outputs(large), subject.outputs(small)) <= SAME
-    moved = groups.permute({group.name: torch.randperm(len(group)) for group in groups})
-    assert change(subject.outputs(subject.model), subject.outputs(moved)) <= SAME
-    found = ps.compare(
-        subject.model, ps.rescale(moved, subject.graph, torch.randn(subject.graph.num_units)), subject.graph
-    )
-    assert found.distance <= SAME and found.as_given > 0.1
+    found = compared_after_changes_of_channels(name, left=0.6)
+    assert found.distance <= SAME
     # (running variances near 0 lose digits, as their eps does not scale)
     assert all("running_var" in tensor for tensor in found.differ)
 

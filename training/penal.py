@@ -116,11 +116,11 @@ class _Saved(_Penalised):
     """Identity whose gradient is ``g + coefficient * z``; saves z itself."""
 
     @staticmethod
-    def forward(direction: Tensor, coefficient: float, application: _Application | None) -> Tensor:
+    def forward(direction: Tensor, _coefficient: float, _application: _Application | None) -> Tensor:
         return direction.view_as(direction)
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: Any, output: Tensor) -> None:
+    def setup_context(ctx: Any, inputs: Any, _output: Tensor) -> None:
         direction, ctx.coefficient, application = inputs
         _Penalised.remember(ctx, application, direction)
 
@@ -136,7 +136,7 @@ class _Sum(_Penalised):
 
     @staticmethod
     def forward(
-        stream: Tensor, branch: Tensor, scale: float, coefficient: float, application: _Application | None
+        stream: Tensor, branch: Tensor, scale: float, _coefficient: float, _application: _Application | None
     ) -> Tensor:
         return torch.add(stream, branch, alpha=scale) if scale != 1 else stream + branch
 
@@ -167,7 +167,7 @@ class _Nothing(_Penalised):
     """Zero, with the gradient ``coefficient * z``: added to the other operand of an addition that overwrites z."""
 
     @staticmethod
-    def forward(direction: Tensor, coefficient: float, application: _Application | None) -> tuple[Tensor, Tensor]:
+    def forward(direction: Tensor, _coefficient: float, _application: _Application | None) -> tuple[Tensor, Tensor]:
         return direction.new_zeros(()).expand_as(direction), direction.clone()
 
     @staticmethod
@@ -178,7 +178,7 @@ class _Nothing(_Penalised):
 
     @staticmethod
     @_first_derivative
-    def backward(ctx: Any, *gradients: Tensor) -> Any:
+    def backward(ctx: Any, *_gradients: Tensor) -> Any:
         (direction,) = ctx.saved_tensors
         return ctx.coefficient * direction, None, None
 
@@ -314,7 +314,7 @@ class PenalConnection:
         self.handles.append(model.register_forward_hook(self._end))
         self.sites.attach(model, outermost=True)
 
-    def _end(self, module: nn.Module, args: Any, output: Any) -> None:
+    def _end(self, module: nn.Module, _args: Any, _output: Any) -> None:
         # whatever a compiler makes of hooks and modes, a step without the penalty must not pass for one with it
         if torch.compiler.is_compiling() and torch.is_grad_enabled() and self.met < len(self.by_site):
             raise UnsupportedError(
@@ -322,7 +322,7 @@ class PenalConnection:
                 "are chain nodes; run the model uncompiled, or write x + penal(z, tau) in it."
             )
 
-    def _begin(self, module: nn.Module, args: Any, kwargs: Any) -> None:
+    def _begin(self, _module: nn.Module, args: Any, kwargs: Any) -> None:
         self.met = 0
         for value in (*args, *kwargs.values()):
             if isinstance(value, Tensor) and value.ndim > self.batch_dim:

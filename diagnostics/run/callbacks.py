@@ -51,10 +51,10 @@ def transformers_callback(**options: Any) -> Any:
     """
 
     class TransformersWatch(_Watched, _base("transformers", "TrainerCallback")):  # type: ignore[misc]
-        def on_train_begin(self, args: Any, state: Any, control: Any, model: Any = None, **_: Any) -> None:
+        def on_train_begin(self, _args: Any, state: Any, _control: Any, model: Any = None, **_: Any) -> None:
             self.begin(model, state.is_world_process_zero, state.max_steps)
 
-        def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        def on_train_end(self, *_: Any, **__: Any) -> None:
             self.end()
 
     return TransformersWatch(**options)
@@ -85,10 +85,10 @@ def lightning_callback(model: str = "", **options: Any) -> Any:
             found = module.get_submodule(model) if model else holders[0] if len(holders) == 1 else module
             self.begin(found, trainer.is_global_zero, trainer.estimated_stepping_batches)
 
-        def on_train_end(self, trainer: Any, module: Any) -> None:
+        def on_train_end(self, *_: Any) -> None:
             self.end()
 
-        def on_exception(self, trainer: Any, module: Any, exception: BaseException) -> None:
+        def on_exception(self, *_: Any) -> None:
             self.end()
 
     return LightningWatch(**options)

@@ -122,7 +122,7 @@ class Probe:
             self.current.rms_inputs = float(max(map(_rms, held))) if held else None
         self.current.training = any(m.training for m in module.modules())
 
-    def _end(self, module: nn.Module, args: Any, output: Any) -> None:
+    def _end(self, _module: nn.Module, _args: Any, output: Any) -> None:
         if not self.active:
             return
         self.active, self.done = False, True
@@ -132,7 +132,7 @@ class Probe:
         if first is not None and first.requires_grad:
             first.register_hook(self._began)
 
-    def _began(self, gradient: Tensor) -> None:
+    def _began(self, _gradient: Tensor) -> None:
         """Gradients that are there when the backward pass begins are those of a step before."""
         found = [p.grad for p in self.model.parameters() if p.grad is not None and id(p) in self.held]
         self.current.stale = any(bool((gradient != 0).any()) for gradient in found[:3])

@@ -161,7 +161,7 @@ class Watching(RunLog):
         self._before = {n: p.detach().clone() for n, p in self.model.named_parameters() if n in self._counted}
         self.seconds += time.perf_counter() - started
 
-    def _after_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+    def _after_step(self, optimizer: Optimizer, *_: Any) -> None:
         if optimizer is not self._first:
             return
         self.steps += 1

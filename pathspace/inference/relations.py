@@ -103,11 +103,6 @@ class Relations(UnionFind):
         """Record relations given as rows of up to four coefficients and signed ids (0 where there are fewer)."""
         self._relations.append((coefficients, ids))
 
-    @property
-    def related(self) -> bool:
-        """Whether any relation was recorded."""
-        return bool(self._relations)
-
     def _rows(self, classes: np.ndarray) -> tuple[np.ndarray, np.ndarray, tuple[np.ndarray, np.ndarray]]:
         """Relations in terms of classes.
 

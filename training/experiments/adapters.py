@@ -73,7 +73,7 @@ class LoRARite(Optimizer):
         super().__init__([one for pair in self.pairs for one in pair], {"lr": lr, "betas": betas})
 
     @torch.no_grad()
-    def step(self, closure: Callable[[], Any] | None = None) -> None:  # type: ignore[override]
+    def step(self, closure: Callable[[], Any] | None = None) -> None:  # type: ignore[override]  # noqa: ARG002
         """One step of both factors of every adapter."""
         group = self.param_groups[0]
         changes = []

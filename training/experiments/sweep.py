@@ -116,7 +116,7 @@ def run_sweep(
     cache = TrialCache(folder / "trials")
     with counting(console) as progress:
         bar = progress.add_task("runs", total=len(trials))
-        outcomes = run_all(trials, cache, jobs, lambda trial, outcome: progress.advance(bar))
+        outcomes = run_all(trials, cache, jobs, lambda _trial, _outcome: progress.advance(bar))
     rows = cells(trials, outcomes)
     table = Table(title=f"{task.name} with {base.optimizer}: validation {task.metric_name}", title_justify="left")
     for column in ("learning rate", "tau", f"validation {task.metric_name}", "diverged"):

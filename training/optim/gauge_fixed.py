@@ -133,7 +133,7 @@ class GaugeFixed(Joined):
 
     # --- what every optimizer has
 
-    def add_param_group(self, param_group: dict[str, Any]) -> None:
+    def add_param_group(self, param_group: dict[str, Any]) -> None:  # noqa: ARG002
         """Refused: which scales are free depends on all that is trained.
 
         Raises:

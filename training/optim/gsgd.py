@@ -71,7 +71,7 @@ class Descent(Rule):
     chains: ClassVar[tuple[str, ...]] = ("momentum_value",)
     buffers: ClassVar[tuple[str, ...]] = ("momentum_buffer",)
 
-    def vectors(self, chains: Tensor, tensors: int) -> dict[str, Tensor]:
+    def vectors(self, chains: Tensor, tensors: int) -> dict[str, Tensor]:  # noqa: ARG002
         """The momentum of chains, in terms of ``dL/dp_k``."""
         return {"momentum_value": torch.zeros_like(chains)}
 

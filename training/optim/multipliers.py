@@ -126,7 +126,12 @@ def warn_of_multipliers(owner: str, skeleton: Skeleton, given: Mapping[str, Tens
         )
 
 
-def warn_of_zeros(owner: str, skeleton: Skeleton, given: Mapping[str, Tensor], bound: float | None) -> None:
+def warn_of_zeros(
+    owner: str,
+    skeleton: Skeleton,  # noqa: ARG001  (called like warn_of_multipliers)
+    given: Mapping[str, Tensor],
+    bound: float | None,  # noqa: ARG001
+) -> None:
     """Warn where relative steps cannot move what should be trained.
 
     Args:

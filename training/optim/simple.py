@@ -62,7 +62,7 @@ class EMASGD(SGD):
         *,
         maximize: bool = False,
         foreach: bool | None = None,
-        capturable: bool = False,
+        capturable: bool = False,  # noqa: ARG002  (as by torch)
         fused: bool | None = None,
         differentiable: bool = False,
     ) -> None:
@@ -253,6 +253,6 @@ class SignProp(_PerTensor):
         more = {"foreach": foreach, "capturable": capturable, "fused": fused, "differentiable": differentiable}
         super().__init__(params, lr, gamma, maximize, more)
 
-    def _direction(self, average: Tensor, group: dict[str, Any]) -> Tensor:
+    def _direction(self, average: Tensor, group: dict[str, Any]) -> Tensor:  # noqa: ARG002
         # what is no number stays none: torch takes the sign of it for 0
         return torch.where(average.isnan(), average, average.sign())

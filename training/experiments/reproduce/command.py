@@ -152,7 +152,7 @@ def run_counted(
     trials = [replace(trial, device=device) for trial in trials]
     bar = progress.add_task("runs", total=len(set(trials)))
 
-    def done(trial: Trial, outcome: Outcome) -> None:
+    def done(trial: Trial, _outcome: Outcome) -> None:
         progress.update(bar, advance=1, description=f"{trial.task} {trial.optimizer} lr {trial.lr:g}")
 
     return run_all(trials, cache, jobs, done)

@@ -139,7 +139,7 @@ def _gauge_fixed(model: nn.Module, graph: ps.ReductionGraph, lr: float, norms: s
 Maker = Callable[[nn.Module, ps.ReductionGraph, float], Optimizer]
 
 
-def _path_sgd(model: nn.Module, graph: ps.ReductionGraph, lr: float) -> Optimizer:
+def _path_sgd(model: nn.Module, _graph: ps.ReductionGraph, lr: float) -> Optimizer:
     return PathSGD(model.named_parameters(), lr=lr, model=model, example=(torch.zeros(1, 1, 8, 8),), second=False)
 
 
@@ -150,10 +150,10 @@ def _pairs(model: nn.Module) -> list[tuple[Tensor, Tensor]]:
 
 
 ARMS: dict[str, tuple[float, Maker]] = {
-    "SGD": (1e-3, lambda m, g, lr: SGD(_trained(m), lr=lr, momentum=0.9)),
-    "AdamW": (1e-4, lambda m, g, lr: AdamW(_trained(m), lr=lr)),
-    "RMSProp": (1e-5, lambda m, g, lr: RMSprop(_trained(m), lr=lr)),
-    "Muon": (1e-3, lambda m, g, lr: Joined(_muon(m, lr))),
+    "SGD": (1e-3, lambda m, _g, lr: SGD(_trained(m), lr=lr, momentum=0.9)),
+    "AdamW": (1e-4, lambda m, _g, lr: AdamW(_trained(m), lr=lr)),
+    "RMSProp": (1e-5, lambda m, _g, lr: RMSprop(_trained(m), lr=lr)),
+    "Muon": (1e-3, lambda m, _g, lr: Joined(_muon(m, lr))),
     "gauge-fixed SGD": (1e-3, lambda m, g, lr: GaugeFixed(SGD(_trained(m), lr=lr, momentum=0.9), g, model=m)),
     "gauge-fixed AdamW": (1e-4, _gauge_fixed),
     "gauge-fixed AdamW, norms by tensor": (1e-4, partial(_gauge_fixed, norms="tensor")),
@@ -166,9 +166,9 @@ ARMS: dict[str, tuple[float, Maker]] = {
     ),
     "G-Adam": (1e-6, lambda m, g, lr: GAdam(m.named_parameters(), lr=lr, skeleton=g.skeleton("magnitude"))),
     "Path-SGD": (3e-3, _path_sgd),
-    "LoRA+": (1e-5, lambda m, g, lr: lora_plus(_pairs(m), lr)),
+    "LoRA+": (1e-5, lambda m, _g, lr: lora_plus(_pairs(m), lr)),
     "gauge-fixed LoRA+": (1e-5, lambda m, g, lr: GaugeFixed(lora_plus(_pairs(m), lr), g, model=m)),
-    "LoRA-RITE": (1e-4, lambda m, g, lr: LoRARite(_pairs(m), lr)),
+    "LoRA-RITE": (1e-4, lambda m, _g, lr: LoRARite(_pairs(m), lr)),
 }
 # Path-SGD takes sums over paths only: no maxima, norms or attention
 ONLY = {

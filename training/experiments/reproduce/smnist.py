@@ -160,7 +160,7 @@ def draw(record: Record) -> Figure:
                 )
             panel.set(title=task, xlabel="epoch", ylabel="validation error", yscale="log")
             panel.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{100 * value:g}%"))
-            panel.yaxis.set_minor_formatter(FuncFormatter(lambda value, _: ""))
+            panel.yaxis.set_minor_formatter(FuncFormatter(lambda _value, _: ""))
         legend(figure, axes[0])
         return figure
 

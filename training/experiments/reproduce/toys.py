@@ -241,7 +241,7 @@ def _grid(
         [tau for _, _, tau, _, _ in flat],
         [lr for _, _, _, lr, _ in flat],
         steps,
-        lambda step, toys: seen.append(errors_of(toys, skips, VALID_POINTS)),
+        lambda _step, toys: seen.append(errors_of(toys, skips, VALID_POINTS)),
         every=max(1, steps // 50),
     )
     # A network that overflowed has no error; it counts as infinitely bad.
@@ -276,7 +276,7 @@ def ideal_direction(setting: Setting) -> Record:
     shares: dict[float, list[list[float]]] = {eta: [] for eta in ETAS}
     changes: dict[float, list[float]] = {eta: [] for eta in ETAS}
 
-    def measure(step: int, toys: Toys) -> None:
+    def measure(_step: int, toys: Toys) -> None:
         skips = torch.ones(len(seeds), 1, 1)
         with torch.no_grad():
             *_, state = toys.chain(points.expand(len(seeds), -1, -1), skips)

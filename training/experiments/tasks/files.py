@@ -104,7 +104,7 @@ class _ArraysOnly(pickle.Unpickler):
             # Files of 2009 name a place that later versions of numpy have moved.
             return _RECONSTRUCT if name == "_reconstruct" else getattr(np, name)
         if (module, name) == ("_codecs", "encode"):
-            return lambda text, code: text.encode("latin1")
+            return lambda text, _code: text.encode("latin1")
         raise pickle.UnpicklingError(f"{module}.{name}")
 
 
