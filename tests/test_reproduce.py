@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-import hashlib
 import inspect
 import json
 import math
+import multiprocessing
+import signal
+import subprocess
+import sys
+import time
 from collections.abc import Sequence
-from dataclasses import asdict, replace
+from dataclasses import fields, replace
 from pathlib import Path
 
 import numpy as np
@@ -27,14 +31,15 @@ from pathspace.training.experiments.reproduce import EXPERIMENTS, Setting
 from pathspace.training.experiments.reproduce.command import records, run_counted, run_reproduction
 from pathspace.training.experiments.reproduce.holm import gain, judge, positive
 from pathspace.training.experiments.reproduce.page import render
+from pathspace.training.experiments.reproduce.provenance import code_digest
 from pathspace.training.experiments.reproduce.record import Record
 from pathspace.training.experiments.reproduce.toys import Toys, target, train_toys
-from pathspace.training.experiments.reproduce.trial import Outcome, Trial, run_trial
+from pathspace.training.experiments.reproduce.trial import CHECKPOINT_SECONDS, Outcome, Trial, run_trial
 from pathspace.training.experiments.reproduce.trial_cache import TrialCache, run_all
 from pathspace.training.experiments.reproduce.tuning import Arm, best_rate, measure
 from pathspace.training.penal import penalize
 from pathspace.training.recipe import OPTIMIZERS
-from pathspace.training.task import _BUILDERS
+from pathspace.training.task import _BUILDERS, Split, Task, load_task
 
 SMALL = Trial("digits-rows", "sgd", 0.1, 0, 2, batch_size=400, options=(("hidden", 3),))
 DOCS = Path(__file__).parents[1] / "docs"
@@ -68,23 +73,24 @@ def test_every_field_of_a_trial_is_in_its_name() -> None:
     changed = [
         replace(SMALL, **{key: value})
         for key, value in {
-            "task": "x", "optimizer": "x", "lr": 9.0, "seed": 9, "epochs": 9, "batch_size": 9, "init": "default",
-            "rule": "random", "tau": 9.0, "options": (), "test": True, "efficiency": True,
+            "task": "digits-rows-permuted", "optimizer": "x", "lr": 9.0, "seed": 9, "epochs": 9, "batch_size": 9,
+            "init": "default", "rule": "random", "tau": 9.0, "options": (), "test": True, "efficiency": True,
+            "device": "cuda", "schedule": "linear", "clip": 1.0,
         }.items()
     ]  # fmt: skip
-    assert len({trial.key for trial in (SMALL, *changed)}) == 13
+    assert len({trial.key for trial in (SMALL, *changed)}) == len(fields(Trial)) + 1 == 16
 
 
 def test_a_known_trial_is_not_run_again_and_a_damaged_file_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     cache = TrialCache(tmp_path)
     (first,) = run_all([SMALL], cache)
     monkeypatch.setattr(
-        "pathspace.training.experiments.reproduce.trial_cache.run_trial", lambda trial: pytest.fail("run again")
+        "pathspace.training.experiments.reproduce.trial_cache.run_trial", lambda *_: pytest.fail("run again")
     )
     assert run_all([SMALL, SMALL], TrialCache(tmp_path)) == [first, first]
     monkeypatch.undo()
     (file,) = tmp_path.iterdir()
-    for text in ("", "{", "[]", '{"format": 99}', '{"format": 1, "outcome": {"strange": 1}}'):
+    for text in ("", "{", "[]", '{"format": 99}', '{"format": 2, "outcome": {"strange": 1}}'):
         file.write_text(text)
         assert cache.find(SMALL) is None
     (again,) = run_all([SMALL], cache)
@@ -94,7 +100,7 @@ def test_a_known_trial_is_not_run_again_and_a_damaged_file_is(tmp_path: Path, mo
 def test_an_interrupted_series_keeps_what_had_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     trials = [replace(SMALL, seed=seed) for seed in range(3)]
 
-    def interrupted(trial: Trial) -> Outcome:
+    def interrupted(trial: Trial, folder: Path) -> Outcome:
         if trial.seed == 2:
             raise KeyboardInterrupt
         return Outcome((1.0,), (1.0,), (trial.seed,), 0.1, False)
@@ -105,10 +111,67 @@ def test_an_interrupted_series_keeps_what_had_ended(tmp_path: Path, monkeypatch:
     assert [TrialCache(tmp_path).find(trial) is not None for trial in trials] == [True, True, False]
 
 
-def test_processes_change_nothing(tmp_path: Path) -> None:
-    trials = [replace(SMALL, seed=seed, epochs=1) for seed in range(2)]
-    apart, together = run_all(trials, TrialCache(tmp_path), jobs=2), run_all(trials, TrialCache(None))
+def test_two_processes_of_which_one_is_killed_find_what_one_finds(tmp_path: Path) -> None:
+    trials = [replace(SMALL, seed=seed, epochs=1) for seed in range(6)]
+    killed: list[multiprocessing.process.BaseProcess] = []
+
+    def kill_one(trial: Trial, outcome: Outcome) -> None:
+        if not killed:
+            killed.extend(multiprocessing.active_children()[:1])
+            killed[0].kill()
+            killed[0].join()
+
+    journal = tmp_path / "journal.jsonl"
+    apart = run_all(trials, TrialCache(tmp_path, journal), 2, kill_one)
+    together = run_all(trials, TrialCache(None))
+    assert [worker.exitcode for worker in killed] == [-signal.SIGKILL]
     assert all(same(a, b) for a, b in zip(apart, together, strict=True))
+    # every trial has its line; a line that was cut off costs its trial only
+    text = journal.read_text()
+    journal.write_text(text + text[:100])
+    known = TrialCache(tmp_path / "empty", journal)
+    assert [known.find(trial) for trial in trials] == apart and len(text.splitlines()) == 6
+    record = json.loads(text.splitlines()[0])
+    assert record["provenance"]["code"] == code_digest() and record["provenance"]["processor"]
+
+
+LONG = """
+import sys
+from pathlib import Path
+from pathspace.training.experiments.reproduce import trial
+trial.CHECKPOINT_SECONDS = 0.05
+trial.run_trial(trial.Trial("number-words", "adam", 0.01, 0, 3, batch_size=8, options=(("hidden", 8), ("limit", 64)),
+    efficiency=True, schedule="linear", clip=1.0, test=True), Path(sys.argv[1]))
+"""
+
+
+def test_a_trial_that_is_killed_goes_on_from_its_last_checkpoint(tmp_path: Path) -> None:
+    trial = Trial("number-words", "adam", 0.01, 0, 3, batch_size=8, options=(("hidden", 8), ("limit", 64)))
+    trial = replace(trial, efficiency=True, schedule="linear", clip=1.0, test=True)
+    process = subprocess.Popen([sys.executable, "-c", LONG, tmp_path])
+    while process.poll() is None and not (tmp_path / "checkpoint.pt").is_file():
+        time.sleep(0.001)
+    process.kill()
+    process.wait()
+    done = torch.load(tmp_path / "checkpoint.pt")
+    assert 0 < 8 * len(done["records"]) + done["partial"]["steps"] <= 24 and CHECKPOINT_SECONDS <= 60
+    assert same(run_trial(trial, tmp_path), run_trial(trial))
+
+
+def test_other_labels_and_other_code_make_another_trial_and_the_place_of_data_does_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    labels = {"first": 1, "second": 1, "third": 2}
+
+    def build(data: str) -> Task:
+        task = load_task("digits-rows", hidden=3)
+        return replace(task, train=Split(task.train.inputs, (task.train.targets * labels[data]) % 10))
+
+    monkeypatch.setitem(_BUILDERS, "labelled", build)
+    first, second, third = (Trial("labelled", "sgd", 0.1, 0, 1, options=(("data", name),)).key for name in labels)
+    assert first == second != third
+    monkeypatch.setattr("pathspace.training.experiments.reproduce.trial.code_digest", lambda: "other")
+    assert Trial("labelled", "sgd", 0.1, 0, 1, options=(("data", "first"),)).key != first
 
 
 def test_number_of_processes_must_be_positive() -> None:
@@ -328,23 +391,20 @@ def test_bad_input_is_one_sentence(
     assert {path.name for path in tmp_path.iterdir()} == {"broken"}
 
 
-def test_a_device_names_a_run_unless_it_is_the_processor() -> None:
-    """Runs that were kept before there was a choice are found again."""
-    plain = {key: value for key, value in asdict(SMALL).items() if key != "device"}
-    assert SMALL.key == hashlib.sha256(json.dumps(plain, sort_keys=True).encode()).hexdigest()[:20]
-    assert replace(SMALL, device="cuda").key != SMALL.key
+def test_runs_are_handed_to_the_device() -> None:
     seen: list[Trial] = []
     with pytest.raises(InputError, match="There is no device 'abacus'"):
         run_reproduction("smnist", Console(), device="abacus")
     with Progress() as progress:
-        run_counted([SMALL], cache=Noted(seen), jobs=1, progress=progress, device="cuda")  # type: ignore[arg-type]
+        run_counted([SMALL], cache=Noted(seen), jobs=1, progress=progress, device="cuda")
     assert [trial.device for trial in seen] == ["cuda"]
 
 
-class Noted:
+class Noted(TrialCache):
     """A cache that knows every run."""
 
     def __init__(self, seen: list[Trial]) -> None:
+        super().__init__(None)
         self.seen = seen
 
     def find(self, trial: Trial) -> Outcome:

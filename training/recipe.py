@@ -18,7 +18,9 @@ from pathspace.training.optim import EMASGD, GSGD, GAdam, PathSGD, RescaleSGD, S
 from pathspace.training.task import Task
 
 Rule = Literal["modulo", "magnitude", "random"]
-Init = Literal["default", "unit-skeleton"]
+Init = Literal["default", "unit-skeleton", "unbalanced"]
+# an unbalanced start multiplies every unit by a factor between 1/10 and 10
+UNBALANCED = math.log(10.0)
 # model, learning rate, skeleton if one was asked for, example inputs
 Maker = Callable[[nn.Module, float, Skeleton | None, tuple[torch.Tensor, ...]], torch.optim.Optimizer]
 
@@ -188,7 +190,8 @@ class Recipe:
         optimizer: a key of ``OPTIMIZERS``, or the name of one of torch's classes, such as ``"AdamW"``.
         lr: learning rate; ``None`` takes the optimizer's own default.
         init: ``"default"`` leaves the weights as the model was made, ``"unit-skeleton"`` sets those of the
-            skeleton to +-1; ``None`` takes the optimizer's own default.
+            skeleton to +-1, ``"unbalanced"`` rescales every unit by a factor drawn between 1/10 and 10, which leaves
+            the function alone; ``None`` takes the optimizer's own default.
         rule: which spanning trees are the skeleton.
         seed: seed of the model, and of the skeleton of the rule ``"random"``.
 
@@ -279,4 +282,8 @@ def prepare(task: Task, recipe: Recipe, skeleton: Skeleton | None = None) -> tup
         skeleton = find_skeleton(task, recipe)
     if recipe.init == "unit-skeleton" and skeleton is not None:
         init_skeleton(model, skeleton)
+    elif recipe.init == "unbalanced":
+        graph = ps.trace(model, *task.example_inputs())
+        draws = torch.rand(graph.num_units, generator=torch.Generator().manual_seed(recipe.seed), dtype=torch.float64)
+        model = ps.rescale(model, graph, UNBALANCED * (2 * draws - 1))
     return model, optimizer_kind(recipe.optimizer).make(model, recipe.rate, skeleton, task.example_inputs())

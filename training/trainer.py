@@ -52,6 +52,9 @@ class Trainer:
         folder: where the files go; ``None`` writes none.
         checkpoint_every: steps between two checkpoints inside an epoch; ``None`` writes them at the ends of
             epochs only.
+        checkpoint_seconds: write one inside an epoch, too, as soon as the last is so old.
+        schedule: share of the run's steps that are done -> factor of every learning rate; ``None`` leaves rates alone.
+        clip: scale the gradient of a step down to this norm where it is longer; ``None`` leaves it alone.
         settings: plain values that name the run; a checkpoint is only resumed by a run with equal ones.
         patience: stop after so many epochs without a lower validation metric, and put the weights of the best
             epoch back into the model; they are also written as ``best.pt``. ``None`` trains to the last epoch and
@@ -87,6 +90,9 @@ class Trainer:
         seed: int = 0,
         folder: str | os.PathLike[str] | None = None,
         checkpoint_every: int | None = None,
+        checkpoint_seconds: float | None = None,
+        schedule: Callable[[float], float] | None = None,
+        clip: float | None = None,
         settings: Mapping[str, Any] | None = None,
         patience: int | None = None,
         watch: Callable[[Tick], None] | None = None,
@@ -102,6 +108,8 @@ class Trainer:
         for name, value in numbers.items():
             if value is not None and value < 1:
                 raise InputError(f"A run needs a positive number of {name}, found {value}; give at least 1.")
+        if clip is not None and not clip > 0:
+            raise InputError(f"Gradients are clipped to a positive norm, found {clip}; give a number such as 1.")
         self.task, self.epochs, self.batch_size, self.seed = task, epochs, batch_size, seed
         self.settings = {"task": task.name, "batch_size": batch_size, "seed": seed, **(settings or {})}
         if accumulate > 1:
@@ -111,6 +119,8 @@ class Trainer:
             self.settings["early_stopping"] = True
         self.patience, self.best = patience, BestWeights()
         self.watch, self.checkpoint_every = watch, checkpoint_every
+        self.checkpoint_seconds, self._saved = checkpoint_seconds, time.monotonic()
+        self.clip, self.schedule, self._rates = clip, schedule, [group["lr"] for group in optimizer.param_groups]
         self.fabric = fabric or Fabric(accelerator="cpu", devices=1)
         if not isinstance(self.fabric.strategy, SingleDeviceStrategy | DDPStrategy):
             raise UnsupportedError(
@@ -220,16 +230,33 @@ class Trainer:
                 self.fabric.backward(loss if share.weight == 1 else loss * share.weight)
             if not share.last:
                 continue
+            self._adjust(step)
             self.optimizer.step()
             step += 1
             done = Partial(done.steps + 1, done.examples + share.of, done.loss_sum + total, seconds)
             if self.watch is not None:
                 self.watch(Tick(step, self._batches.steps * self.epochs, epoch, done.loss, metric))
-            if self.checkpoint_every and step % self.checkpoint_every == 0:
+            if self._due(step):
                 self._save(history, done)
         score = self.evaluate(self.task.valid)
         seconds = self._partial.seconds + time.perf_counter() - started
         return EpochRecord(epoch, step, done.loss, score.loss, score.metric, seconds)
+
+    def _adjust(self, step: int) -> None:
+        """Set the learning rates of this step by the schedule, and clip its gradient."""
+        if self.schedule is not None:
+            factor = self.schedule(step / (self._batches.steps * self.epochs))
+            for group, rate in zip(self.optimizer.optimizer.param_groups, self._rates, strict=True):
+                group["lr"] = factor * rate
+        if self.clip is not None:
+            torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.clip)
+
+    def _due(self, step: int) -> bool:
+        """Tell whether a checkpoint is to be written inside the epoch; the first process decides for all."""
+        every, age = self.checkpoint_every, self.checkpoint_seconds
+        if every and step % every == 0:
+            return True
+        return age is not None and ranks.first(self.fabric, lambda: time.monotonic() - self._saved >= age)
 
     def _cut(self, split: Split, batch_size: int, order: torch.Generator | None = None, accumulate: int = 1) -> Batches:
         rank, world = self.fabric.global_rank, self.fabric.world_size
@@ -271,6 +298,7 @@ class Trainer:
             "watch": remember() if remember else None,
         }
         self._files.save(state)
+        self._saved = time.monotonic()
 
     def _restore(self) -> History:
         state = self._files.load(self.settings)

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import json
-import platform
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 from pathspace.errors import InputError
 from pathspace.files import replacing
 from pathspace.training.experiments.reproduce.holm import Claim
+from pathspace.training.experiments.reproduce.provenance import provenance
 
 FORMAT = 1
 
@@ -42,7 +41,7 @@ class Record:
         caption: what the picture shows.
         data: numbers behind table and picture.
         seconds: time of all runs, on one thread each.
-        versions: of what computed it.
+        versions: of what computed it: commit, processor, libraries.
     """
 
     name: str
@@ -57,7 +56,7 @@ class Record:
     caption: str
     data: dict[str, Any]
     seconds: float
-    versions: dict[str, str] = field(default_factory=lambda: versions())  # noqa: PLW0108 (defined below)
+    versions: dict[str, str] = field(default_factory=provenance)
 
     def write(self, path: Path) -> None:
         """Write the record as JSON, aside and renamed.
@@ -99,11 +98,6 @@ class Record:
             raise InputError(
                 f"The file '{path}' is not a record of an experiment; delete it and run pathspace reproduce again."
             ) from error
-
-
-def versions() -> dict[str, str]:
-    """Return the versions of what computes: Python, torch, numpy and this library."""
-    return {"python": platform.python_version(), **{name: version(name) for name in ("torch", "numpy", "pathspace")}}
 
 
 def judged(claims: Sequence[Claim]) -> tuple[dict[str, Any], ...]:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import asdict, dataclass
-from typing import Any
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any, Literal
 
 from pathspace.diagnostics import MarkovChain
-from pathspace.training.experiments.tasks import load_task
+from pathspace.training.experiments.reproduce.provenance import code_digest, data_digest, task_data
 from pathspace.training.history import Tick
 from pathspace.training.launch import make_fabric
 from pathspace.training.penal import penalize
@@ -19,6 +21,10 @@ from pathspace.training.trainer import Trainer
 
 # How many validation examples the efficiency of a chain is measured on.
 OBSERVED = 64
+# A run that is killed loses no more than this.
+CHECKPOINT_SECONDS = 30.0
+Schedule = Literal["constant", "linear"]
+SCHEDULES: dict[Schedule, Callable[[float], float] | None] = {"constant": None, "linear": lambda share: 1 - share}
 
 
 @dataclass(frozen=True)
@@ -39,6 +45,8 @@ class Trial:
         test: look at the test split after the last epoch.
         efficiency: measure the efficiency of the Markov chain after every epoch.
         device: where it computes; one of :data:`pathspace.training.launch.DEVICES`.
+        schedule: ``linear`` lowers the learning rate to zero, step by step.
+        clip: gradients of a larger norm are scaled down to it; ``None`` for no limit.
 
     Example:
         >>> trial = Trial("digits-rows", "sgd", lr=0.1, seed=0, epochs=1, options=(("hidden", 4),))
@@ -59,13 +67,19 @@ class Trial:
     test: bool = False
     efficiency: bool = False
     device: str = "cpu"
+    schedule: Schedule = "constant"
+    clip: float | None = None
 
     @property
     def key(self) -> str:
-        """A name for the run that no other run has."""
-        # runs on a processor are named as they were before there was a choice
-        text = json.dumps({k: v for k, v in asdict(self).items() if (k, v) != ("device", "cpu")}, sort_keys=True)
-        return hashlib.sha256(text.encode()).hexdigest()[:20]
+        """A name for the run that no other run has: its settings, its data and the code that decides its end.
+
+        Where the data lies is no part of it, nor is a field that has its default value.
+        """
+        told = {f.name: getattr(self, f.name) for f in fields(self) if getattr(self, f.name) != f.default}
+        told["options"] = sorted((k, v) for k, v in self.options if k != "data")
+        told |= {"code": code_digest(), "data": data_digest(self.task, self.options)}
+        return hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()[:20]
 
 
 @dataclass(frozen=True)
@@ -103,24 +117,25 @@ class Outcome:
         return cls(**values)
 
 
-def run_trial(trial: Trial) -> Outcome:
-    """Train once, on one thread, without writing files.
+def run_trial(trial: Trial, folder: Path | None = None) -> Outcome:
+    """Train once, on one thread.
 
     Args:
         trial: what to train.
+        folder: where checkpoints are kept while it runs, and looked for before; ``None`` keeps none.
 
     Returns:
         The outcome.
 
     Raises:
-        InputError: a name in the trial is unknown, or its data is missing.
+        InputError: a name in the trial is unknown, its data is missing, or a file cannot be written.
 
     Example:
         >>> outcome = run_trial(Trial("digits-rows", "sgd", 0.1, 0, 1, options=(("hidden", 4),), test=True))
         >>> len(outcome.valid_losses), outcome.test_metric is None
         (1, False)
     """
-    task = load_task(trial.task, **dict(trial.options))
+    task = task_data(trial.task, trial.options)
     recipe = Recipe(trial.optimizer, trial.lr, trial.init, trial.rule, trial.seed)
     with one_thread():
         model, optimizer = prepare(task, recipe)
@@ -134,10 +149,15 @@ def run_trial(trial: Trial) -> Outcome:
             epochs=trial.epochs,
             batch_size=trial.batch_size,
             seed=trial.seed,
+            folder=folder,
+            checkpoint_seconds=CHECKPOINT_SECONDS,
+            schedule=SCHEDULES[trial.schedule],
+            clip=trial.clip,
+            settings={"trial": trial.key},
             watch=probe,
             fabric=make_fabric(trial.device, 1),
         )
-        history = trainer.fit()
+        history = trainer.fit(resume=trainer.checkpoint is not None and trainer.checkpoint.is_file())
         sound = [record for record in history.records if record.finite]
         score = trainer.evaluate(task.test) if trial.test and not history.diverged else None
     return Outcome(
@@ -165,6 +185,14 @@ class _Probe:
     def __call__(self, tick: Tick) -> None:
         if tick.step % self.every == 0:
             self.values.append(self._measure())
+
+    def state_dict(self) -> dict[str, list[float]]:
+        """Return what a checkpoint keeps."""
+        return {"values": self.values}
+
+    def load_state_dict(self, state: dict[str, list[float]]) -> None:
+        """Go on from a checkpoint."""
+        self.values = list(state["values"])
 
     def _measure(self) -> float:
         place = next(self.model.parameters()).device

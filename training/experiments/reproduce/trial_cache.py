@@ -1,47 +1,59 @@
-"""Many trials: parallel over processes, each result kept in a file of its own, so that nothing is done twice."""
+"""Many trials: shared by processes, each result kept in a file of its own, so that nothing is done twice."""
 
 from __future__ import annotations
 
 import json
 import multiprocessing
 import os
+import shutil
+import tempfile
+import time
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, ProcessPoolExecutor, as_completed
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import torch
+from filelock import FileLock, Timeout
 
-from pathspace.errors import InputError
+from pathspace.errors import InputError, PathspaceError
 from pathspace.files import make_folder, replacing
+from pathspace.training.experiments.reproduce.provenance import code_digest, data_digest, provenance
 from pathspace.training.experiments.reproduce.trial import Outcome, Trial, run_trial
 
-FORMAT = 1
+FORMAT = 2
+# Seconds between two looks at what other processes are doing.
+PAUSE = 0.2
 
 
 class TrialCache:
     """Outcomes on disk, one JSON file per trial, written aside and renamed.
 
-    A run that is killed at any moment keeps every trial that had ended; the next one goes on from there. Files that
-    cannot be read are treated as not there, because the trial can be run again.
+    A run that is killed at any moment keeps every trial that had ended and the checkpoints of the others; the next one
+    goes on from there. Processes that share the folder, on one machine or on several, share the trials: each is locked
+    by whoever runs it, and the lock of a process that died is free. Files that cannot be read are treated as not
+    there, because the trial can be run again.
 
     Args:
         folder: where the files are; ``None`` keeps nothing.
+        journal: a file that gets a line for every trial, and knows those that are in it; ``None`` for none.
 
     Example:
         >>> TrialCache(None).find(Trial("digits-rows", "sgd", 0.1, 0, 1)) is None
         True
     """
 
-    def __init__(self, folder: str | os.PathLike[str] | None) -> None:
+    def __init__(self, folder: str | os.PathLike[str] | None, journal: Path | None = None) -> None:
         self.folder = None if folder is None else make_folder(folder)
+        self.journal = journal
+        self._known = dict(_lines(journal)) if journal is not None and journal.is_file() else {}
 
     def find(self, trial: Trial) -> Outcome | None:
         """Return the outcome of a trial, ``None`` if it has not been run."""
         if self.folder is None:
             return None
         try:
-            record = json.loads(self._path(trial).read_text(encoding="utf-8"))
+            record = self._known.get(trial.key) or json.loads(self._path(trial).read_text(encoding="utf-8"))
             if record["format"] != FORMAT:
                 return None
             return Outcome.from_dict(record["outcome"])
@@ -49,7 +61,7 @@ class TrialCache:
             return None
 
     def keep(self, trial: Trial, outcome: Outcome) -> None:
-        """Write the outcome of a trial.
+        """Write the outcome of a trial, and what it hangs on.
 
         Args:
             trial: what was run.
@@ -59,9 +71,65 @@ class TrialCache:
             InputError: the file cannot be written.
         """
         if self.folder is not None:
-            record = {"format": FORMAT, "trial": asdict(trial), "outcome": outcome.to_dict()}
+            digests = {"code": code_digest(), "data": data_digest(trial.task, trial.options)}
+            record = {
+                "format": FORMAT,
+                "key": trial.key,
+                "trial": asdict(trial),
+                "outcome": outcome.to_dict(),
+                "provenance": provenance() | digests,
+            }
             with replacing(self._path(trial)) as temporary:
                 temporary.write_text(json.dumps(record) + "\n", encoding="utf-8")
+
+    def carry_out(self, trial: Trial) -> Outcome | None:
+        """Run a trial unless its outcome is known, from its checkpoint if it has one.
+
+        Args:
+            trial: what to run.
+
+        Returns:
+            The outcome, ``None`` if another process is at it.
+
+        Raises:
+            InputError: the trial cannot be run, or a file cannot be written.
+        """
+        if self.folder is None:
+            return run_trial(trial)
+        known = self.find(trial)
+        if known is not None:
+            return known
+        begun = make_folder(self.folder / f"{trial.key}.begun")
+        try:
+            with FileLock(begun / "lock", blocking=False):
+                # another process may have ended it in between
+                outcome = self.find(trial)
+                if outcome is None:
+                    outcome = run_trial(trial, begun)
+                    self.keep(trial, outcome)
+                shutil.rmtree(begun, ignore_errors=True)
+        except Timeout:
+            return None
+        return outcome
+
+    def note(self, trial: Trial) -> None:
+        """Append a trial that has ended to the journal, unless it is there.
+
+        Args:
+            trial: what was run.
+
+        Raises:
+            InputError: the journal cannot be written.
+        """
+        if self.journal is None or self.folder is None or trial.key in self._known:
+            return
+        line = self._path(trial).read_text(encoding="utf-8")
+        try:
+            with open(self.journal, "a", encoding="utf-8") as file:
+                file.write(line)
+        except OSError as error:
+            raise InputError(f"The journal '{self.journal}' cannot be written ({error.strerror}).") from error
+        self._known[trial.key] = json.loads(line)
 
     def _path(self, trial: Trial) -> Path:
         assert self.folder is not None
@@ -74,12 +142,13 @@ def run_all(
     jobs: int = 1,
     done: Callable[[Trial, Outcome], None] | None = None,
 ) -> list[Outcome]:
-    """Run every trial that the journal does not know, and return all outcomes in order.
+    """Run every trial that the cache does not know, and return all outcomes in order.
 
     Args:
         trials: what to run; equal trials are run once.
         cache: what is known already, and where results go as soon as they are there.
-        jobs: processes; each computes on one thread, so the outcomes do not depend on their number.
+        jobs: processes; each computes on one thread, so the outcomes do not depend on their number. The others do the
+            work of one that is killed.
         done: called after each trial, known ones included.
 
     Returns:
@@ -97,35 +166,80 @@ def run_all(
     if jobs < 1:
         raise InputError(f"Trials need a positive number of processes, found {jobs}; give --jobs 1 or more.")
     found: dict[Trial, Outcome] = {}
-    missing = []
-    for trial in dict.fromkeys(trials):
-        outcome = cache.find(trial)
-        if outcome is None:
-            missing.append(trial)
-        else:
+    unique = list(dict.fromkeys(trials))
+    with tempfile.TemporaryDirectory() as temporary:
+        if cache.folder is None and jobs > 1:
+            cache = TrialCache(temporary)
+        for trial, outcome in _outcomes(unique, cache, jobs):
             found[trial] = outcome
+            cache.note(trial)
             if done is not None:
                 done(trial, outcome)
-    for trial, outcome in _run(missing, jobs):
-        cache.keep(trial, outcome)
-        found[trial] = outcome
-        if done is not None:
-            done(trial, outcome)
     return [found[trial] for trial in trials]
 
 
-def _run(trials: Sequence[Trial], jobs: int) -> Iterator[tuple[Trial, Outcome]]:
-    if jobs == 1 or len(trials) < 2:
-        for trial in trials:
-            yield trial, run_trial(trial)
-        return
+def _outcomes(trials: Sequence[Trial], cache: TrialCache, jobs: int) -> Iterator[tuple[Trial, Outcome]]:
+    """Yield what is known, then what other processes find, then what is left for this one."""
+    waiting = []
+    for trial in trials:
+        outcome = cache.find(trial)
+        if outcome is None:
+            waiting.append(trial)
+        else:
+            yield trial, outcome
     # A forked process would inherit torch's threads in the state they happen to be in.
     context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(min(jobs, len(trials)), context, torch.set_num_threads, (1,)) as pool:
-        waiting: dict[Future[Outcome], Trial] = {pool.submit(run_trial, trial): trial for trial in trials}
+    workers = [
+        context.Process(target=_work, args=(waiting, cache.folder), daemon=True)
+        for _ in range(min(jobs, len(waiting)) if jobs > 1 else 0)
+    ]
+    try:
+        for worker in workers:
+            worker.start()
+        while any(worker.is_alive() for worker in workers):
+            time.sleep(PAUSE)
+            ended = [(trial, outcome) for trial in waiting if (outcome := cache.find(trial)) is not None]
+            waiting = [trial for trial in waiting if trial not in dict(ended)]
+            yield from ended
+    finally:
+        # After an error or an interrupt nothing goes on behind the user's back.
+        for worker in workers:
+            worker.terminate()
+            worker.join()
+    # All trials without processes, and otherwise those that none of them could end: here their errors are seen.
+    yield from _turns(waiting, cache)
+
+
+def _turns(waiting: Sequence[Trial], cache: TrialCache) -> Iterator[tuple[Trial, Outcome]]:
+    """Carry out trials, those that other processes are at in the end."""
+    while waiting:
+        busy = []
+        for trial in waiting:
+            outcome = cache.carry_out(trial)
+            if outcome is None:
+                busy.append(trial)
+            else:
+                yield trial, outcome
+        waiting = busy
+        if waiting:
+            time.sleep(PAUSE)
+
+
+def _work(trials: Sequence[Trial], folder: Path) -> None:
+    """Be one of several processes; whoever started it meets the error that ends it."""
+    torch.set_num_threads(1)
+    try:
+        for _ in _turns(trials, TrialCache(folder)):
+            pass
+    except PathspaceError:
+        raise SystemExit(1) from None
+
+
+def _lines(journal: Path) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Read a journal; a last line that was cut off is left out."""
+    for line in journal.read_text(encoding="utf-8").splitlines():
         try:
-            for future in as_completed(waiting):
-                yield waiting[future], future.result()
-        finally:
-            # After an error or an interrupt nothing new is begun.
-            pool.shutdown(wait=True, cancel_futures=True)
+            record = json.loads(line)
+            yield record["key"], record
+        except (ValueError, KeyError, TypeError):
+            continue

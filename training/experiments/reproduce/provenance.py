@@ -1,0 +1,129 @@
+"""What a result hangs on: the code and the data that decide it, and the computer and libraries it was computed with.
+
+Digests of code and data are part of a trial's name in the journal: other labels or another step of an optimizer make
+another trial. Processor and libraries are not, they are noted: sums of floating-point numbers are taken in another
+order elsewhere, so that runs of one seed on two processors end apart, by about as much as two seeds do.
+"""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+import platform
+import subprocess
+from collections.abc import Iterator
+from functools import cache
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+from pathspace.training.config import versions
+from pathspace.training.task import Task, load_task
+
+# What decides how a trial ends. The analysis of models is not among it but for the choice of the skeleton: tests hold
+# it to oracles, and it is too large to begin anew after each change. Experiments and pages decide nothing.
+DECIDING = (
+    *("training/trainer.py", "training/batches.py", "training/recipe.py", "training/penal.py", "training/optim"),
+    *("training/experiments/tasks", "training/experiments/models"),
+    *("training/experiments/reproduce/trial.py", "trees.py", "two_trees.py", "skeleton.py"),
+)
+
+
+def provenance() -> dict[str, str]:
+    """Return commit, processor, system and versions of what computes here.
+
+    Example:
+        >>> {"commit", "processor", "system", "torch"} <= set(provenance())
+        True
+    """
+    return {
+        "commit": _commit(),
+        "processor": _processor(),
+        "system": f"{platform.system()} {platform.machine()}",
+        **versions(),
+    }
+
+
+@cache
+def code_digest() -> str:
+    """Return a digest of the code that decides how a trial ends; comments, docstrings and layout do not count.
+
+    Example:
+        >>> len(code_digest())
+        16
+    """
+    found = hashlib.sha256()
+    for path in _sources():
+        found.update(path.name.encode() + b"\0" + bare(path.read_text(encoding="utf-8")).encode() + b"\0")
+    return found.hexdigest()[:16]
+
+
+def bare(source: str) -> str:
+    r"""Return Python code without comments, docstrings and layout.
+
+    Example:
+        >>> bare("def f(x):\n    'Say x.'\n    return (x)  # as it is")
+        'def f(x):\n    return x'
+    """
+    tree = ast.parse(source)
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef) and node.body:
+            first = node.body[0]
+            if isinstance(first, ast.Expr) and isinstance(first.value, ast.Constant) and len(node.body) > 1:
+                del node.body[0]
+    return ast.unparse(tree)
+
+
+@cache
+def task_data(name: str, options: tuple[tuple[str, Any], ...]) -> Task:
+    """Load a task once per process: trials of one experiment share its data."""
+    return load_task(name, **dict(options))
+
+
+@cache
+def data_digest(name: str, options: tuple[tuple[str, Any], ...]) -> str:
+    """Return a digest of all examples and labels of a task, as its model meets them.
+
+    Args:
+        name: the task.
+        options: of the task, as pairs.
+
+    Example:
+        >>> data_digest("digits-rows", ()) == data_digest("digits-rows", (("hidden", 4),))
+        True
+        >>> data_digest("digits-rows", ()) == data_digest("digits-rows-permuted", ())
+        False
+    """
+    task = task_data(name, options)
+    found = hashlib.sha256()
+    for split in (task.train, task.valid, task.test):
+        for tensor in (split.inputs, split.targets):
+            found.update(f"{tensor.dtype} {tuple(tensor.shape)}".encode())
+            found.update(tensor.detach().cpu().contiguous().numpy().tobytes())
+    return found.hexdigest()[:16]
+
+
+def _sources() -> Iterator[Path]:
+    root = Path(str(resources.files("pathspace")))
+    for name in DECIDING:
+        path = root / name
+        # an editable installation keeps the packages side by side
+        path = path if path.exists() else root.parent / name
+        yield from sorted(path.rglob("*.py")) if path.is_dir() else [path]
+
+
+def _commit() -> str:
+    """Return the commit of a checkout, with a plus where files differ from it; an installed library has none."""
+    ask = ["git", "describe", "--always", "--exclude=*", "--abbrev=40", "--dirty=+"]
+    try:
+        return subprocess.run(ask, cwd=Path(__file__).parent, capture_output=True, text=True, check=True).stdout.strip()
+    except (OSError, subprocess.CalledProcessError):
+        return "none: not a checkout"
+
+
+def _processor() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+        return next(line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
+    except (OSError, StopIteration):
+        return platform.processor() or "unknown"
