@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import math
 from dataclasses import dataclass
 from fractions import Fraction
 
@@ -93,6 +95,23 @@ def draw(seed: int, unit: bool) -> Step:
 SEEDS = range(40)
 
 
+def test_the_corrected_step_is_exact() -> None:
+    """Eq. (10), (13) to (15), (17), (18), (20) to (23), one hidden layer, with (11), (12) and (16) corrected."""
+    for seed in SEEDS:
+        step = draw(seed, False)
+        (into, out), d, s = step.masks, step.d, step.s
+        rests = (s[:, None], d * s[:, None], d)
+        for grad, path, rest in zip(step.grads, step.by_path[1:], rests, strict=True):
+            free = path != 0
+            torch.testing.assert_close((grad / rest)[free], path[free])
+        moved = step.weights[0] - RATE * step.by_path[1] / s[:, None]
+        enter = torch.where(into > 0, step.weights[0] * step.ratio[:, None], moved)
+        stay = (step.weights[1] - RATE * step.by_path[2] / rests[1]) / step.ratio
+        leave = torch.where(out > 0, step.weights[2], (step.weights[2] - RATE * step.by_path[3] / d) / step.ratio)
+        for place, moved in enumerate((enter, stay, leave)):
+            assert step.error(place, moved) < 1e-6
+
+
 @pytest.mark.parametrize("unit", [True, False])
 def test_eq_11_divides_by_the_wrong_product(unit: bool) -> None:
     """``D_ns`` is needed where ``v_ps0`` is printed; they agree in size only where ``|s| = 1``, and not in sign."""
@@ -133,6 +152,33 @@ def test_the_unnumbered_formula_lacks_a_division_and_sums_too_much() -> None:
         assert not torch.allclose(unnumbered, step.by_path[0], rtol=1e-3)
         everything = (enter * (1 - into)).sum() + stay.sum() + (leave * (1 - out)).sum()
         assert not torch.allclose((of_skeleton - everything / step.d) / step.s, step.by_path[0], rtol=1e-3)
+
+
+def test_outputs_are_sums_over_active_paths() -> None:
+    """Eq. (3), by enumeration; and the matrix of activations, which fits between ``W^o`` and the sum only."""
+    make = torch.Generator().manual_seed(0)
+    enter, stay, leave = (torch.randn(shape, generator=make).double() for shape in ((3, 2), (3, 3), (2, 3)))
+    x, state, active = torch.randn(4, 2, generator=make).double(), torch.zeros(3).double(), []
+    for t in range(4):
+        before = enter @ x[t] + stay @ state
+        active.append((before > 0).double())
+        state = torch.relu(before)
+    outputs = leave @ state
+    total = torch.zeros(2).double()
+    for t in range(4):
+        for units in itertools.product(range(3), repeat=4 - t):
+            value = math.prod(stay[b, a] for a, b in itertools.pairwise(units))
+            status = math.prod(active[t + place][unit] for place, unit in enumerate(units))
+            total += leave[:, units[-1]] * value * status * (enter[units[0]] @ x[t])
+    torch.testing.assert_close(total, outputs)
+    torch.testing.assert_close(leave @ torch.diag(active[-1]) @ before, outputs)
+    with pytest.raises(RuntimeError, match=r"shape|size"):
+        (leave @ before) @ torch.diag(active[-1])
+
+
+def test_the_example_of_figure_5() -> None:
+    plain, once = np.array([1, 0, 0, 1, 0]), np.array([1, 0, 1, 1, 0])
+    assert (plain + 3 * once + plain - 4 * plain).tolist() == [1, 0, 3, 1, 0]
 
 
 @pytest.mark.parametrize("base", [0, 1])

@@ -309,7 +309,8 @@ def reproduce(
             "time (of a step; 3), toy (28 parameters; 3), translation (efficiency of the chain; 8), image and depth "
             "(penal connection; 6 each), "
             "ideal-direction (1), optimizers (a leaderboard; 90); "
-            "or page, which writes page and pictures again from the records in --out.",
+            "page, which writes page and pictures again from the records in --out; or claims, which judges every "
+            "statement of the papers by them and by the tests.",
         ),
     ],
     scale: Annotated[
@@ -340,6 +341,7 @@ def reproduce(
 
     [bold]pathspace reproduce smnist[/]
     [bold]pathspace reproduce smnist --scale full --data mnist/[/]
+    [bold]pathspace reproduce claims --out docs/reproduction[/]
 
     Runs that have ended are kept in runs/trials (those of optimizers in --out), so that an interrupted experiment goes
     on where it was.

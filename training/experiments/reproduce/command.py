@@ -17,12 +17,13 @@ from pathspace.training.experiments.reproduce import EXPERIMENTS, Experiment, Se
 from pathspace.training.experiments.reproduce.page import write_page
 from pathspace.training.experiments.reproduce.pictures import save_png
 from pathspace.training.experiments.reproduce.record import Record
+from pathspace.training.experiments.reproduce.statements.page import show_statements, write_statements
 from pathspace.training.experiments.reproduce.trial import Outcome, Trial
 from pathspace.training.experiments.reproduce.trial_cache import TrialCache, run_all
 from pathspace.training.launch import make_fabric
 from pathspace.training.progress import counting
 
-PAGE = "page"
+PAGE, CLAIMS = "page", "claims"
 
 
 def run_reproduction(
@@ -41,7 +42,8 @@ def run_reproduction(
     """Run one experiment and write its record, its picture and the page of all records in the folder.
 
     Args:
-        name: an experiment, or ``page`` to write page and pictures again from the records that are there.
+        name: an experiment; ``page`` to write page and pictures again from the records that are there; or ``claims``
+            to judge all statements of the papers by them.
         console: where to print.
         out: folder of the records; the page is ``out`` with the suffix ``.md``.
         scale: ``embedded`` or ``full``.
@@ -53,11 +55,14 @@ def run_reproduction(
         minutes: after so many, a contest of many runs begins no further one.
 
     Returns:
-        The record, ``None`` for ``page``.
+        The record, ``None`` for ``page`` and ``claims``.
 
     Raises:
         InputError: an unknown name, missing data or records, or a file that cannot be written.
     """
+    if name == CLAIMS:
+        show_statements(write_statements(Path(out), Path(out).with_name(f"{CLAIMS}.md")), console)
+        return None
     experiment = find(name) if name != PAGE else None
     if experiment is None and not records(Path(out)):
         raise InputError(
@@ -72,7 +77,7 @@ def run_reproduction(
     if experiment is None:
         for record in records(folder):
             save_png(EXPERIMENTS[record.name].draw(record), folder / f"{record.name}.png")
-        write_page(records(folder), folder.with_suffix(".md"))
+        _write_pages(folder)
         console.print(f"Wrote {folder.with_suffix('.md')} from {len(records(folder))} records.", highlight=False)
         return None
     # The trials are kept apart from what is published, so that an interrupted experiment goes on where it was.
@@ -91,10 +96,17 @@ def run_reproduction(
         record = experiment.run(setting)
     record.write(folder / f"{name}.json")
     save_png(experiment.draw(record), folder / f"{name}.png")
-    write_page(records(folder), folder.with_suffix(".md"))
+    _write_pages(folder)
     show(record, console)
     console.print(f"Wrote {folder / name}.json, {folder / name}.png and {folder.with_suffix('.md')}.", highlight=False)
     return record
+
+
+def _write_pages(folder: Path) -> None:
+    """Write the page of all records, and that of all statements where there is one."""
+    write_page(records(folder), folder.with_suffix(".md"))
+    if (page := folder.with_name(f"{CLAIMS}.md")).is_file():
+        write_statements(folder, page)
 
 
 def find(name: str) -> Experiment:

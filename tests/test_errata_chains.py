@@ -1,0 +1,82 @@
+"""What the list of statements says of the chain paper's hook and penalty, tried with the printed line itself."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import weakref
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+TAU = 0.1
+
+
+class Chain(nn.Module):
+    """Residual blocks with the printed line; ``keep`` is footnote 1: the hook holds ``z`` itself."""
+
+    def __init__(self, keep: bool = False) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(nn.Linear(4, 4) for _ in range(2))
+        self.keep, self.seen = keep, []
+
+    def forward(self, x: Tensor) -> Tensor:
+        for block in self.blocks:
+            z = block(x)
+            if self.keep:
+                z.register_hook(lambda g, z=z: g + TAU * z)
+            else:
+                z.register_hook(lambda g, z=z.detach().clone(): g + TAU * z)  # noqa: B008 (as it is printed)
+            self.seen.append(weakref.ref(z))
+            x = x + z
+        return x
+
+
+@pytest.mark.parametrize("keep", [False, True])
+def test_a_hook_that_keeps_its_own_tensor_leaks(keep: bool) -> None:
+    model = Chain(keep)
+    for _ in range(3):
+        model(torch.randn(2, 4)).sum().backward()
+    gc.collect()
+    alive = [ref() for ref in model.seen]
+    assert all(z is not None for z in alive) if keep else all(z is None for z in alive)
+    for z in alive:
+        if z is not None:
+            z._backward_hooks.clear()
+
+
+def test_the_printed_hook_needs_a_guard() -> None:
+    model = Chain()
+    with torch.no_grad(), pytest.raises(RuntimeError, match="doesn't require gradient"):
+        model(torch.randn(2, 4))
+    with pytest.raises(RuntimeError, match="doesn't require gradient"):
+        model.requires_grad_(False)(torch.randn(2, 4))
+
+
+def test_the_penalty_is_no_property_of_the_function() -> None:
+    """Behind a norm the whole stream can be made smaller: the same outputs, a hundredth of the penalty."""
+
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.stem, self.blocks = nn.Linear(3, 8), nn.ModuleList(nn.Linear(8, 8) for _ in range(3))
+            self.read, self.norm = nn.Linear(8, 2), nn.LayerNorm(8, eps=0.0)
+
+        def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+            x, penalty = self.stem(x), torch.zeros(())
+            for block in self.blocks:
+                z = block(torch.relu(self.norm(x)))
+                penalty = penalty + z.square().sum()
+                x = x + z
+            return self.read(self.norm(x)), penalty
+
+    model, x = Net().double(), torch.randn(5, 3).double()
+    small = copy.deepcopy(model)
+    with torch.no_grad():
+        for layer in (small.stem, *small.blocks):
+            layer.weight *= 0.1
+            layer.bias *= 0.1
+        (outputs, penalty), (same, less) = model(x), small(x)
+    torch.testing.assert_close(same, outputs)
+    assert float(less / penalty) == pytest.approx(0.01)

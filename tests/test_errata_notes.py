@@ -1,0 +1,88 @@
+"""What the page of errata and the list of statements say of the notes on the evolution of neural networks."""
+
+from __future__ import annotations
+
+import itertools
+import math
+
+import numpy as np
+import pytest
+import torch
+from scipy.optimize import linprog
+from torch import nn
+from torch.nn import functional as F
+
+
+def test_xor_needs_a_hidden_layer() -> None:
+    points = np.array(list(itertools.product((0, 1), repeat=2)))
+    for target, separable in (((0, 1, 1, 0), False), ((0, 0, 0, 1), True), ((0, 1, 1, 1), True)):
+        signs = np.where(target, 1, -1)
+        # signs (w x + b) >= 1 for some w, b: what a step at zero can tell apart
+        rows = -signs[:, None] * np.c_[points, np.ones(4)]
+        assert linprog(np.zeros(3), rows, -np.ones(4), bounds=(None, None)).success is separable
+    step = lambda x: (x >= 0).astype(int)  # noqa: E731
+    hidden = step(points @ np.array([[1, 1], [1, 1]]) + np.array([-0.5, -1.5]))
+    assert step(hidden @ np.array([1, -2]) - 0.5).tolist() == [0, 1, 1, 0]
+
+
+def test_gradients_are_orthogonal_where_the_test_loss_turns() -> None:
+    """Along ``dw/dt = -grad L_D`` the test loss changes by ``-grad L_T grad L_D``, zero where it turns."""
+    curvature = torch.diag(torch.tensor([1.0, 0.05])).double()
+    best, other = torch.tensor([1.0, 3.0]).double(), torch.tensor([1.2, 1.0]).double()
+    flow = lambda t: best + torch.linalg.matrix_exp(-t * curvature) @ -best  # noqa: E731
+    train = lambda w: curvature @ (w - best)  # noqa: E731
+    held = lambda w: w - other  # noqa: E731
+    product = lambda t: float(train(flow(t)) @ held(flow(t)))  # noqa: E731
+    times = np.linspace(0.1, 40, 4000)
+    losses = [float((flow(t) - other).square().sum()) for t in times]
+    turn = times[int(np.argmin(losses))]
+    assert times[0] < turn < times[-1]
+    assert abs(product(turn)) < 1e-2 * abs(product(0.0))
+
+
+def test_random_symmetric_matrices_are_rarely_definite() -> None:
+    random, shares = np.random.default_rng(0), []
+    for size in (1, 2, 3, 5):
+        draws = random.normal(size=(20_000, size, size))
+        values = np.linalg.eigvalsh(draws + draws.transpose(0, 2, 1))
+        shares.append(float((values > 0).all(1).mean()))
+        # as often positive as negative
+        assert abs(float((values > 0).mean()) - 0.5) < 0.01
+    assert shares == sorted(shares, reverse=True) and shares[0] > 0.45 and shares[-1] < 0.002
+
+
+def test_slips_of_algebra_in_the_notes() -> None:
+    # 2.3.1: M / (M + H), printed as 1 + H / M
+    for m, h in ((10, 100), (3, 7)):
+        assert m / (m + h) == pytest.approx(1 / (1 + h / m)) and m / (m + h) != pytest.approx(1 + h / m)
+    # 2.3.2: the order of U_0 is the root of that of its variance
+    weight = nn.init.xavier_normal_(torch.empty(40, 4000))
+    assert float(weight.std()) == pytest.approx(math.sqrt(2 / 4040), rel=0.02)
+    # 3.7.3: entries of variance one, a norm of the root of their number
+    z = F.layer_norm(torch.randn(5, 400), (400,))
+    torch.testing.assert_close(z.norm(dim=1), torch.full((5,), 20.0), rtol=1e-3, atol=1e-3)
+
+
+def test_adamw_adds_nothing_to_the_loss() -> None:
+    """Adam on the loss with a penalty and AdamW part ways: the decay is no gradient of either norm."""
+    start, pull, rate, decay = torch.tensor([3.0, -0.5]), torch.tensor([1.0, 2.0]), 0.01, 0.1
+    first, second = (nn.Parameter(start.clone()) for _ in range(2))
+    adamw = torch.optim.AdamW([first], lr=rate, weight_decay=decay)
+    adam = torch.optim.Adam([second], lr=rate)
+    for _ in range(20):
+        for w, optimizer, penalty in ((first, adamw, 0.0), (second, adam, decay / 2)):
+            optimizer.zero_grad()
+            ((w * pull).sum() + penalty * w.square().sum()).backward()
+            optimizer.step()
+    assert not torch.allclose(first, second, atol=1e-3)
+    # what L2 regularisation adds is the squared norm: its gradient is the weight, that of the norm has size one
+    for power, size in ((2, 2 * float(start.norm())), (1, 1.0)):
+        (slope,) = torch.autograd.grad(second.norm() ** power, second)
+        assert float(slope.norm()) == pytest.approx(size, rel=0.2) and (power == 2 or size == 1.0)
+
+
+def test_the_loss_of_masked_words_is_cross_entropy() -> None:
+    vectors, table, words = torch.randn(6, 5).double(), torch.randn(11, 5).double(), torch.tensor([0, 3, 3, 10, 7, 1])
+    scores = torch.exp(vectors @ table.T)
+    printed = -(scores[range(6), words] / scores.sum(1)).log().mean()
+    torch.testing.assert_close(printed, F.cross_entropy(vectors @ table.T, words))

@@ -1,0 +1,148 @@
+"""The list of all statements: its entries, what they name, and the verdicts that are computed."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from pathspace.errors import InputError
+from pathspace.training.experiments.names import EXPERIMENTS as NAMES
+from pathspace.training.experiments.reproduce.command import CLAIMS, PAGE, run_reproduction
+from pathspace.training.experiments.reproduce.record import Record
+from pathspace.training.experiments.reproduce.statements import (
+    Statement,
+    judge_all,
+    load_statements,
+    missing,
+    render,
+)
+from pathspace.training.experiments.reproduce.statements.evidence import OF_CLAIMS, RULES
+from pathspace.training.experiments.reproduce.statements.registry import read_statements
+
+ROOT = Path(__file__).parents[1]
+RECORDS = ROOT / "docs" / "reproduction"
+ENTRY = {"id": "A-1", "kind": "theory", "source": "p. 1", "says": "One is one."}
+
+
+def one(**more: object) -> Statement:
+    (statement,) = read_statements({"title": "A paper", "statement": [ENTRY | more]})
+    return statement
+
+
+def test_what_statements_name_is_there() -> None:
+    assert missing(load_statements(), ROOT) == []
+    names = ("tests/test_statements.py::test_nothing", "docs/none.md", "docs/errata.md#no-such-heading")
+    for key, name in zip(("tests", "files", "pages"), names, strict=True):
+        assert missing([one(verdict="true", **{key: [name]})], ROOT) == [f"A-1 names '{name}', which is not there."]
+
+
+def test_records_and_rules_are_known() -> None:
+    for statement in load_statements():
+        assert statement.record in {"", *NAMES} - {PAGE, CLAIMS}
+        assert statement.measured in {"", *RULES}
+
+
+def test_no_verdict_on_an_experiment_is_typed() -> None:
+    typed = [s for s in load_statements() if s.kind == "experiment" and s.verdict not in (None, "not tried")]
+    # figure 2(a) is a drawing, which a counterexample refutes
+    assert [s.id for s in typed] == ["M-figure-2a"]
+
+
+def test_each_statement_about_an_experiment_finds_its_claims() -> None:
+    for judged in judge_all([s for s in load_statements() if s.record], RECORDS):
+        assert judged.verdict != "not tried", judged.statement.id
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {},
+        {"verdict": "true"},
+        {"verdict": "perhaps", "tests": ["a"]},
+        {"verdict": "changed", "tests": ["a"]},
+        {"verdict": "not tried"},
+        {"verdict": "not tried", "why": "b", "tests": ["a"]},
+        {"verdict": "true", "record": "toy", "tests": ["a"]},
+        {"verdict": "true", "tests": ["a"], "kind": "rumour"},
+        {"verdict": "true", "tests": ["a"], "verdikt": "true"},
+    ],
+)
+def test_entries_that_contradict_themselves_are_refused(wrong: dict[str, object]) -> None:
+    with pytest.raises(InputError, match="A-1"):
+        one(**wrong)
+
+
+def record(*claims: tuple[str, str]) -> Record:
+    whole = Record.read(RECORDS / "toy.json")
+    return replace(whole, claims=tuple({**whole.claims[0], "statement": s, "verdict": v} for s, v in claims))
+
+
+@pytest.mark.parametrize(
+    ("claims", "verdict", "turned"),
+    [
+        ((("x: a wins", "confirmed"), ("y: a wins", "confirmed")), "true", "false"),
+        ((("x: a wins", "confirmed"), ("y: a wins", "inconclusive at this scale")), "undecided", "false"),
+        ((("x: a wins", "not confirmed"), ("y: a wins", "inconclusive at this scale")), "false", "undecided"),
+        ((("x: a wins", "confirmed"), ("p: a wins", "not confirmed")), "true", "false"),
+        ((("x: b wins", "confirmed"),), "not tried", "not tried"),
+    ],
+)
+def test_verdicts_follow_the_record(
+    claims: tuple[tuple[str, str], ...], verdict: str, turned: str, tmp_path: Path
+) -> None:
+    record(*claims).write(tmp_path / "toy.json")
+    statement = one(record="toy", claims="a wins", without="p:", kind="experiment")
+    assert [j.verdict for j in judge_all([statement, replace(statement, reversed=True)], tmp_path)] == [verdict, turned]
+
+
+def test_every_verdict_of_the_judge_has_a_meaning() -> None:
+    said = {claim["verdict"] for path in RECORDS.glob("*.json") for claim in Record.read(path).claims}
+    assert said <= OF_CLAIMS.keys()
+
+
+def test_without_records_experiments_are_not_tried(tmp_path: Path) -> None:
+    for judged in judge_all([s for s in load_statements() if s.record or s.measured], tmp_path / "none"):
+        assert judged.verdict == "not tried" and judged.statement.command in judged.detail
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_rules_follow_the_figures(rule: str, tmp_path: Path) -> None:
+    """Figures that say yes in every run, and the same with the sign turned."""
+
+    def rows(up: bool) -> list[dict[str, object]]:
+        def low_high(tau: float) -> float:
+            return 0.6 + (0.2 if (tau > 0) is up else -0.2)
+
+        plain = {"gradient_above_one": 0.9 if up else 0.1, "fold": 0.5 if up else 0.1}
+        return [
+            {"network": "net", "seed": seed, "tau": tau, "accuracy": low_high(tau) + seed / 1000, "trained": plain,
+             "efficiency": (low_high(tau) if rule != "efficient_without_help" else 0.5 if up else -0.5) + seed / 1000,
+             "fold": 0.2 + seed / 1000}
+            for seed in range(4) for tau in (0.0, 3e-4)
+        ]  # fmt: skip
+
+    statement, file = one(measured=rule, kind="experiment"), tmp_path / "figures.json"
+    for up, verdict in ((True, "true"), (False, "false")):
+        file.write_text(json.dumps({"rows": rows(up)}))
+        (judged,) = judge_all([statement], tmp_path, file)
+        assert judged.verdict == verdict
+
+
+def test_the_page_is_that_of_statements_and_records(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """If this fails, run: pathspace reproduce claims --out docs/reproduction."""
+    monkeypatch.chdir(ROOT)
+    page = (ROOT / "docs" / "claims.md").read_text()
+    assert page == render(judge_all(load_statements(), RECORDS), Path("docs/reproduction"))
+    assert all(f"**{statement.id}**" in page for statement in load_statements())
+
+
+def test_the_command_writes_and_prints(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    console = Console(record=True, width=200)
+    run_reproduction("claims", console, out="records")
+    assert "P-theorem-2-stacks" in console.export_text()
+    assert "**P-theorem-2-stacks**" in (tmp_path / "claims.md").read_text()

@@ -1,0 +1,160 @@
+"""Verdicts that are computed: from the records of experiments, and from figures of trained networks."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pathspace.errors import expect_known
+from pathspace.training.experiments.intervals import t_interval
+from pathspace.training.experiments.reproduce.record import Record
+from pathspace.training.experiments.reproduce.statements.registry import Statement, Verdict
+
+# what the judge of experiments says -> what it says of a statement; a difference that does not matter is none
+OF_CLAIMS: dict[str, Verdict] = {
+    "confirmed": "true",
+    "not confirmed": "false",
+    "inconclusive at this scale": "undecided",
+}
+TAU = 3e-4
+Figures = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Judged:
+    """A statement with its verdict.
+
+    Args:
+        statement: what was judged.
+        verdict: the verdict.
+        detail: what it rests on, or what is right instead, or why it was not tried.
+    """
+
+    statement: Statement
+    verdict: Verdict
+    detail: str
+
+
+def judge_all(statements: Iterable[Statement], records: Path, figures: Path | None = None) -> list[Judged]:
+    """Give every statement its verdict.
+
+    Args:
+        statements: the statements.
+        records: folder with the records of ``pathspace reproduce``.
+        figures: figures of trained networks; by default ``data/markov.json`` beside the folder of records.
+
+    Returns:
+        One entry per statement, in order.
+
+    Raises:
+        InputError: a record cannot be read, or a statement names a rule that is not there.
+    """
+    figures = figures or records.parent / "data" / "markov.json"
+    known = json.loads(figures.read_text(encoding="utf-8")) if figures.is_file() else None
+    found: dict[str, Record | None] = {}
+    judged = []
+    for statement in statements:
+        if statement.record:
+            if statement.record not in found:
+                path = records / f"{statement.record}.json"
+                found[statement.record] = Record.read(path) if path.is_file() else None
+            judged.append(_by_record(statement, found[statement.record]))
+        elif statement.measured:
+            judged.append(_by_figures(statement, known))
+        else:
+            assert statement.verdict is not None
+            judged.append(Judged(statement, statement.verdict, statement.right or statement.why))
+    return judged
+
+
+def together(verdicts: Sequence[Verdict]) -> Verdict:
+    """Return the verdict on a statement that holds where all its parts do: one that fails refutes it.
+
+    Example:
+        >>> together(["true", "undecided"]), together(["undecided", "false"]), together([])
+        ('undecided', 'false', 'not tried')
+    """
+    if not verdicts:
+        return "not tried"
+    return "false" if "false" in verdicts else "undecided" if "undecided" in verdicts else "true"
+
+
+def _by_record(statement: Statement, record: Record | None) -> Judged:
+    claims = [
+        claim
+        for claim in (record.claims if record else ())
+        if statement.claims in claim["statement"]
+        and not (statement.without and statement.without in claim["statement"])
+    ]
+    if record is None or not claims:
+        return Judged(statement, "not tried", f"There is no record of it here; {statement.command} makes one.")
+    verdicts = [OF_CLAIMS.get(claim["verdict"], "undecided") for claim in claims]
+    if statement.reversed:
+        turned: dict[Verdict, Verdict] = {"true": "false", "false": "true"}
+        verdicts = [turned.get(verdict, verdict) for verdict in verdicts]
+    scale = "" if record.scale == "full" else " On a stand-in for the document's data and models."
+    parts = [f"{claim['statement']}: {claim['verdict']}" for claim in claims]
+    return Judged(statement, together(verdicts), f"{'; '.join(parts)}.{scale}")
+
+
+def _by_figures(statement: Statement, figures: Figures | None) -> Judged:
+    expect_known("rule", statement.measured, RULES)
+    if figures is None:
+        return Judged(statement, "not tried", f"There are no figures here; {statement.command} measures them.")
+    by_net = RULES[statement.measured](figures)
+    detail = ", ".join(f"{name}: {verdict}" for name, verdict in by_net.items())
+    return Judged(statement, together(list(by_net.values())), f"By network: {detail}. Small networks on digits.")
+
+
+def _by_network(of: Callable[[list[Figures], list[Figures]], Verdict]) -> Callable[[Figures], dict[str, Verdict]]:
+    """Apply a rule to the runs of each network: without the penal connection, and with it, seed by seed."""
+
+    def apply(figures: Figures) -> dict[str, Verdict]:
+        names = dict.fromkeys(row["network"] for row in figures["rows"])
+        return {
+            name: of(
+                *([row for row in figures["rows"] if (row["network"], row["tau"]) == (name, tau)] for tau in (0.0, TAU))
+            )
+            for name in names
+        }
+
+    return apply
+
+
+def sign(values: Sequence[float]) -> Verdict:
+    """Judge "this is positive" by the 95 % interval of one value per seed.
+
+    Example:
+        >>> sign([1.0, 1.1, 0.9]), sign([-1.0, -1.1, -0.9]), sign([1.0, -1.1, 0.2])
+        ('true', 'false', 'undecided')
+    """
+    interval = t_interval(values)
+    if interval.mean - interval.half_width > 0:
+        return "true"
+    return "false" if interval.mean + interval.half_width < 0 else "undecided"
+
+
+def _difference(key: str) -> Callable[[Figures], dict[str, Verdict]]:
+    return _by_network(lambda plain, penal: sign([b[key] - a[key] for a, b in zip(plain, penal, strict=True)]))
+
+
+# Each rule: figures of trained networks -> verdict by network.
+RULES: dict[str, Callable[[Figures], dict[str, Verdict]]] = {
+    "gradients_are_long": _by_network(
+        lambda plain, _: sign([row["trained"]["gradient_above_one"] - 0.5 for row in plain])
+    ),
+    "raises_efficiency": _difference("efficiency"),
+    "generalises": _difference("accuracy"),
+    "efficient_without_help": _by_network(lambda plain, _: sign([row["efficiency"] for row in plain])),
+    # it says that turns vanish with the penalty and are there without it
+    "unfolds": _by_network(
+        lambda plain, penal: (
+            sign([a["trained"]["fold"] - b["fold"] for a, b in zip(plain, penal, strict=True)])
+            if any(a["trained"]["fold"] for a in plain)
+            else "false"
+        )
+    ),
+}

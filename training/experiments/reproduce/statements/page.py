@@ -1,0 +1,114 @@
+"""The page of all statements, and what the command prints of it."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import get_args
+
+from rich.console import Console
+from rich.table import Table
+
+from pathspace.files import replacing
+from pathspace.training.experiments.reproduce.statements.evidence import Judged, judge_all
+from pathspace.training.experiments.reproduce.statements.registry import Verdict, load_statements
+
+SHOWN: dict[Verdict, str] = {
+    "true": "true",
+    "changed": "true with a changed statement",
+    "false": "false",
+    "undecided": "undecided",
+    "not tried": "not tried",
+}
+HEAD = """# The statements of the three documents
+
+Every statement of the documents that this library implements: what it says in our words, the verdict, what the verdict
+rests on, and the command that shows it. `pathspace reproduce claims --out {records}` writes this page
+from `training/experiments/reproduce/statements/*.toml`. Verdicts on experiments are computed from the records of
+[the experiments, rerun](reproduction.md) and from `data/markov.json`; none of them is typed. A statement about several
+settings is false where it is refuted in one, and undecided where one is undecided.
+
+"""
+
+
+def write_statements(records: Path, page: Path) -> list[Judged]:
+    """Judge all statements and write the page.
+
+    Args:
+        records: folder with the records of ``pathspace reproduce``.
+        page: the page.
+
+    Returns:
+        The statements with their verdicts.
+
+    Raises:
+        InputError: a record cannot be read, or the page cannot be written.
+    """
+    judged = judge_all(load_statements(), records)
+    with replacing(page) as temporary:
+        temporary.write_text(render(judged, Path(os.path.relpath(records))), encoding="utf-8")
+    return judged
+
+
+def counts(judged: Iterable[Judged]) -> dict[Verdict, int]:
+    """Count the verdicts, in the order of :data:`SHOWN`."""
+    found = Counter(one.verdict for one in judged)
+    return {verdict: found[verdict] for verdict in get_args(Verdict)}
+
+
+def render(judged: Sequence[Judged], records: Path) -> str:
+    """Return the page.
+
+    Args:
+        judged: statements with their verdicts.
+        records: folder of the records, for the head.
+
+    Returns:
+        Markdown.
+
+    Example:
+        >>> render([], Path("docs/reproduction")).splitlines()[0]
+        '# The statements of the three documents'
+    """
+    parts = [HEAD.format(records=records.as_posix())]
+    if judged:
+        parts.append(_summary(judged))
+    for document in dict.fromkeys(one.statement.document for one in judged):
+        parts.append(f"\n## {document}\n\n| statement | verdict | evidence |\n| --- | --- | --- |\n")
+        parts += [_row(one) for one in judged if one.statement.document == document]
+    return "".join(parts)
+
+
+def _summary(judged: Sequence[Judged]) -> str:
+    documents = dict.fromkeys(one.statement.document for one in judged)
+    lines = [f"| document | {' | '.join(SHOWN.values())} |", f"| --- {'| ---: ' * len(SHOWN)}|"]
+    for name in documents:
+        found = counts(one for one in judged if one.statement.document == name)
+        lines.append(f"| {name} | {' | '.join(map(str, found.values()))} |")
+    return "\n".join(lines) + "\n"
+
+
+def _row(one: Judged) -> str:
+    statement = one.statement
+    what = f"**{statement.id}** ({statement.source}) {statement.says}"
+    links = [f"[{Path(page).name.partition('#')[0]}]({page.removeprefix('docs/')})" for page in statement.pages]
+    links += [f"[{Path(file).name}]({file.removeprefix('docs/')})" for file in statement.files]
+    links += [f"[record](reproduction.md#{statement.record})"] * bool(statement.record and one.verdict != "not tried")
+    command = f"`{statement.command}`" if statement.command else ""
+    evidence = " ".join(filter(None, (one.detail, *links, command)))
+    return f"| {_cell(what)} | **{SHOWN[one.verdict]}** | {_cell(evidence)} |\n"
+
+
+def _cell(text: str) -> str:
+    return text.replace("|", "\\|")
+
+
+def show_statements(judged: Sequence[Judged], console: Console) -> None:
+    """Print a line per statement, and how many there are of each verdict."""
+    table = Table("id", "statement", "verdict", title="Statements of the documents", title_justify="left")
+    for one in judged:
+        table.add_row(one.statement.id, one.statement.says, SHOWN[one.verdict])
+    console.print(table)
+    console.print(", ".join(f"{count} {SHOWN[verdict]}" for verdict, count in counts(judged).items()) + ".")

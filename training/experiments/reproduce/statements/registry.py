@@ -1,0 +1,180 @@
+"""The statements as data, and whether the tests, files and pages that they name are there."""
+
+from __future__ import annotations
+
+import ast
+import re
+import tomllib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields
+from functools import cache
+from importlib import resources
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+from pathspace.errors import InputError
+
+DOCUMENTS = ("path-space", "markov-chain", "evolution")
+Kind = Literal["theory", "formula", "experiment", "background"]
+Verdict = Literal["true", "changed", "false", "undecided", "not tried"]
+
+
+@dataclass(frozen=True)
+class Statement:
+    """One statement of a document.
+
+    Either ``verdict`` stands in the file, or the verdict is computed: from the judged claims of a ``record`` whose text
+    contains ``claims``, or from figures of trained networks by the rule named ``measured``.
+
+    Args:
+        document: title of the document.
+        id: names it; the first letter is that of the document.
+        kind: ``theory``, ``formula``, ``experiment`` or ``background`` (history, opinions, analogies).
+        source: section, equation, table or figure.
+        says: the statement, in our words.
+        verdict: ``changed`` is true with a changed statement.
+        right: what is right instead, for ``changed`` and ``false``.
+        why: why it was not tried, or what would decide it.
+        tests: tests that hold the verdict, as ``file::name``.
+        files: data behind it.
+        pages: where it is explained, as ``file#heading``.
+        record: experiment of ``pathspace reproduce``.
+        claims: part of the text of that experiment's claims.
+        without: claims with this text are left out.
+        reversed: the statement says the opposite of these claims.
+        measured: a rule of :data:`~pathspace.training.experiments.reproduce.statements.evidence.RULES`.
+
+    Raises:
+        InputError: a key has a value it cannot have, or lacks the one that its verdict needs.
+    """
+
+    document: str
+    id: str
+    kind: Kind
+    source: str
+    says: str
+    verdict: Verdict | None = None
+    right: str = ""
+    why: str = ""
+    tests: Sequence[str] = ()
+    files: Sequence[str] = ()
+    pages: Sequence[str] = ()
+    record: str = ""
+    claims: str = ""
+    without: str = ""
+    reversed: bool = False
+    measured: str = ""
+
+    def __post_init__(self) -> None:
+        def expect(right: bool, what: str) -> None:
+            if not right:
+                raise InputError(
+                    f"The statement '{self.id}' {what}; see pathspace.training.experiments.reproduce.statements."
+                )
+
+        expect(self.kind in get_args(Kind), f"is of kind '{self.kind}', expected one of {', '.join(get_args(Kind))}")
+        found = [what for what in (self.verdict, self.record, self.measured) if what]
+        expect(len(found) == 1, f"has {len(found)} of verdict, record and measured, expected one")
+        if self.verdict is None:
+            return
+        expect(self.verdict in get_args(Verdict), f"has the verdict '{self.verdict}', expected {get_args(Verdict)}")
+        expect(bool(self.right) == (self.verdict in ("changed", "false")), "needs 'right' if it is changed or false")
+        expect(bool(self.why) == (self.verdict in ("undecided", "not tried")), "needs 'why' if it is not decided")
+        evidence = bool(self.tests or self.files or self.pages)
+        expect(evidence != bool(self.why), "needs tests, files or pages if it is decided, and none if not")
+
+    @property
+    def command(self) -> str:
+        """The command that shows the evidence; empty where nothing was tried."""
+        if self.record:
+            return f"pathspace reproduce {self.record}"
+        if self.measured or "docs/data/markov.json" in self.files:
+            return "PYTHONPATH=tests python -m benchmarks.markov --json docs/data/markov.json"
+        if self.tests:
+            return f"python -m pytest {' '.join(self.tests)}"
+        pages = {Path(page.split("#")[0]).stem for page in self.pages}
+        return f"python -m pytest tests/test_docs.py -k '{' or '.join(sorted(pages))}'" if pages else ""
+
+
+def read_statements(content: Mapping[str, Any]) -> Iterator[Statement]:
+    """Read the statements of one document.
+
+    Args:
+        content: its TOML file, parsed.
+
+    Raises:
+        InputError: an entry lacks a key, has one too many, or contradicts itself.
+    """
+    known = {field.name for field in fields(Statement)} - {"document"}
+    for entry in content["statement"]:
+        name = entry.get("id", "without an id")
+        if strange := sorted(entry.keys() - known):
+            raise InputError(
+                f"The statement '{name}' has the key '{strange[0]}', expected: {', '.join(sorted(known))}."
+            )
+        if lacking := sorted({"id", "kind", "source", "says"} - entry.keys()):
+            raise InputError(f"The statement '{name}' lacks the key '{lacking[0]}'; add it.")
+        yield Statement(document=content["title"], **entry)
+
+
+@cache
+def load_statements() -> tuple[Statement, ...]:
+    """Return all statements, in the order of the documents.
+
+    Raises:
+        InputError: an entry is not right, or two have one id.
+
+    Example:
+        >>> {statement.id[0] for statement in load_statements()} == {"P", "M", "E"}
+        True
+    """
+    folder = resources.files("pathspace.training.experiments.reproduce.statements")
+    texts = [folder.joinpath(f"{name}.toml").read_text(encoding="utf-8") for name in DOCUMENTS]
+    statements = tuple(statement for text in texts for statement in read_statements(tomllib.loads(text)))
+    names = [statement.id for statement in statements]
+    if twice := [name for name in names if names.count(name) > 1]:
+        raise InputError(f"Two statements have the id '{twice[0]}'; give one of them another.")
+    return statements
+
+
+def missing(statements: Sequence[Statement], root: Path) -> list[str]:
+    """List what statements name and a checkout lacks: tests, files, pages and their headings.
+
+    Args:
+        statements: the statements.
+        root: the checkout.
+
+    Returns:
+        One sentence each, none where all is there.
+
+    Example:
+        >>> one = Statement("A paper", "A-1", "theory", "p. 1", "One is one.", "true", tests=("tests/none.py::test",))
+        >>> missing([one], Path())
+        ["A-1 names 'tests/none.py::test', which is not there."]
+    """
+    return [
+        f"{statement.id} names '{name}', which is not there."
+        for statement in statements
+        for name in (*statement.tests, *statement.files, *statement.pages)
+        if not _is_there(root, name)
+    ]
+
+
+def _is_there(root: Path, name: str) -> bool:
+    file, _, test = name.partition("::")
+    file, _, heading = file.partition("#")
+    path = root / file
+    return path.is_file() and (not test or test in _tests(path)) and (not heading or heading in _headings(path))
+
+
+@cache
+def _tests(path: Path) -> set[str]:
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    return {node.name for node in tree.body if isinstance(node, ast.FunctionDef)}
+
+
+@cache
+def _headings(path: Path) -> set[str]:
+    """Return the headings of a page as the ends of links."""
+    lines = [line.lstrip("#").strip() for line in path.read_text(encoding="utf-8").splitlines() if line.startswith("#")]
+    return {re.sub(r"[ \-]+", "-", re.sub(r"[^\w\- ]", "", line.lower()).strip()) for line in lines}
