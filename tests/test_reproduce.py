@@ -75,10 +75,11 @@ def test_every_field_of_a_trial_is_in_its_name() -> None:
         for key, value in {
             "task": "digits-rows-permuted", "optimizer": "x", "lr": 9.0, "seed": 9, "epochs": 9, "batch_size": 9,
             "init": "default", "rule": "random", "tau": 9.0, "options": (), "test": True, "efficiency": True,
-            "device": "cuda", "schedule": "linear", "clip": 1.0,
+            "device": "cuda", "schedule": "linear", "clip": 1.0, "decay": 0.1,
+            "augment": "crop-flip",
         }.items()
     ]  # fmt: skip
-    assert len({trial.key for trial in (SMALL, *changed)}) == len(fields(Trial)) + 1 == 16
+    assert len({trial.key for trial in (SMALL, *changed)}) == len(fields(Trial)) + 1 == 18
 
 
 def test_a_known_trial_is_not_run_again_and_a_damaged_file_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

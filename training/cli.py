@@ -66,7 +66,8 @@ def train(
             "number-words (English to German), catalogue (German messages of Django, if installed). After 'pathspace "
             "data fetch': fashion-28, fashion-28-permuted, fashion-images, bible-characters. "
             "With --data: mnist-28, mnist-98, "
-            "mnist-28-permuted, mnist-98-permuted, cifar10, cifar100, ptb, ptb-characters, wikitext-2, enwik8, wmt16.",
+            "mnist-28-permuted, mnist-98-permuted, mnist-images, cifar10, cifar100, ptb, ptb-characters, wikitext-2, "
+            "enwik8, wmt16.",
         ),
     ],
     optimizer: Annotated[

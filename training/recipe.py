@@ -194,13 +194,14 @@ class Recipe:
             the function alone; ``None`` takes the optimizer's own default.
         rule: which spanning trees are the skeleton.
         seed: seed of the model, and of the skeleton of the rule ``"random"``.
+        decay: weight decay as the optimizer understands it; of path values for those on path values.
 
     Raises:
         InputError: no optimizer, rule or starting point has this name, or the learning rate is not positive.
 
     Example:
         >>> Recipe("sgd")
-        Recipe(optimizer='sgd', lr=0.05, init='default', rule='modulo', seed=0)
+        Recipe(optimizer='sgd', lr=0.05, init='default', rule='modulo', seed=0, decay=0.0)
     """
 
     optimizer: str = "gsgd"
@@ -208,6 +209,7 @@ class Recipe:
     init: Init | None = None
     rule: Rule = "modulo"
     seed: int = 0
+    decay: float = 0.0
 
     def __post_init__(self) -> None:
         kind = optimizer_kind(self.optimizer)
@@ -223,6 +225,8 @@ class Recipe:
         object.__setattr__(self, "init", self.init or kind.init)
         if not (math.isfinite(self.rate) and self.rate > 0):
             raise InputError(f"The learning rate is {self.lr}; give a positive number such as {kind.lr}.")
+        if not (math.isfinite(self.decay) and self.decay >= 0):
+            raise InputError(f"The weight decay is {self.decay}; give 0 or a positive number such as 1e-4.")
 
     @property
     def rate(self) -> float:
@@ -237,7 +241,8 @@ class Recipe:
     def settings(self) -> dict[str, Any]:
         """Return the plain values that name a run of this recipe."""
         # A rule that nothing uses does not tell two runs apart.
-        return {k: v for k, v in asdict(self).items() if k != "rule" or self.needs_skeleton}
+        used = {"rule": self.needs_skeleton, "decay": self.decay > 0}
+        return {k: v for k, v in asdict(self).items() if used.get(k, True)}
 
 
 def find_skeleton(task: Task, recipe: Recipe) -> Skeleton:
@@ -286,4 +291,9 @@ def prepare(task: Task, recipe: Recipe, skeleton: Skeleton | None = None) -> tup
         graph = ps.trace(model, *task.example_inputs())
         draws = torch.rand(graph.num_units, generator=torch.Generator().manual_seed(recipe.seed), dtype=torch.float64)
         model = ps.rescale(model, graph, UNBALANCED * (2 * draws - 1))
-    return model, optimizer_kind(recipe.optimizer).make(model, recipe.rate, skeleton, task.example_inputs())
+    optimizer = optimizer_kind(recipe.optimizer).make(model, recipe.rate, skeleton, task.example_inputs())
+    for group in optimizer.param_groups if recipe.decay else ():
+        if "weight_decay" not in group:
+            raise InputError(f"The optimizer {recipe.optimizer} has no weight decay; leave it out, or choose another.")
+        group["weight_decay"] = recipe.decay
+    return model, optimizer

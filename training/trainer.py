@@ -54,6 +54,7 @@ class Trainer:
             epochs only.
         checkpoint_seconds: write one inside an epoch, too, as soon as the last is so old.
         schedule: share of the run's steps that are done -> factor of every learning rate; ``None`` leaves rates alone.
+        augment: changes the inputs of a training step, at random by torch's global generator.
         clip: scale the gradient of a step down to this norm where it is longer; ``None`` leaves it alone.
         settings: plain values that name the run; a checkpoint is only resumed by a run with equal ones.
         patience: stop after so many epochs without a lower validation metric, and put the weights of the best
@@ -93,6 +94,7 @@ class Trainer:
         checkpoint_seconds: float | None = None,
         schedule: Callable[[float], float] | None = None,
         clip: float | None = None,
+        augment: Callable[[torch.Tensor], torch.Tensor] | None = None,
         settings: Mapping[str, Any] | None = None,
         patience: int | None = None,
         watch: Callable[[Tick], None] | None = None,
@@ -120,6 +122,7 @@ class Trainer:
         self.patience, self.best = patience, BestWeights()
         self.watch, self.checkpoint_every = watch, checkpoint_every
         self.checkpoint_seconds, self._saved = checkpoint_seconds, time.monotonic()
+        self.augment = augment
         self.clip, self.schedule, self._rates = clip, schedule, [group["lr"] for group in optimizer.param_groups]
         self.fabric = fabric or Fabric(accelerator="cpu", devices=1)
         if not isinstance(self.fabric.strategy, SingleDeviceStrategy | DDPStrategy):
@@ -219,7 +222,7 @@ class Trainer:
             # An example that only stands in is not penalised, either.
             stands_in = penalty_disabled(self.model.module, share.examples == 0)
             with stands_in, self.fabric.no_backward_sync(self.model, enabled=not share.last):
-                loss = self.task.loss(self.model(inputs), targets)
+                loss = self.task.loss(self.model(self.augment(inputs) if self.augment else inputs), targets)
                 total += loss.item() * share.examples
                 if share.last:
                     (total,) = ranks.total(self.fabric, total)

@@ -10,7 +10,7 @@ TASKS = (
     *("bible-characters", "catalogue", "cifar10", "cifar100"),
     *("digits-images", "digits-pixels", "digits-pixels-permuted", "digits-rows", "digits-rows-permuted"),
     *("enwik8", "fashion-28", "fashion-28-permuted", "fashion-images"),
-    *("mnist-28", "mnist-28-permuted", "mnist-98", "mnist-98-permuted", "number-words"),
+    *("mnist-28", "mnist-28-permuted", "mnist-98", "mnist-98-permuted", "mnist-images", "number-words"),
     *("ptb", "ptb-characters", "text-characters", "text-masked-words", "wikitext-2", "wmt16"),
 )
 EXPERIMENTS = (

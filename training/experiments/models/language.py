@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import dropout
 
 
 class StackedReluLM(nn.Module):
@@ -22,6 +23,7 @@ class StackedReluLM(nn.Module):
         dropout_inputs: on the embedded tokens.
         dropout_layers: between recurrent layers.
         dropout_words: share of the tokens whose embedding is dropped everywhere.
+        weight_drop: share of the recurrent weights that each training pass leaves out.
 
     Reference:
         Path Space for Recurrent Neural Networks with ReLU Activations, section 5.2, appendix A.2 and Table 3.
@@ -41,6 +43,7 @@ class StackedReluLM(nn.Module):
         dropout_inputs: float = 0.0,
         dropout_layers: float = 0.0,
         dropout_words: float = 0.0,
+        weight_drop: float = 0.0,
     ) -> None:
         super().__init__()
         self.embedding = nn.Embedding(vocabulary, embedding)
@@ -55,7 +58,7 @@ class StackedReluLM(nn.Module):
         )
         self.readout = nn.Linear(hidden, vocabulary)
         self.enter, self.leave = nn.Dropout(dropout_inputs), nn.Dropout(dropout)
-        self.dropout_words = dropout_words
+        self.dropout_words, self.weight_drop = dropout_words, weight_drop
 
     def forward(self, tokens: Tensor) -> Tensor:
         """Map tokens of shape (B, T) to scores of the next token, shape (B, T, vocabulary)."""
@@ -63,9 +66,21 @@ class StackedReluLM(nn.Module):
         if self.training and self.dropout_words:
             kept = torch.empty(self.embedding.num_embeddings, device=tokens.device).bernoulli_(1 - self.dropout_words)
             embedded = embedded * (kept / (1 - self.dropout_words))[tokens].unsqueeze(-1)
-        states, _ = self.rnn(self.enter(embedded))
+        states = self._recur(self.enter(embedded))
         result: Tensor = self.readout(self.leave(states))
         return result
+
+    def _recur(self, entering: Tensor) -> Tensor:
+        if not (self.training and self.weight_drop):
+            states: Tensor = self.rnn(entering)[0]
+            return states
+        rnn = self.rnn
+        weights = [
+            dropout(weight, self.weight_drop) if name.startswith("weight_hh") else weight
+            for name, weight in rnn.named_parameters()
+        ]
+        first = entering.new_zeros(rnn.num_layers, len(entering), rnn.hidden_size)
+        return torch.rnn_relu(entering, first, weights, False, rnn.num_layers, rnn.dropout, True, False, True)[0]
 
 
 def language_model() -> tuple[nn.Module, tuple[Tensor, ...]]:

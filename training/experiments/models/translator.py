@@ -41,6 +41,7 @@ class Translator(nn.Module):
         inner: units between the two layers of a feed-forward branch.
         layers: encoder layers, and decoder layers.
         longest: longest target sentence.
+        dropout: inside branches, as the original has it, and on the embedded tokens.
 
     Reference:
         Rethinking skip connection model as a learnable Markov chain, section 3.1.
@@ -61,17 +62,19 @@ class Translator(nn.Module):
         inner: int = 128,
         layers: int = 2,
         longest: int = 256,
+        dropout: float = 0.0,
     ) -> None:
         super().__init__()
         self.source = source
         self.embedding = nn.Embedding(vocabulary, width)
         nn.init.normal_(self.embedding.weight, std=width**-0.5)
-        common: dict[str, Any] = {"dropout": 0.0, "batch_first": True, "norm_first": True}
+        common: dict[str, Any] = {"dropout": dropout, "batch_first": True, "norm_first": True}
         self.encoder = nn.ModuleList(nn.TransformerEncoderLayer(width, heads, inner, **common) for _ in range(layers))
         self.encoder_norm = nn.LayerNorm(width)
         self.decoder = nn.ModuleList(nn.TransformerDecoderLayer(width, heads, inner, **common) for _ in range(layers))
         self.decoder_norm = nn.LayerNorm(width)
         self.readout = nn.Linear(width, vocabulary)
+        self.dropout = nn.Dropout(dropout)
         self.register_buffer("places", sinusoids(max(longest, source), width), persistent=False)
 
     def forward(self, pairs: Tensor) -> Tensor:
@@ -91,7 +94,7 @@ class Translator(nn.Module):
 
     def _embed(self, tokens: Tensor) -> Tensor:
         scale = self.embedding.embedding_dim**0.5
-        result: Tensor = self.embedding(tokens) * scale + self.places[: tokens.shape[1]]
+        result: Tensor = self.dropout(self.embedding(tokens) * scale + self.places[: tokens.shape[1]])
         return result
 
 

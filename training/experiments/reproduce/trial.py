@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from pathspace.diagnostics import MarkovChain
+from pathspace.training.experiments.augment import augmentation
 from pathspace.training.experiments.reproduce.provenance import code_digest, data_digest, task_data
 from pathspace.training.history import Tick
 from pathspace.training.launch import make_fabric
 from pathspace.training.penal import penalize
 from pathspace.training.recipe import Init, Recipe, Rule, prepare
+from pathspace.training.schedules import schedule
 from pathspace.training.task import Task
 from pathspace.training.threads import one_thread
 from pathspace.training.trainer import Trainer
@@ -23,8 +24,6 @@ from pathspace.training.trainer import Trainer
 OBSERVED = 64
 # A run that is killed loses no more than this.
 CHECKPOINT_SECONDS = 30.0
-Schedule = Literal["constant", "linear"]
-SCHEDULES: dict[Schedule, Callable[[float], float] | None] = {"constant": None, "linear": lambda share: 1 - share}
 
 
 @dataclass(frozen=True)
@@ -45,8 +44,10 @@ class Trial:
         test: look at the test split after the last epoch.
         efficiency: measure the efficiency of the Markov chain after every epoch.
         device: where it computes; one of :data:`pathspace.training.launch.DEVICES`.
-        schedule: ``linear`` lowers the learning rate to zero, step by step.
+        schedule: how the learning rate moves, see :func:`pathspace.training.schedules.schedule`.
         clip: gradients of a larger norm are scaled down to it; ``None`` for no limit.
+        decay: weight decay; of path values where the optimizer works on those.
+        augment: how training images are changed, see :func:`pathspace.training.experiments.augment.augmentation`.
 
     Example:
         >>> trial = Trial("digits-rows", "sgd", lr=0.1, seed=0, epochs=1, options=(("hidden", 4),))
@@ -67,8 +68,10 @@ class Trial:
     test: bool = False
     efficiency: bool = False
     device: str = "cpu"
-    schedule: Schedule = "constant"
+    schedule: str = "constant"
     clip: float | None = None
+    decay: float = 0.0
+    augment: str = "none"
 
     @property
     def key(self) -> str:
@@ -136,7 +139,7 @@ def run_trial(trial: Trial, folder: Path | None = None) -> Outcome:
         (1, False)
     """
     task = task_data(trial.task, trial.options)
-    recipe = Recipe(trial.optimizer, trial.lr, trial.init, trial.rule, trial.seed)
+    recipe = Recipe(trial.optimizer, trial.lr, trial.init, trial.rule, trial.seed, trial.decay)
     with one_thread():
         model, optimizer = prepare(task, recipe)
         probe = _Probe(task, model, trial) if trial.efficiency else None
@@ -151,8 +154,9 @@ def run_trial(trial: Trial, folder: Path | None = None) -> Outcome:
             seed=trial.seed,
             folder=folder,
             checkpoint_seconds=CHECKPOINT_SECONDS,
-            schedule=SCHEDULES[trial.schedule],
+            schedule=schedule(trial.schedule),
             clip=trial.clip,
+            augment=augmentation(trial.augment),
             settings={"trial": trial.key},
             watch=probe,
             fabric=make_fabric(trial.device, 1),

@@ -15,15 +15,24 @@ from pathspace.training.experiments.tasks.digits import image_splits
 from pathspace.training.task import Split, Task, error_rate, register_task, seeded
 
 # name -> (channels of the images, classes, width, depth) -> model
-NETWORKS: dict[str, Callable[[int, int, int, int], nn.Module]] = {
+NETWORKS: dict[str, Callable[..., nn.Module]] = {
     "residual": lambda channels, classes, width, depth: ResidualCNN(channels, width, width, classes, depth),
     "resnet": lambda channels, classes, width, depth: CifarResNet(depth, channels, width, classes),
-    "recurrent": lambda channels, classes, width, depth: RecurrentCNN(channels, width, classes, depth),
+    "recurrent": lambda channels, classes, width, depth, dropout=0.0: RecurrentCNN(
+        channels, width, classes, depth, dropout=dropout
+    ),
 }
 
 
 def image_task(
-    name: str, what: str, parts: Sequence[Split], network: str, width: int, depth: int, classes: int = 10
+    name: str,
+    what: str,
+    parts: Sequence[Split],
+    network: str,
+    width: int,
+    depth: int,
+    classes: int = 10,
+    dropout: float = 0.0,
 ) -> Task:
     """Build the task of classifying images with a convolutional network.
 
@@ -35,6 +44,7 @@ def image_task(
         width: channels of the network.
         depth: blocks of ``residual``, layers of ``resnet``, recurrent layers of ``recurrent``.
         classes: number of classes.
+        dropout: before the read-out of ``recurrent``.
 
     Returns:
         The task; its metric is the error rate.
@@ -51,6 +61,9 @@ def image_task(
         raise InputError(f"There is no network '{network}'; choose one of: {', '.join(NETWORKS)}.")
     if width < 1 or depth < 1:
         raise InputError(f"Task '{name}' got hidden = {width} and depth = {depth}; give at least 1 of each.")
+    if dropout and network != "recurrent":
+        raise InputError(f"Task '{name}' got dropout = {dropout}, which its network '{network}' has no place for.")
+    extra = {"dropout": dropout} if dropout else {}
     train, valid, test = parts
     channels = train.inputs.shape[1]
 
@@ -60,7 +73,7 @@ def image_task(
         train=train,
         valid=valid,
         test=test,
-        make_model=seeded(lambda: NETWORKS[network](channels, classes, width, depth)),
+        make_model=seeded(lambda: NETWORKS[network](channels, classes, width, depth, **extra)),
         loss=functional.cross_entropy,
         metric=error_rate,
         metric_name="error",

@@ -111,6 +111,26 @@ for _steps in (28, 98):
         register_task(_name)(partial(_mnist, _name, _steps, _permuted))
 
 
+@register_task("mnist-images")
+def mnist_images(
+    hidden: int = 32, network: str = "recurrent", depth: int = 4, dropout: float = 0.0, data: str | None = None
+) -> Task:
+    """Build the task: MNIST's images by a convolutional network.
+
+    Args:
+        hidden: channels of the network.
+        network: ``recurrent``, ``residual`` or ``resnet``.
+        depth: see :func:`pathspace.training.experiments.tasks.images.image_task`.
+        dropout: before the read-out of ``recurrent``.
+        data: folder with MNIST's four idx files.
+
+    Raises:
+        InputError: the data is not there.
+    """
+    parts = mnist_splits(_folder("mnist-images", data, MNIST))
+    return image_task("mnist-images", "MNIST", parts, network, hidden, depth, 10, dropout)
+
+
 def cifar_splits(folder: Path, classes: int) -> tuple[Split, Split, Split]:
     """Read CIFAR's python batches.
 
@@ -134,10 +154,17 @@ def cifar_splits(folder: Path, classes: int) -> tuple[Split, Split, Split]:
     return _parts((images, targets, *test), classes, folder, CIFAR)
 
 
-def _cifar(classes: int, hidden: int = 16, network: str = "resnet", depth: int = 20, data: str | None = None) -> Task:
+def _cifar(
+    classes: int,
+    hidden: int = 16,
+    network: str = "resnet",
+    depth: int = 20,
+    dropout: float = 0.0,
+    data: str | None = None,
+) -> Task:
     name = f"cifar{classes}"
     parts = cifar_splits(_folder(name, data, CIFAR), classes)
-    return image_task(name, f"CIFAR-{classes}", parts, network, hidden, depth, classes)
+    return image_task(name, f"CIFAR-{classes}", parts, network, hidden, depth, classes, dropout)
 
 
 for _classes in (10, 100):
@@ -188,6 +215,7 @@ def _model(hidden: int, layers: int) -> dict[str, float | int]:
         "dropout_inputs": 0.4,
         "dropout_layers": 0.2,
         "dropout_words": 0.1,
+        "weight_drop": 0.1,
     }
 
 
@@ -226,22 +254,33 @@ def enwik8(hidden: int = 1550, layers: int = 4, length: int = 100, data: str | N
 
 
 @register_task("wmt16")
-def wmt16(hidden: int = 512, layers: int = 6, longest: int = 100, data: str | None = None) -> Task:
-    """Build the task: English sentences translated into German, from text files with a sentence per line.
+def wmt16(
+    hidden: int = 512,
+    layers: int = 6,
+    longest: int = 100,
+    dropout: float = 0.0,
+    smoothing: float = 0.0,
+    reverse: bool = False,
+    data: str | None = None,
+) -> Task:
+    """Build the task: sentences translated between English and German, from text files with a sentence per line.
 
     Args:
         hidden: features of the transformer.
         layers: encoder layers, and decoder layers.
         longest: sentences are cut after so many words.
+        dropout: of the transformer.
+        smoothing: share of each target that is spread over all tokens in the loss.
+        reverse: German into English.
         data: folder with ``train.en``, ``train.de`` and so on.
 
     Raises:
         InputError: a file is missing, or two files have different numbers of lines.
     """
-    folder = _folder("wmt16", data, WMT)
+    folder, languages = _folder("wmt16", data, WMT), ("de", "en") if reverse else ("en", "de")
     parts = []
     for part in ("train", "valid", "test"):
-        paths = [find(folder, (f"{part}.{language}",), WMT) for language in ("en", "de")]
+        paths = [find(folder, (f"{part}.{language}",), WMT) for language in languages]
         first, second = ([line.split() for line in read_text(path, WMT).splitlines()] for path in paths)
         if len(first) != len(second):
             raise InputError(
@@ -250,4 +289,5 @@ def wmt16(hidden: int = 512, layers: int = 6, longest: int = 100, data: str | No
                 f"both; {WMT}."
             )
         parts.append(list(zip(first, second, strict=True)))
-    return translation_task("wmt16", "WMT-16, English to German", parts, hidden, layers, longest, 32_000)
+    what = f"WMT-16, {' to '.join(languages)}"
+    return translation_task("wmt16", what, parts, hidden, layers, longest, 32_000, dropout, smoothing)

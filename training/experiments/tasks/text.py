@@ -37,18 +37,20 @@ def topics_text() -> str:
     return "\n".join("".join(c for c in line if " " <= c <= "~") for line in lines if line)
 
 
-def token_loss(outputs: Tensor, targets: Tensor) -> Tensor:
+def token_loss(outputs: Tensor, targets: Tensor, smoothing: float = 0.0) -> Tensor:
     """Return the mean cross-entropy over tokens; targets below 0 do not count.
 
     Args:
         outputs: scores, shape (B, T, V).
         targets: tokens, shape (B, T).
+        smoothing: share of each target that is spread over all tokens.
 
     Example:
         >>> round(token_loss(torch.zeros(1, 2, 4), torch.tensor([[1, -1]])).item(), 4)
         1.3863
     """
-    return functional.cross_entropy(outputs.flatten(0, 1), targets.flatten(), ignore_index=-1)
+    scores, tokens = outputs.flatten(0, 1), targets.flatten()
+    return functional.cross_entropy(scores, tokens, ignore_index=-1, label_smoothing=smoothing)
 
 
 def bits(outputs: Tensor, targets: Tensor) -> Tensor:

@@ -8,6 +8,7 @@ are exact, there are as many as one wants, and the task is a real one: words mer
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 import numpy as np
 import torch
@@ -161,6 +162,8 @@ def translation_task(
     layers: int,
     longest: int = 32,
     vocabulary_size: int = 8000,
+    dropout: float = 0.0,
+    smoothing: float = 0.0,
 ) -> Task:
     """Build the task of translating with an encoder-decoder transformer.
 
@@ -172,6 +175,8 @@ def translation_task(
         layers: encoder layers, and decoder layers.
         longest: longest sentence, in words.
         vocabulary_size: the most frequent words of the training pairs are known, both languages together.
+        dropout: of the transformer.
+        smoothing: share of each target that is spread over all tokens in the loss.
 
     Returns:
         The task; its metric is the share of wrong target tokens, the true ones before them being given.
@@ -197,9 +202,9 @@ def translation_task(
         valid=valid,
         test=test,
         make_model=seeded(
-            lambda: Translator(len(vocabulary), source, width, heads, 2 * width, layers, longest=max(source, target))
+            lambda: Translator(len(vocabulary), source, width, heads, 2 * width, layers, max(source, target), dropout)
         ),
-        loss=token_loss,
+        loss=partial(token_loss, smoothing=smoothing),
         metric=token_accuracy_error,
         metric_name="error",
         hopeless=0.9,

@@ -1,0 +1,59 @@
+"""Images changed at random on their way into a training step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from pathspace.errors import expect_known
+
+MARGIN = 4
+
+
+def crop_and_flip(images: Tensor) -> Tensor:
+    """Move each image by up to four pixels, zeros coming in, and mirror half of them.
+
+    Args:
+        images: shape (B, channels, Y, X).
+
+    Returns:
+        The same shape; draws are those of torch's global generator.
+
+    Reference:
+        He et al., Deep residual learning for image recognition, section 4.2.
+
+    Example:
+        >>> crop_and_flip(torch.ones(2, 1, 8, 8)).shape
+        torch.Size([2, 1, 8, 8])
+    """
+    count, _, height, width = images.shape
+    padded = functional.pad(images, (MARGIN,) * 4)
+    up, left = torch.randint(2 * MARGIN + 1, (2, count))
+    rows = up[:, None] + torch.arange(height)
+    columns = left[:, None] + torch.arange(width)
+    mirrored = torch.rand(count) < 0.5
+    columns[mirrored] = columns[mirrored].flip(1)
+    place = torch.arange(count)[:, None, None]
+    # (B, Y, X, channels): indices beside a slice come first
+    moved = padded[place, :, rows[:, :, None], columns[:, None, :]]
+    return moved.permute(0, 3, 1, 2).contiguous()
+
+
+AUGMENTATIONS: dict[str, Callable[[Tensor], Tensor] | None] = {"none": None, "crop-flip": crop_and_flip}
+
+
+def augmentation(name: str) -> Callable[[Tensor], Tensor] | None:
+    """Return the augmentation of this name, ``None`` for ``none``.
+
+    Raises:
+        InputError: there is none.
+
+    Example:
+        >>> augmentation("none") is None
+        True
+    """
+    expect_known("augmentation", name, AUGMENTATIONS)
+    return AUGMENTATIONS[name]

@@ -1,0 +1,55 @@
+"""How a learning rate moves over a run: by name, as a factor of the share of steps that are done."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+from pathspace.errors import InputError
+
+Factor = Callable[[float], float]
+NAMES = ("constant", "linear", "drops AT AT ...", "cosine WARM-UP", "inverse-root WARM-UP")
+
+
+def schedule(name: str) -> Factor | None:
+    """Return the factor of every learning rate, from the share of the run's steps that are done.
+
+    Args:
+        name: ``constant``; ``linear`` (to zero); ``drops 0.5 0.75`` (divided by ten at each share of the run);
+            ``cosine 0.1`` (up from zero over a tenth of the run, then half a cosine to zero); ``inverse-root 0.1``
+            (up alike, then falling with the root of the steps). A warm-up of 0 is none.
+
+    Returns:
+        The factor, ``None`` for ``constant``.
+
+    Raises:
+        InputError: there is no such schedule, or a share is not between 0 and 1.
+
+    Example:
+        >>> drops = schedule("drops 0.5 0.75")
+        >>> drops is not None and [round(drops(share), 3) for share in (0.0, 0.49, 0.5, 0.9)]
+        [1.0, 1.0, 0.1, 0.01]
+    """
+    kind, *words = name.split() or [""]
+    try:
+        shares = [float(word) for word in words]
+    except ValueError:
+        shares = [math.nan]
+    right = all(0 <= share < 1 for share in shares)
+    if kind == "constant" and not shares:
+        return None
+    if kind == "linear" and not shares:
+        return lambda share: 1 - share
+    if kind == "drops" and shares and right:
+        return lambda share: 0.1 ** sum(share >= at for at in shares)
+    if kind == "cosine" and len(shares) == 1 and right:
+        return lambda share: _warm(
+            share, shares[0], lambda x: (1 + math.cos(math.pi * (x - shares[0]) / (1 - shares[0]))) / 2
+        )
+    if kind == "inverse-root" and len(shares) == 1 and 0 < shares[0] < 1:
+        return lambda share: _warm(share, shares[0], lambda x: math.sqrt(shares[0] / x))
+    raise InputError(f"There is no schedule '{name}'; choose one of: {', '.join(NAMES)}, with shares of the run.")
+
+
+def _warm(share: float, until: float, after: Factor) -> float:
+    return share / until if share < until else after(share)
