@@ -30,7 +30,7 @@ def rescale(
     """Apply a gauge transformation to ``model`` in place: ``w_e <- w_e exp(phi(head e) - phi(tail e))``.
 
     The function is kept on the inputs that :attr:`pathspace.ReductionGraph.range` speaks of: of any length, batch and
-    image size that the model takes, as long as nothing was seen to depend on them or a second capture showed how.
+    image size at which the model runs the same operations as where it was captured.
 
     Running statistics of normalisation layers are rescaled along, ``mean <- s mean`` and
     ``var <- s^2 (var + eps) - eps``, so the function is kept in eval mode, exactly. (Entries of ``var`` may become

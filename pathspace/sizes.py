@@ -146,7 +146,7 @@ def sentence(inputs: Inputs, other: Inputs | None, looked: bool) -> str:
         return f"{text}, and other sizes as captured at ({describe(*other)})"
     if looked:
         return f"{text} and none other, as it was not captured at other sizes"
-    return f"{text}; nothing there is seen to depend on their sizes"
+    return f"{text}, and other sizes at which the model runs the same operations"
 
 
 __all__ = ["larger", "recapture", "resized", "sentence", "thin"]

@@ -202,7 +202,7 @@ def assemble(scales: Scales, traced: int | None = None) -> dict[str, Ends]:
     return result
 
 
-def extended(ids: Tensor, void: Tensor) -> Tensor:
+def extended(ids: Tensor, void: Tensor) -> tuple[Tensor, Tensor]:
     """Ids in which unused scalars get those of used ones next to them, along dimensions where these agree; else 0.
 
     Args:
@@ -210,22 +210,53 @@ def extended(ids: Tensor, void: Tensor) -> Tensor:
         void: where there are none, of the same shape.
 
     Returns:
-        The ids, with size 1 along dimensions where they agree.
+        The ids, with size 1 along dimensions where they agree, and where there are still none.
 
     Example:
         >>> import torch
         >>> ids = torch.tensor([[3, 4, 0], [3, 4, 0], [0, 0, 0]])
-        >>> extended(ids, ids == 0)
-        tensor([[3, 4, 0]])
+        >>> [found.tolist() for found in extended(ids, ids == 0)]
+        [[[3, 4, 0]], [[False, False, True]]]
     """
-    largest = torch.iinfo(ids.dtype).max
     for dim in range(ids.dim()):
-        low = torch.where(void, largest, ids).amin(dim, keepdim=True)
-        high = torch.where(void, -largest, ids).amax(dim, keepdim=True)
-        if bool((low >= high).all()):
-            void = void.all(dim, keepdim=True)
-            ids = torch.where(void, 0, low)
-    return torch.where(void, 0, ids)
+        agree, first = _agree(ids, void, dim)
+        if agree:
+            ids, void = ids.take_along_dim(first, dim), void.all(dim, keepdim=True)
+    return torch.where(void, 0, ids), void
+
+
+def beside(ends: tuple[Tensor, Tensor], factor: Tensor, void: Tensor) -> tuple[Tensor, Tensor]:
+    """Both ends, in which unused scalars get those of a used one next to them where all used ones have one factor.
+
+    Args:
+        ends: solved ids of tails and heads.
+        factor: the same number where the same power of the same scales multiplies a scalar, of the ends' shape.
+        void: which scalars are not used, of the ends' shape.
+
+    Returns:
+        Tails and heads.
+
+    Example:
+        >>> import torch
+        >>> tail, head = torch.tensor([[1], [0], [7]]), torch.tensor([[3], [2], [7]])
+        >>> [ids.tolist() for ids in beside((tail, head), torch.tensor([[5], [5], [0]]), tail == 7)]
+        [[[1], [0], [1]], [[3], [2], [3]]]
+    """
+    for dim in range(void.dim()):
+        agree, first = _agree(factor, void, dim)
+        if agree:
+            tail, head = (torch.where(void, ids.take_along_dim(first, dim), ids) for ids in ends)
+            ends, factor = (tail, head), torch.where(void, factor.take_along_dim(first, dim), factor)
+            void = void.all(dim, keepdim=True).expand(void.shape)
+    return ends
+
+
+def _agree(numbers: Tensor, void: Tensor, dim: int) -> tuple[bool, Tensor]:
+    """Whether the numbers along a dimension are the same wherever there are any, and the place of the first."""
+    largest = torch.iinfo(numbers.dtype).max
+    low = torch.where(void, largest, numbers).amin(dim, keepdim=True)
+    high = torch.where(void, -largest, numbers).amax(dim, keepdim=True)
+    return bool((low >= high).all()), void.logical_not().int().argmax(dim, keepdim=True)
 
 
 def shrink(ids: Tensor) -> Tensor:
@@ -233,4 +264,4 @@ def shrink(ids: Tensor) -> Tensor:
     return distinct(compress(ids)) if ids.dim() else ids.clone()
 
 
-__all__ = ["Ends", "assemble", "combine", "constant", "extended", "shrink"]
+__all__ = ["Ends", "assemble", "beside", "combine", "constant", "extended", "shrink"]

@@ -8,7 +8,7 @@ from scipy.sparse import csr_array, eye_array, vstack
 from torch import Tensor
 
 from pathspace.capture import Captured
-from pathspace.inference.assemble import Ends, assemble, combine, extended, shrink
+from pathspace.inference.assemble import Ends, assemble, beside, combine, extended, shrink
 from pathspace.inference.gathered import fold
 from pathspace.inference.relations import Relations, Solution
 from pathspace.inference.units import Scales
@@ -106,7 +106,7 @@ def _graph(captured: Captured, scales: Scales, raw: dict[str, Ends], solution: S
             tail, head = raw[name].here()
             unused = tail == NEUTRAL
             if bool(unused.any()):
-                beyond[name] = _everywhere(raw[name], _alike(classes, solution), scales.shapes[name])
+                beyond[name] = _everywhere(raw[name], classes, solution, scales.shapes[name])
             blocks.append(
                 WeightBlock(
                     name=name,
@@ -139,21 +139,31 @@ def _graph(captured: Captured, scales: Scales, raw: dict[str, Ends], solution: S
     )
 
 
-def _alike(classes: Tensor, solution: Solution) -> Tensor:
-    """Classes in which equal products of scales have one id, that of the first."""
-    if not solution.forms.shape[0]:
-        return classes
+def _alike(classes: Tensor, solution: Solution) -> tuple[Tensor, Tensor]:
+    """Classes in which equal products of scales have one id, that of the first, and a number for each such class."""
     # rows are equal iff they agree in two random directions, as good as surely (whole numbers modulo 2^64)
-    directions = np.random.default_rng(0).integers(1, 2**62, (solution.forms.shape[1], 2))
-    _, first, place = np.unique(solution.forms @ directions, axis=0, return_index=True, return_inverse=True)
+    directions = np.random.default_rng(0).integers(1, 2**62, (solution.units, 2))
+    derived = solution.forms @ directions
+    number = torch.from_numpy(np.concatenate([[0], directions[:, 0], derived[:, 0]]))
+    if not solution.forms.shape[0]:
+        return classes, number
+    _, first, place = np.unique(derived, axis=0, return_index=True, return_inverse=True)
     start = solution.units + 1
     ids = np.concatenate([np.arange(start), start + first[place.reshape(-1)]])
-    return torch.from_numpy(ids)[classes.abs()] * classes.sign()
+    return torch.from_numpy(ids)[classes.abs()] * classes.sign(), number
 
 
-def _everywhere(ends: Ends, classes: Tensor, shape: tuple[int, ...]) -> Pair:
+def _everywhere(ends: Ends, classes: Tensor, solution: Solution, shape: tuple[int, ...]) -> Pair:
     """Tail and head of all scalars of a parameter, also of those that only larger inputs use."""
-    tail, head = (extended(lookup(classes, ids), ids == NEUTRAL).expand(shape) for ids in (ends.tail, ends.head))
+    classes, number = _alike(classes, solution)
+    pair = [(lookup(classes, ids), ids == NEUTRAL) for ids in (ends.tail, ends.head)]
+    (tail, no_tail), (head, no_head) = (extended(ids, void) for ids, void in pair)
+    tail, head = tail.expand(shape), head.expand(shape)
+    if bool(no_tail.any()) or bool(no_head.any()):
+        # where ends differ from one scalar to the next, the factors between them may still agree
+        (start, void), (end, _) = pair
+        factor = number[end.abs()] * end.sign() - number[start.abs()] * start.sign()
+        tail, head = beside((tail, head), factor.expand(shape), void.expand(shape))
     return distinct(tail), distinct(head)
 
 

@@ -64,15 +64,23 @@ def tasks() -> Iterator[Task]:
             yield Task(name, "trained", "eval", None)
 
 
-def bracket(task: Task, seconds: float) -> dict[str, Any]:
+def scalars(task: Task) -> int:
+    """How many weights a model has that the survey does not know."""
+    try:
+        return sum(parameter.numel() for parameter in task.make()[0].parameters())
+    except Exception:
+        return 0
+
+
+def bracket(task: Task, seconds: float, size: int) -> dict[str, Any]:
     """Found and at most, or why not."""
-    row: dict[str, Any] = {"name": task.name, "family": task.family, "mode": task.mode, "scalars": 0, "found": None}
+    row: dict[str, Any] = {"name": task.name, "family": task.family, "mode": task.mode, "scalars": size, "found": None}
+    if size > LARGE:
+        reason = f"not attempted: {size:,} scalars, more than {LARGE:,}"
+        return {**row, **dict.fromkeys(KEPT), "evidence": reason, "seconds": 0.0}
     start = time.perf_counter()
     try:
         model, args, kwargs = task.make()
-        row["scalars"] = sum(parameter.numel() for parameter in model.parameters())
-        if row["scalars"] > LARGE:
-            return {**row, "at_most": None, "evidence": f"not attempted: more than {LARGE:,} scalars", "seconds": 0.0}
         graph = trace(model, *args, kwargs=kwargs, sizes="given")
         row["found"] = graph.num_units
         bench, dtype = bench_copy(model, graph, (args, kwargs))
@@ -111,12 +119,13 @@ def main() -> None:
             continue
         done = rows.get(task.key)
         if done is None or (options.again and done["at_most"] != done["found"]):
-            wanted.append((done["scalars"] if done else sizes.get((task.name, task.mode), LARGE), task))
+            known_size = done["scalars"] if done else sizes.get((task.name, task.mode))
+            wanted.append((scalars(task) if known_size is None else known_size, task))
     for size, task in sorted(wanted, key=lambda pair: pair[0]):
-        if size > options.scalars:
+        if options.scalars < size <= LARGE:
             continue
         torch.manual_seed(0)
-        row = rows[task.key] = bracket(task, options.seconds)
+        row = rows[task.key] = bracket(task, options.seconds, size)
         write(rows)
         print(f"{task.key}: {row['seconds']} s, {row['evidence'][:150]}", file=sys.stderr, flush=True)
 
