@@ -22,6 +22,8 @@ LENGTHS = (33, 40, 48, 64, 96, 128, 160, 192)
 BATCH = 4
 # numbers that take next to no time: with more samples at once there are more outputs at once
 FREE, MOST = 2_000, 32
+# weights from which on every sample costs: where samples of a batch have nothing to do with each other, one will do
+DEAR = 1_000_000
 
 
 def sample_sizes(model: nn.Module, args: Any, kwargs: Any) -> Iterator[tuple[Inputs, ...]]:
@@ -47,9 +49,11 @@ def sample_sizes(model: nn.Module, args: Any, kwargs: Any) -> Iterator[tuple[Inp
     except (PathspaceError, RuntimeError):
         yield (given,)
         return
+    dear = not model.training and sum(weight.numel() for weight in model.parameters()) > DEAR
     for inputs in (*_shorter(rehearsal, given), given):
-        larger = tuple(_more(rehearsal, inputs))
-        yield (inputs, *larger)
+        chosen = _first(rehearsal, inputs) if dear else inputs
+        larger = tuple(_more(rehearsal, chosen, 2 if dear else BATCH))
+        yield (chosen, *larger)
     if larger:
         yield larger
         yield (given,)
@@ -77,15 +81,27 @@ def _shorter(rehearsal: Rehearsal, given: Inputs) -> Iterator[Inputs]:
                 break
 
 
-def _more(rehearsal: Rehearsal, inputs: Inputs) -> Iterator[Inputs]:
-    """The same with a larger batch."""
+def _batched(inputs: Inputs) -> tuple[list[tuple[int, Tensor]], set[int]]:
+    """Numbered tensors that may have a batch, and how long it can be."""
     batched = [(number, tensor) for number, tensor in enumerate(_tensors(inputs)) if tensor.dim()]
-    sizes = {tensor.shape[0] for _, tensor in batched}
+    return batched, {tensor.shape[0] for _, tensor in batched}
+
+
+def _first(rehearsal: Rehearsal, inputs: Inputs) -> Inputs:
+    """The first of a batch, where the model takes it."""
+    batched, sizes = _batched(inputs)
+    first = resized(inputs, {(number, 0): 1 for number, _ in batched})
+    return first if len(sizes) == 1 and rehearsal.runs(*first) else inputs
+
+
+def _more(rehearsal: Rehearsal, inputs: Inputs, least: int) -> Iterator[Inputs]:
+    """The same with a larger batch, of as many as given at least."""
+    batched, sizes = _batched(inputs)
     if len(sizes) != 1:
         return
     size = sizes.pop()
     free = FREE // max(1, sum(tensor[:1].numel() for _, tensor in batched))
-    batch = max(BATCH, 2 * size, min(free, MOST))
+    batch = max(least, 2 * size, min(free, MOST))
     larger = resized(inputs, {(number, 0): batch for number, _ in batched})
     if rehearsal.runs(*larger):
         yield larger

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from typing import Any
 
@@ -66,6 +66,8 @@ class Sampler:
         self.tried = 0
         self.problem = ""
         self.quick = True
+        # whether backward passes may share a run: some batching rules of torch are missing, or wrong; not known at first
+        self.together: bool | None = None
         # whether the model runs where nothing is detached: then its derivatives are those of its function
         self.through = True
         # whether what showed no effect in whole samples has one in quick ones
@@ -150,12 +152,7 @@ class Sampler:
             return torch.autograd.grad(joined, run.leaves, cotangent, materialize_grads=True, retain_graph=True)
 
         with quiet(), torch.enable_grad():
-            try:
-                parts = torch.vmap(derivatives)(cotangents) if count > 1 else derivatives(cotangents[0])
-            except RuntimeError:
-                # a backward pass without a batching rule
-                parts = [torch.stack(part) for part in zip(*map(derivatives, cotangents), strict=True)]
-        rows = torch.cat([part.reshape(count, -1) for part in parts], 1)
+            rows = self._derivatives(derivatives, cotangents)
         largest = (cotangents.abs() @ joined.detach().abs()).clamp_min(1e-300)
         fine = torch.isfinite(rows).all(1) & (rows.abs().amax(1) > NOISE * largest)
         rows = rows[fine]
@@ -170,6 +167,22 @@ class Sampler:
             rows = rows[torch.from_numpy(along.max(0) < NOISE)]
         result: Tensor = rows / rows.norm(dim=1, keepdim=True).clamp_min(1e-300)
         return result
+
+    def _derivatives(self, derivatives: Callable[[Tensor], Any], cotangents: Tensor) -> Tensor:
+        """One row of derivatives for each cotangent, at once where that gives the same."""
+        count = len(cotangents)
+        if count > 1 and self.together is not False:
+            try:
+                rows = torch.cat([part.reshape(count, -1) for part in torch.vmap(derivatives)(cotangents)], 1)
+            except RuntimeError:
+                self.together = False
+            else:
+                if self.together is None:
+                    last = torch.cat([part.reshape(-1) for part in derivatives(cotangents[-1])])
+                    self.together = torch.allclose(rows[-1], last, 1e-6, NOISE * float(last.abs().max()), True)
+                if self.together:
+                    return rows
+        return torch.stack([torch.cat([part.reshape(-1) for part in derivatives(row)]) for row in cotangents])
 
     def _outputs(self, scales: Family | None) -> tuple[Any, Tensor | None]:
         """Run the model: leaves (the scalars themselves, or log-scales) and all finite outputs in a row."""

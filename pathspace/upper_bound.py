@@ -39,6 +39,8 @@ from pathspace.stand_in import repeatable, stand_in
 # log-scales beside the known null vectors: beyond the first number a factorisation is not attempted, up to the second
 # one all samples enter it, up to the third all singular values are computed; seconds of one core the samples may take
 MOST_SCALES = 20_000
+# with so many times as many, those without effect on the outputs need not be looked for
+FAR = 2
 MOST_ORTHOGONAL = 4_000
 MOST_VALUES = 1_500
 MOST_SECONDS = 600.0
@@ -135,6 +137,12 @@ def upper_bound(
         model = repeatable(stand_in(model, share_tensors=False).double(), written)
         args, kwargs = cast(args, torch.float64), cast(kwargs, torch.float64)
     scales = family(graph, model, statistics=not model.training)
+    try:
+        everything = [torch.ones(entry.shape, dtype=torch.bool) for entry in scales.entries]
+        known = pivots(csr_array(hstack([scales.units, scales.exchanged(everything)])))
+        _expect_few(scales.size, len(known), FAR * MOST_SCALES)
+    except (_Refused, ValueError) as refusal:
+        return UpperBound(None, graph.num_units, None, f"not attempted: {refusal}")
     sizes = list(sample_sizes(model, args, kwargs))
 
     def bounded(units: csr_array, limit: float) -> tuple[UpperBound, Sampler]:
@@ -201,6 +209,14 @@ class _Refused(Exception):
     """Why nothing is tested."""
 
 
+def _expect_few(width: int, known: int, most: int) -> None:
+    if width - known > most:
+        raise _Refused(
+            f"{width:,} rows and columns less {known:,} known, and a factorisation is made for at most "
+            f"{MOST_SCALES:,}; test parts of the model"
+        )
+
+
 def _bounded(scales: Family, units: csr_array, sampler: Sampler, most_seconds: float) -> UpperBound:
     """The bound for one reading of ``eps``."""
     start = time.thread_time()
@@ -214,11 +230,7 @@ def _bounded(scales: Family, units: csr_array, sampler: Sampler, most_seconds: f
         pivot = pivots(known)
         width = int(used.sum())
         rest = torch.from_numpy(np.setdiff1d(np.arange(width), pivot))
-        if len(rest) > MOST_SCALES:
-            raise _Refused(
-                f"{width:,} rows and columns less {len(pivot):,} known, and a factorisation is made for at most "
-                f"{MOST_SCALES:,}; test parts of the model"
-            )
+        _expect_few(width, len(pivot), MOST_SCALES)
         if sampler.misled(units):
             raise _Refused("its gradients are not its function's (detached, or of a backward pass of its own)")
         places = torch.nonzero(used)[:, 0][rest]

@@ -77,6 +77,12 @@ def test_batches_grow_where_the_model_lets_them() -> None:
     assert shapes(Fixed(), torch.randn(3, 4)) == [[(3, 4)]]
 
 
+def test_many_weights_are_sampled_on_one_image_in_evaluation_mode() -> None:
+    model = nn.Sequential(nn.Conv2d(3, 500, 27, padding=13), nn.ReLU(), nn.Conv2d(500, 2, 1))
+    assert shapes(model.eval(), torch.randn(3, 3, 40, 40))[0] == [(1, 3, 33, 33), (2, 3, 33, 33)]
+    assert shapes(model.train(), torch.randn(3, 3, 40, 40))[0] == [(3, 3, 33, 33), (6, 3, 33, 33)]
+
+
 def test_a_batch_of_two_does_not_open_the_bracket() -> None:
     # batch norm of two numbers is 1 and -1, whatever they are
     torch.manual_seed(0)
@@ -84,3 +90,19 @@ def test_a_batch_of_two_does_not_open_the_bracket() -> None:
     certificate = ps.verify(model, torch.randn(2, 3), upper_bound=True)
     assert certificate.units_at_most == certificate.units == 8
     assert "32x3" in certificate.upper_bound["evidence"]
+
+
+def test_batching_rules_that_are_wrong_are_not_used() -> None:
+    """Torch's batched backward pass of ``cdist`` gives other gradients than one by one."""
+
+    class Far(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.left, self.right = (nn.Sequential(nn.Linear(3, n), nn.ReLU(), nn.Linear(n, 6)) for n in (8, 7))
+
+        def forward(self, x: Tensor, y: Tensor) -> Tensor:
+            return torch.cdist(self.left(x), self.right(y))
+
+    torch.manual_seed(0)
+    certificate = ps.verify(Far(), torch.randn(4, 3), torch.randn(3, 3), upper_bound=True)
+    assert certificate.units == certificate.units_at_most == 15

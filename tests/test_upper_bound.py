@@ -228,6 +228,10 @@ def test_it_says_where_it_is_not_attempted(monkeypatch: pytest.MonkeyPatch) -> N
         assert "not attempted" in str(certificate)
     monkeypatch.setattr(upper_bound, "MOST_SCALES", 10)
     assert "at most 10" in bracket(mlp(3, 4, 2), x).upper_bound["evidence"]
+    # with many more, no sample is taken
+    monkeypatch.setattr(upper_bound, "MOST_SCALES", 2)
+    monkeypatch.setattr(upper_bound, "Sampler", None)
+    assert "at most 2;" in bracket(mlp(3, 4, 2), x).upper_bound["evidence"]
     monkeypatch.undo()
     monkeypatch.setattr(upper_bound, "MOST_SECONDS", 0.0)
     assert "seconds" in bracket(mlp(3, 4, 2), x).upper_bound["evidence"]
