@@ -66,7 +66,7 @@ class Sampler:
         self.tried = 0
         self.problem = ""
         self.quick = True
-        # whether backward passes may share a run: some batching rules of torch are missing, or wrong; not known at first
+        # whether backward passes may share a run (some batching rules of torch are missing, or wrong); ask first
         self.together: bool | None = None
         # whether the model runs where nothing is detached: then its derivatives are those of its function
         self.through = True

@@ -37,8 +37,8 @@ OPEN: dict[str, str] = {
     "derivatives do not see jumps",
     "act_logit_scale": "exp(log|h|) is |h|, whose scale is free; the rules read the operations one by one, and a "
     "logarithm fixes the scale",
-    "orthogonal_mlp": "the parametrisation rounds the diagonal of a parameter to whole numbers, 0 for most redrawn weights, "
-    "so that only samples at its own weights reach what follows",
+    "orthogonal_mlp": "the parametrisation rounds the diagonal of a parameter to whole numbers, 0 for most redrawn "
+    "weights, so that only samples at its own weights reach what follows",
     "crepe-tiny": "its singular values fall through the threshold of 1e-8 without a gap, so that small derivatives "
     "cannot be told from none",
 }
