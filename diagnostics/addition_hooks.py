@@ -69,6 +69,7 @@ class Sites:
         end: called when a module has run, with its path and what it added.
         compiled: be traced along by ``torch.compile``, too, which then sees what the handler returns; without it a
             compiled model is not followed.
+        others: functions that are run by somebody else, who is called with the function and its arguments.
 
     Example:
         >>> block = nn.Module()
@@ -87,10 +88,13 @@ class Sites:
         start: Callable[[], None] | None = None,
         end: End | None = None,
         compiled: bool = False,
+        others: Mapping[Callable[..., Any], Callable[..., Any]] | None = None,
     ) -> None:
         self.handler = handler
         self.end = end
         self.compiled = compiled
+        self.others = others or {}
+        self.recomputed = 0
         self.start = start
         self.stack: list[list[Any]] = []
         self.calls: dict[str, int] = {}
@@ -208,6 +212,8 @@ class _Mode(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if getattr(func, "__name__", "") in ADDITIONS:
             return self.sites.add(func, args, kwargs or {})
+        if func in self.sites.others:
+            return self.sites.others[func](func, args, kwargs or {})
         return func(*args, **(kwargs or {}))
 
 

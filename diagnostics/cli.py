@@ -12,7 +12,9 @@ from pathspace.options import InputOption, JsonOption, SeedOption, TargetArgumen
 
 if TYPE_CHECKING:
     from pathspace.diagnostics.chain import MarkovChain
+    from pathspace.diagnostics.diagnosis import Diagnosis
     from pathspace.diagnostics.efficiency import ChainRecord
+    from pathspace.diagnostics.first_steps import FirstSteps
     from pathspace.diagnostics.run.alarms import Alarm
     from pathspace.diagnostics.signal import LayerSignal
     from pathspace.diagnostics.tables import Table
@@ -101,8 +103,8 @@ def diagnose(
         console.print(_signal(table))
         console.print(chain.sentence(), soft_wrap=True, highlight=False)
         if record is not None:
-            console.print(_table(chain, record))
-            console.print(_summary(chain, record), soft_wrap=True, highlight=False)
+            console.print(_table(chain, record, found.started))
+            console.print(_summary(chain, found), soft_wrap=True, highlight=False)
             console.print(f"Gradients are those of {found.subject.loss.says}.", soft_wrap=True, highlight=False)
         _print_alarms(console, found.alarms)
         for reason, count in _reasons(chain).items():
@@ -142,12 +144,16 @@ def _finite(value: Any) -> Any:
     return None if isinstance(value, float) and math.isnan(value) else value
 
 
-def _summary(chain: MarkovChain, record: ChainRecord) -> str:
+def _summary(chain: MarkovChain, found: Diagnosis) -> str:
     """The chain as a whole; a node whose direction or gradient is zero has no cosine."""
     from pathspace.diagnostics.report.sentences import chain as sentence
+    from pathspace.diagnostics.report.sentences import started
     from pathspace.diagnostics.wording import plural
 
-    facts = _finite(record.to_dict())
+    record = found.record
+    assert record is not None
+    more = {} if found.started is None else found.started.to_dict()
+    facts = _finite({**record.to_dict(), **more})
     silent = sum(node["cosine_mean"] is None for node in facts["nodes"])
     if silent == len(chain):
         return sentence(facts)
@@ -156,11 +162,13 @@ def _summary(chain: MarkovChain, record: ChainRecord) -> str:
         f"{plural(record.samples, 'sample')}; {len(chain.dismissed)} other additions and joins"
     )
     if silent:
-        text += f"; {plural(silent, 'node')} with no cosine, the direction or the gradient being zero there"
+        text += (
+            f"; {plural(silent, 'node')} with no cosine, the direction or the gradient being zero there{started(facts)}"
+        )
     return text
 
 
-def _table(chain: MarkovChain, record: ChainRecord) -> Any:
+def _table(chain: MarkovChain, record: ChainRecord, started: FirstSteps | None) -> Any:
     from rich import box
     from rich.markup import escape
     from rich.table import Table
@@ -169,14 +177,17 @@ def _table(chain: MarkovChain, record: ChainRecord) -> Any:
     table = Table(box=box.SIMPLE, padding=(0, 1, 0, 0), pad_edge=False)
     table.add_column("node", overflow="fold", min_width=min(longest, 30))
     table.add_column("kind")
-    for heading in ("cosine", "5 %", "95 %", "|z|/|x|", "gauge"):
+    after = () if started is None else ("first steps",)
+    for heading in ("cosine", "5 %", "95 %", "|z|/|x|", "gauge", *after):
         table.add_column(heading, justify="right", no_wrap=True)
     for node, row in zip(chain.nodes, record.to_dict()["nodes"], strict=True):
         values = (row["cosine_mean"], row["cosine_q05"], row["cosine_q95"])
         cells = ["" if math.isnan(value) else f"{value:+.3f}" for value in values]
-        table.add_row(
-            escape(node.name), node.kind, *cells, f"{row['direction_over_stream']:.3g}", f"{row['gauge']:+.2e}"
-        )
+        cells += [f"{row['direction_over_stream']:.3g}", f"{row['gauge']:+.2e}"]
+        if started is not None:
+            first = started.cosines.get(node.name, math.nan)
+            cells.append("" if math.isnan(first) else f"{first:+.3f}")
+        table.add_row(escape(node.name), node.kind, *cells)
     return table
 
 

@@ -15,7 +15,6 @@ from torch import fx
 from pathspace.capture import Captured
 from pathspace.diagnostics.addition_hooks import ADDITIONS
 from pathspace.diagnostics.inline_regions import inline_regions
-from pathspace.inference import rules  # noqa: F401  (registers what is stated of operations)
 from pathspace.inference.registry import facts_of, operation_name
 
 # kinds of operations that hand one activation on, value by value (a dropped or reordered value is still that value)

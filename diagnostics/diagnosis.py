@@ -12,6 +12,7 @@ from torch import nn
 from pathspace import trace
 from pathspace.diagnostics.chain import MarkovChain
 from pathspace.diagnostics.efficiency import ChainRecord
+from pathspace.diagnostics.first_steps import FirstSteps, first_steps
 from pathspace.diagnostics.given import Subject, given
 from pathspace.diagnostics.layers import Names
 from pathspace.diagnostics.losses import Function
@@ -31,6 +32,7 @@ class Diagnosis:
         signal: what every layer does to signals and gradients, on the first batch.
         chain: the residual additions of the model.
         record: the chain on all batches; ``None`` for a model without nodes.
+        started: where branches without a direction point after the first steps; ``None`` where all have one.
         alarms: what is wrong, each with its place, its number and what to do.
     """
 
@@ -38,6 +40,7 @@ class Diagnosis:
     signal: Table[LayerSignal]
     chain: MarkovChain = field(repr=False)
     record: ChainRecord | None
+    started: FirstSteps | None
     alarms: list[Alarm]
 
     def to_dict(self) -> dict[str, Any]:
@@ -56,6 +59,7 @@ class Diagnosis:
             "alarms": [asdict(alarm) for alarm in self.alarms],
             "length": len(chain),
             **measured,
+            **({} if self.started is None else self.started.to_dict()),
             "nodes": nodes,
             "dismissed": dismissed,
             "signal": self.signal.to_dicts(),
@@ -115,12 +119,14 @@ def diagnose(
     chain = MarkovChain.trace(model, *args, kwargs=named)
     records = (chain.observe(subject.loss, *batch) for batch in subject.batches)
     record = ChainRecord.merge(records) if len(chain) else None
+    started = None if record is None else first_steps(chain, record, subject.loss, subject.batches)
     tell("Looking for what is wrong")
     try:
         graph = trace(model, *args, kwargs=named)
     except PathspaceError:  # it can be followed, but has no reduction graph
         graph = None
-    return Diagnosis(subject, table, chain, record, examine(subject, graph, record if subject.loss.given else None))
+    alarms = examine(subject, graph, record if subject.loss.given else None)
+    return Diagnosis(subject, table, chain, record, started, alarms)
 
 
 __all__ = ["Diagnosis", "diagnose"]

@@ -19,7 +19,6 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from pathspace.capture import check_capturable, describe, first_line
 from pathspace.errors import CaptureError, InputError, InputTypeError, UnsupportedError
-from pathspace.inference import rules  # noqa: F401  (registers what is stated of operations)
 from pathspace.inference.registry import facts_of
 from pathspace.inputs import arranged
 from pathspace.nested import leaves

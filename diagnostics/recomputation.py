@@ -19,6 +19,8 @@ class Follower(Protocol):
 
     stack: list[list[Any]]
     handles: list[Any]
+    recomputed: int
+    """How many checkpointed functions are running, for the first time or again."""
 
     def resumed(self, name: str, call: int, order: int) -> AbstractContextManager[None]:
         """Go on where a call was."""
@@ -38,6 +40,8 @@ def _remembering(function: Callable[..., Any]) -> Callable[..., Any]:
     def run(*args: Any, **kwargs: Any) -> Any:
         with ExitStack() as stack:
             for sites, frame in frames:
+                stack.callback(setattr, sites, "recomputed", sites.recomputed)
+                sites.recomputed += 1
                 if not sites.stack and sites.handles:
                     stack.enter_context(sites.resumed(*frame))
             return function(*args, **kwargs)

@@ -9,10 +9,12 @@ import pytest
 import torch
 import typer
 from torch import nn
+from torch.nn import functional as F
 from typer.testing import CliRunner
 
 from pathspace.cli_errors import ErrorSentenceGroup
 from pathspace.diagnostics import MarkovChain, cli
+from pathspace.diagnostics.first_steps import first_steps
 from pathspace.diagnostics.plots import cosines_by_depth, efficiency_over_training
 from pathspace.errors import InputError
 
@@ -88,8 +90,37 @@ def test_no_chain_is_said_politely(model: Path) -> None:
 def test_branches_that_start_at_zero_have_no_cosine(model: Path) -> None:
     code, text = run(f"{model}:zeros")
     assert code == 0 and "2 nodes with no cosine" in text and "nan" not in text
+    assert "after one small step of gradient descent, 2 nodes without a direction now point" in text
+    code, text = run(f"{model}:silent", "--json", "-")
+    found = json.loads(text)
+    assert code == 0 and found["first_steps"] == 1 and len(found["first_cosines"]) == found["length"]
     code, text = run(f"{model}:silent")
     assert code == 0 and "nothing can be said of their directions" in text and "nan" not in text
+    assert "after one small step" in text
+
+
+def test_first_steps_are_the_gradient_written_out() -> None:
+    torch.manual_seed(0)
+    layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True, norm_first=True, dropout=0.0).double()
+    nn.init.zeros_(layer.linear2.weight), nn.init.zeros_(layer.linear2.bias)
+    x, y = torch.randn(2, 4, 5, 8).double()
+    chain = MarkovChain.trace(layer, x)
+    before = {name: value.clone() for name, value in layer.state_dict().items()}
+    found = first_steps(chain, chain.observe(F.mse_loss, x, y), F.mse_loss, [(x, y)])
+    assert all(torch.equal(value, before[name]) for name, value in layer.state_dict().items())
+    stream = x + layer._sa_block(layer.norm1(x), None, None)
+    h = torch.relu(layer.linear1(layer.norm2(stream))).detach()
+    g = (stream - y).detach()
+    z = -torch.einsum("btj,sui,suj->bti", h, g, h) - g.sum((0, 1))
+    expected = -F.cosine_similarity(z.flatten(1), g.flatten(1), dim=1).mean()
+    assert found is not None and found.steps == 1
+    assert abs(found.cosines["linear2"] - float(expected)) < 0.02
+    # behind a head of zeros no gradient arrives: the head moves first
+    model = nn.Sequential(layer, nn.Linear(8, 8).double())
+    nn.init.zeros_(model[1].weight)
+    chain = MarkovChain.trace(model, x)
+    found = first_steps(chain, chain.observe(F.mse_loss, x, y), F.mse_loss, [(x, y)])
+    assert found is not None and found.steps == 2 and all(value == value for value in found.cosines.values())
 
 
 def test_bad_input(model: Path, tmp_path: Path) -> None:

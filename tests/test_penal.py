@@ -731,7 +731,8 @@ def kept(model: nn.Module, x: Tensor) -> int:
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda value: value):
         loss = model(x).square().mean()
     assert loss.requires_grad
-    return sum(storages.values())
+    own = {value.untyped_storage().data_ptr() for value in model.parameters()}
+    return sum(size for pointer, size in storages.items() if pointer not in own)
 
 
 def test_no_memory_in_pre_norm_blocks() -> None:
@@ -739,3 +740,35 @@ def test_no_memory_in_pre_norm_blocks() -> None:
     model, x = nn.Sequential(*blocks, nn.LayerNorm(16)), torch.randn(4, 6, 16)
     plain = kept(model, x)
     assert kept(penalize(model, x, tau=TAU), x) == plain
+
+
+def test_no_memory_where_a_norm_ends_the_branch() -> None:
+    class Block(nn.Module):
+        def __init__(self, norm: nn.Module, in_place: bool) -> None:
+            super().__init__()
+            self.conv, self.norm, self.in_place = nn.Conv2d(4, 4, 3, padding=1), norm, in_place
+
+        def forward(self, x: Tensor) -> Tensor:
+            z = self.norm(self.conv(x))
+            if self.in_place:
+                z += x
+                return F.relu_(z)
+            return torch.relu(x + z)
+
+    norms = [nn.BatchNorm2d(4), nn.GroupNorm(2, 4), nn.LayerNorm([5, 5]), nn.InstanceNorm2d(4, affine=True)]
+    for in_place in (False, True):
+        model = nn.Sequential(nn.Conv2d(4, 4, 1), nn.ReLU(), *(Block(norm, in_place) for norm in norms)).double()
+        x = torch.randn(3, 4, 5, 5, dtype=torch.float64)
+        plain, chain = kept(model, x), MarkovChain.trace(model, x)
+        explicit = explicit_on(model, chain, lambda m=model, x=x: m(x).square().sum(), TAU)  # type: ignore[misc]
+        penalised = penalize(copy.deepcopy(model), x, tau=TAU)
+        assert kept(penalised, x) == plain
+        assert_equal(gradients(penalised, penalised(x).square().sum()), explicit)
+        penalised.load_state_dict(model.eval().state_dict())
+        penalised.eval()
+        explicit = explicit_on(model, chain, lambda m=model, x=x: m(x).square().sum(), TAU)  # type: ignore[misc]
+        assert_equal(gradients(penalised, penalised(x).square().sum()), explicit)
+        # without a norm, one tensor for each block
+        bare = nn.Sequential(nn.Conv2d(4, 4, 1), nn.ReLU(), Block(nn.Identity(), in_place)).double()
+        plain = kept(bare, x)
+        assert kept(penalize(bare, x, tau=TAU), x) == plain + x.numel() * x.element_size()

@@ -1,15 +1,14 @@
 """The penal connection: train a model as if ``tau/2 * sum_l ||z_l||^2`` were added to its loss.
 
 The gradient is the only thing that changes: outputs, parameters and ``state_dict`` are those of the model. A gradient
-of that gradient is refused. Where
-``x_l`` and ``x_{l-1}`` are kept by autograd anyway (a norm layer reads them), ``z_l = x_l - x_{l-1}`` costs no memory.
+of that gradient is refused. Where ``x_l`` and ``x_{l-1}`` are kept by autograd anyway (a norm layer reads them),
+``z_l = x_l - x_{l-1}`` costs no memory; nor does it where a norm ends the branch, which computes ``z_l`` again.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from functools import wraps
 from typing import Any, Literal, TypeVar
 
 import torch
@@ -21,166 +20,11 @@ from pathspace.diagnostics.check_traced import Traced
 from pathspace.diagnostics.nodes import run_noting, unwrapped
 from pathspace.diagnostics.penalty_disabled import PENAL
 from pathspace.errors import InputError, UnsupportedError
+from pathspace.training.norms_again import NORMS, NormsAgain
+from pathspace.training.penal_gradients import Again, learns, penalised, penalised_sum, penalised_zero, transforming
 
 Model = TypeVar("Model", bound=nn.Module)
 Tau = float | Mapping[str, float | Callable[[int], float]] | Callable[[int], float]
-
-
-class _Application:
-    """One use of a function below: under nested transforms of ``torch.func`` each of their levels calls backward."""
-
-    entered, level = 0, 0
-
-    def enter(self) -> int:
-        """Number the level that comes by."""
-        self.entered += 1
-        return self.entered
-
-
-class _Penalised(torch.autograd.Function):
-    """What the functions below share: one derivative, by any of autograd and the transforms of ``torch.func``.
-
-    Backward adds a term that does not depend on the gradient given, so a derivative of it would add the term again.
-    """
-
-    generate_vmap_rule = True
-
-    @staticmethod
-    def remember(ctx: Any, application: _Application | None, *tensors: Tensor) -> None:
-        """Keep what backward needs."""
-        ctx.save_for_backward(*tensors)
-        ctx.application, ctx.level = application, 0 if application is None else application.enter()
-
-
-def _first_derivative(backward: Callable[..., Any]) -> Callable[..., Any]:
-    """Refuse a gradient that is going to be differentiated: some of its paths would miss the penalty."""
-
-    @wraps(backward)
-    def checked(ctx: Any, *gradients: Tensor) -> Any:
-        application = ctx.application
-        if application is not None:
-            application.level = application.level or ctx.level
-            if (torch.is_grad_enabled() and not _transforming()) or application.level != ctx.level:
-                raise UnsupportedError(
-                    "The gradient of a penalised model was asked for with create_graph=True, or by one transform of "
-                    "torch.func inside another, and a second derivative would miss the penalty; call "
-                    "model.penal_connection.remove() and write the penalty into the loss."
-                )
-        return backward(ctx, *gradients)
-
-    return checked
-
-
-def _transforming() -> bool:
-    """Whether a transform of ``torch.func`` runs: they differentiate with create_graph=True in any case."""
-    return not torch.compiler.is_compiling() and torch._C._are_functorch_transforms_active()  # noqa: SLF001
-
-
-def _learns(direction: Tensor) -> bool:
-    # inside of a vmap, a value does not say that a transform around it will differentiate by it
-    return torch.is_grad_enabled() and (direction.requires_grad or _transforming())
-
-
-def _apply(function: type[_Penalised], *args: Any) -> Any:
-    if torch.compiler.is_compiling():
-        return function.apply(*args, None)  # type: ignore[no-untyped-call]
-    try:
-        return function.apply(*args, _Application())  # type: ignore[no-untyped-call]
-    except RuntimeError as error:
-        if not _transforming():
-            raise
-        raise UnsupportedError(
-            "The penal connection has no forward-mode derivative, so jvp, jacfwd and hessian of torch.func do not "
-            "work with it; call model.penal_connection.remove(), or write the penalty into the loss."
-        ) from error
-
-
-def _added(gradient: Tensor, direction: Tensor, coefficient: float) -> Tensor:
-    """``gradient + coefficient * direction``, of which types of 16 bits keep the mean.
-
-    Rounded to the nearest, a term below half a unit in the last place is lost wherever it stands. So the sum is
-    rounded up as often as it is close to the upper number, by a fixed pattern; where the term is 0 nothing changes.
-    """
-    if gradient.dtype not in (torch.bfloat16, torch.float16) or direction.dtype != gradient.dtype:
-        return torch.add(gradient, direction, alpha=coefficient)
-    exact = torch.add(gradient.float(), direction.float(), alpha=coefficient)
-    size = exact.to(gradient.dtype).abs()
-    unit = size - torch.nextafter(size, torch.zeros_like(size))
-    # places and values, spread over (-1/2, 1/2) by multiples of the golden ratio: no random number of the run is used
-    place = torch.arange(direction.numel(), dtype=torch.int32, device=direction.device).view(direction.shape)
-    mixed = (place + direction.view(torch.int16)) & 0x7FFF
-    return (exact + ((mixed * 40503 >> 4 & 0xFFF) - 2047.5) / 4096 * unit).to(gradient.dtype)
-
-
-class _Saved(_Penalised):
-    """Identity whose gradient is ``g + coefficient * z``; saves z itself."""
-
-    @staticmethod
-    def forward(direction: Tensor, _coefficient: float, _application: _Application | None) -> Tensor:
-        return direction.view_as(direction)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: Any, _output: Tensor) -> None:
-        direction, ctx.coefficient, application = inputs
-        _Penalised.remember(ctx, application, direction)
-
-    @staticmethod
-    @_first_derivative
-    def backward(ctx: Any, *gradients: Tensor) -> Any:
-        (direction,) = ctx.saved_tensors
-        return _added(gradients[0], direction, ctx.coefficient), None, None
-
-
-class _Sum(_Penalised):
-    """``stream + scale * branch``, which finds ``z`` again as the difference of two tensors kept anyway."""
-
-    @staticmethod
-    def forward(
-        stream: Tensor, branch: Tensor, scale: float, _coefficient: float, _application: _Application | None
-    ) -> Tensor:
-        return torch.add(stream, branch, alpha=scale) if scale != 1 else stream + branch
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: Any, output: Tensor) -> None:
-        stream, branch, ctx.scale, ctx.coefficient, application = inputs
-        ctx.types = stream.dtype, branch.dtype
-        _Penalised.remember(ctx, application, stream, output)
-
-    @staticmethod
-    @_first_derivative
-    def backward(ctx: Any, *gradients: Tensor) -> Any:
-        stream, out = ctx.saved_tensors
-        to_stream = gradients[0].to(ctx.types[0]) if ctx.needs_input_grad[0] else None
-        to_branch = None
-        if ctx.needs_input_grad[1]:
-            whole = out - stream
-            if whole.dtype == gradients[0].dtype and not _transforming():
-                # into the tensor that is there already: half the memory traffic of another new one
-                torch.add(gradients[0], whole, alpha=ctx.coefficient, out=whole)
-            else:
-                whole = torch.add(gradients[0], whole, alpha=ctx.coefficient)
-            to_branch = (ctx.scale * whole if ctx.scale != 1 else whole).to(ctx.types[1])
-        return to_stream, to_branch, None, None, None
-
-
-class _Nothing(_Penalised):
-    """Zero, with the gradient ``coefficient * z``: added to the other operand of an addition that overwrites z."""
-
-    @staticmethod
-    def forward(direction: Tensor, _coefficient: float, _application: _Application | None) -> tuple[Tensor, Tensor]:
-        return direction.new_zeros(()).expand_as(direction), direction.clone()
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: Any, output: tuple[Tensor, Tensor]) -> None:
-        _, ctx.coefficient, application = inputs
-        ctx.mark_non_differentiable(output[1])
-        _Penalised.remember(ctx, application, output[1])
-
-    @staticmethod
-    @_first_derivative
-    def backward(ctx: Any, *_gradients: Tensor) -> Any:
-        (direction,) = ctx.saved_tensors
-        return ctx.coefficient * direction, None, None
 
 
 def penal(direction: Tensor, tau: float) -> Tensor:
@@ -206,9 +50,9 @@ def penal(direction: Tensor, tau: float) -> Tensor:
     Reference:
         Learnable Markov chain paper, Algorithm 1.
     """
-    if not _learns(direction):
+    if not learns(direction):
         return direction
-    return _apply(_Saved, direction, tau)  # type: ignore[no-any-return]
+    return penalised(direction, tau)
 
 
 def penal_add(stream: Tensor, direction: Tensor, tau: float) -> Tensor:
@@ -228,9 +72,9 @@ def penal_add(stream: Tensor, direction: Tensor, tau: float) -> Tensor:
         >>> z.grad
         tensor([1.5000, 2.0000])
     """
-    if not _learns(direction):
+    if not learns(direction):
         return stream + direction
-    return _apply(_Sum, stream, direction, 1.0, tau)  # type: ignore[no-any-return]
+    return penalised_sum(stream, direction, 1.0, tau)
 
 
 class PenalConnection:
@@ -254,7 +98,9 @@ class PenalConnection:
         self.batch, self.batch_dim, self.met = 1, batch_dim, 0
         self.overwritten = _overwritten(chain)
         self.traced = Traced(chain)
-        self.sites = Sites(self._meet, end=self.traced.check, compiled=True)
+        self.norms = NormsAgain()
+        others: dict[Any, Any] = dict.fromkeys(NORMS, self.norms.run)
+        self.sites = Sites(self._meet, end=self.traced.check, compiled=True, others=others)
         self.handles: list[Any] = []
 
     @property
@@ -343,26 +189,33 @@ class PenalConnection:
                 f"{tuple(stream.shape)} and {tuple(branch.shape)} and is not the node {node.name!r} that was traced; "
                 "call penalize in the mode, and with the kind of inputs, in which the model is trained."
             )
-        if not coefficient or not _learns(branch):
+        if not coefficient or not learns(branch):
             return addition.run()
+        again, kept = self._again(branch)
         if addition.in_place:
-            return self._in_place(addition, node, stream, branch, coefficient)
+            return _in_place(addition, node, stream, branch, (coefficient * node.scale**2, again, *kept))
         if node.direction == 0 and addition.alpha != 1:
             stream = stream * addition.alpha  # alpha belongs to the right operand, which is the stream here
         exact = torch.float32 in (stream.dtype, branch.dtype) or torch.float64 in (stream.dtype, branch.dtype)
-        if exact and node.site not in self.overwritten:
-            return _apply(_Sum, stream, branch, node.scale, coefficient)  # type: ignore[no-any-return]
-        marked = _apply(_Saved, branch, coefficient * node.scale**2)
+        if exact and again is None and node.site not in self.overwritten:
+            return penalised_sum(stream, branch, node.scale, coefficient)
+        marked = penalised(branch, coefficient * node.scale**2, again, *kept)
         return torch.add(stream, marked, alpha=node.scale) if node.scale != 1 else stream + marked
 
-    @staticmethod
-    def _in_place(addition: Addition, node: ChainNode, stream: Tensor, branch: Tensor, coefficient: float) -> Tensor:
-        coefficient *= node.scale**2
-        if node.direction == 1:
-            return stream.add_(_apply(_Saved, branch, coefficient), alpha=node.scale)
-        # alpha multiplies the stream here, and what is added to it must reach the direction as it is
-        streamed = stream * addition.alpha if addition.alpha != 1 else stream
-        return branch.add_(streamed + _apply(_Nothing, branch, coefficient)[0])
+    def _again(self, branch: Tensor) -> tuple[Again | None, list[Tensor]]:
+        """How a branch that ends in a norm is computed again, instead of being kept."""
+        # what is recomputed keeps nothing, and is to keep the same both times
+        if self.sites.recomputed or torch.compiler.is_compiling() or transforming():
+            return None, []
+        return self.norms.recipe(branch) or (None, [])
+
+
+def _in_place(addition: Addition, node: ChainNode, stream: Tensor, branch: Tensor, penalty: tuple[Any, ...]) -> Tensor:
+    if node.direction == 1:
+        return stream.add_(penalised(branch, *penalty), alpha=node.scale)
+    # alpha multiplies the stream here, and what is added to it must reach the direction as it is
+    streamed = stream * addition.alpha if addition.alpha != 1 else stream
+    return branch.add_(streamed + penalised_zero(branch, *penalty))
 
 
 def penalize(

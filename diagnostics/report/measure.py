@@ -15,6 +15,7 @@ from pathspace import Explanation, Skeleton, check, proof, verify
 from pathspace.diagnostics.chain import MarkovChain
 from pathspace.diagnostics.degeneracy import degeneracy
 from pathspace.diagnostics.efficiency import ChainRecord
+from pathspace.diagnostics.first_steps import first_steps
 from pathspace.diagnostics.given import Subject
 from pathspace.diagnostics.gradients import gradients, imbalance
 from pathspace.diagnostics.run.examine import examine
@@ -199,7 +200,9 @@ def the_chain(subject: Subject) -> Facts:
     if not len(chain):
         return {"absent": chain.sentence()}
     record = ChainRecord.merge(chain.observe(subject.loss, *batch) for batch in subject.batches)
-    return {"sentence": chain.sentence(), **record.to_dict(), "dismissed": len(chain.dismissed)}
+    started = first_steps(chain, record, subject.loss, subject.batches)
+    more = {} if started is None else started.to_dict()
+    return {"sentence": chain.sentence(), **record.to_dict(), **more, "dismissed": len(chain.dismissed)}
 
 
 def the_alarms(subject: Subject, explanation: Explanation, chain: ChainRecord | None = None) -> Facts:

@@ -175,14 +175,29 @@ def chain(facts: Facts) -> str:
     if not known:
         return (
             f"No gradient reaches any of the {plural(len(nodes), 'node')} (a last layer of zeros, as some models start "
-            "with, lets none through), so nothing can be said of their directions."
+            f"with, lets none through), so nothing can be said of their directions{started(facts) or '.'}"
         )
     text = (
         f"{down} of {plural(len(nodes), 'node')} {'points' if down == 1 else 'point'} down the loss on average over "
         f"{plural(facts['samples'], 'sample')}, efficiency {_signed(facts['efficiency'])}"
     )
     best = max(known, key=lambda node: node["cosine_mean"])
-    return text + f"; the best is {best['name']} with cosine {_signed(best['cosine_mean'])}."
+    return text + f"; the best is {best['name']} with cosine {_signed(best['cosine_mean'])}{started(facts) or '.'}"
+
+
+def started(facts: Facts) -> str:
+    """Where nodes without a cosine point when training begins."""
+    cosines = facts.get("first_cosines")
+    if not cosines:
+        return ""
+    steps, name = facts["first_steps"], min(cosines, key=lambda each: cosines[each])
+    silent = plural(len(cosines), "node")
+    return (
+        f"; after {'one small step' if steps == 1 else f'{steps} small steps'} of gradient descent, {silent} without a "
+        f"direction now {'points' if len(cosines) == 1 else 'point'} down the loss with mean cosine "
+        f"{_signed(sum(cosines.values()) / len(cosines))}"
+        + (f", least {name} ({_signed(cosines[name])})." if len(cosines) > 1 else ".")
+    )
 
 
 def _signed(value: float | None) -> str:

@@ -99,9 +99,10 @@ def main(
             "device": torch.cuda.get_device_name() if device == "cuda" else "cpu",
         }
         json_file.parent.mkdir(parents=True, exist_ok=True)
-        # a part of which nothing was measured now stays as it was
+        # models that were not measured now stay as they were
         old = json.loads(json_file.read_text()) if json_file.exists() else {}
-        parts = {part: rows or old.get(part, []) for part, rows in groups.items()}
+        by_model = {part: {row["model"]: row for row in (*old.get(part, []), *rows)} for part, rows in groups.items()}
+        parts = {part: list(rows.values()) for part, rows in by_model.items()}
         json_file.write_text(json.dumps({**about, **parts}, indent=1) + "\n")
         console.print(f"figures in {json_file}")
 

@@ -186,5 +186,6 @@ def penalty(name: str, device: str, rounds: int, threads: int) -> dict[str, Any]
         "hook/plain": over["hook"],
         "watch/plain": over["watch"],
         **{f"{key}_MiB": value for key, value in memory.items()},
+        "threads": threads,
         "load": round(os.getloadavg()[0], 1),
     }

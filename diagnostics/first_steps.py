@@ -1,0 +1,108 @@
+"""Where branches will point that start at zero: their directions after the first small steps of gradient descent.
+
+A branch whose last layer is zero (``zero_init_residual``, projections of zeros) has no direction. Its first one is
+``-eta dz/dW (dz/dW)^T dLoss/dz``, summed over the samples, whose cosine does not depend on ``eta`` while that is small.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from pathspace.diagnostics.chain import MarkovChain
+from pathspace.diagnostics.efficiency import ChainRecord, observe
+from pathspace.diagnostics.layers import call, differentiating, safe_deepcopy, unchanged
+from pathspace.diagnostics.penalty_disabled import penalty_disabled
+
+# a head of zeros has to move before what is behind it, and a branch of two layers of zeros never does
+MOST_STEPS = 3
+RELATIVE_STEP = 1e-3
+
+
+@dataclass(frozen=True)
+class FirstSteps:
+    """What branches without a direction do when training begins.
+
+    Attributes:
+        steps: how many steps were made until no more of these branches began to move.
+        cosines: by name of the node, the mean cosine with descent after them; NaN where it still has no direction.
+    """
+
+    steps: int
+    cosines: dict[str, float]
+
+    def to_dict(self) -> dict[str, Any]:
+        """As plain values, without nodes that still have no direction."""
+        known = {name: value for name, value in self.cosines.items() if not math.isnan(value)}
+        return {"first_steps": self.steps, "first_cosines": known}
+
+
+def first_steps(
+    chain: MarkovChain,
+    record: ChainRecord,
+    loss: Callable[[Any, Any], Tensor],
+    batches: Sequence[tuple[Any, Any]],
+) -> FirstSteps | None:
+    """Follow the branches without a direction through the first steps of gradient descent, on a copy of the model.
+
+    Args:
+        chain: the traced chain.
+        record: the chain as it stands, on these batches.
+        loss: ``loss(outputs, targets)``.
+        batches: inputs and targets; all of them make one step.
+
+    Returns:
+        What was found; ``None`` where every branch has a direction, or no step can be made.
+
+    Example:
+        >>> model = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True, norm_first=True, dropout=0.0)
+        >>> _, _ = nn.init.zeros_(model.linear2.weight), nn.init.zeros_(model.linear2.bias)
+        >>> x, y = torch.randn(4, 5, 8), torch.randn(4, 5, 8)
+        >>> chain = MarkovChain.trace(model, x)
+        >>> record = chain.observe(nn.functional.mse_loss, x, y)
+        >>> found = first_steps(chain, record, nn.functional.mse_loss, [(x, y)])
+        >>> found.steps, list(found.cosines)
+        (1, ['linear2'])
+    """
+    lost = [i for i, known in enumerate(record.cosines.isfinite().any(1).tolist()) if not known]
+    if not lost:
+        return None
+    model = safe_deepcopy(chain.model)
+    moved = replace(chain, model=model)
+    cosines, steps = torch.full((len(lost),), torch.nan, dtype=torch.float64), 0
+    for step in range(1, MOST_STEPS + 1):
+        if not _descend(model, loss, batches):
+            break
+        found = ChainRecord.merge(observe(moved, loss, *batch) for batch in batches).cosines[lost].nanmean(1)
+        if int(found.isfinite().sum()) > int(cosines.isfinite().sum()):
+            cosines, steps = found, step
+    names = [chain.nodes[i].name for i in lost]
+    return FirstSteps(steps, dict(zip(names, cosines.tolist(), strict=True))) if steps else None
+
+
+def _descend(model: nn.Module, loss: Callable[[Any, Any], Tensor], batches: Sequence[tuple[Any, Any]]) -> bool:
+    """One step by a thousandth of the norm of all weights; false without a gradient to follow."""
+    weights = [p for p in model.parameters() if p.requires_grad]
+    total = [torch.zeros_like(p) for p in weights]
+    for inputs, targets in batches:
+        with unchanged(model), penalty_disabled(model), torch.enable_grad():
+            value = loss(call(model, inputs), targets).sum()
+            with differentiating(model):
+                found = torch.autograd.grad(value, weights, allow_unused=True)
+        total = [t if g is None else t + g for t, g in zip(total, found, strict=True)]
+    size = float(torch.stack([t.double().norm() for t in total]).norm())
+    if not 0 < size < math.inf:
+        return False
+    length = float(torch.stack([p.detach().double().norm() for p in weights]).norm())
+    with torch.no_grad():
+        for p, t in zip(weights, total, strict=True):
+            p.sub_(t, alpha=RELATIVE_STEP * length / size)
+    return True
+
+
+__all__ = ["FirstSteps", "first_steps"]
