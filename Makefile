@@ -42,13 +42,15 @@ docs: $(READY)
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
 	@echo "the pages are in site/index.html"
 
-# Source distribution and wheel; the wheel then runs the README in an environment of its own.
+# Source distribution and wheel; the wheel then runs the README in an environment of its own, with whatever versions it
+# asks for (torch alone is the pinned build).
 dist: $(READY)
 	rm -rf dist build/wheel
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check build
 	$(BIN)/python -m build --outdir dist .
 	$(PYTHON) -m venv build/wheel
-	build/wheel/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt dist/*.whl
+	build/wheel/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt torch
+	build/wheel/bin/python -m pip install --quiet --disable-pip-version-check dist/*.whl
 	build/wheel/bin/python tests/run_page.py README.md
 
 # A selection of the tests on the oldest versions allowed, a middle torch and the newest, each in build/matrix; gigabytes

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from pathspace import ReductionGraph
+from pathspace.errors import expect_arguments
 
 
 def conserved(graph: ReductionGraph) -> Tensor:
@@ -38,6 +39,7 @@ def conserved(graph: ReductionGraph) -> Tensor:
         Du, Hu, Lee: Algorithmic regularization in learning deep homogeneous models (2018), Theorem 2.1, for layered
         networks.
     """
+    expect_arguments("conserved", graph=graph)
     incoming, outgoing = unit_sums(graph, squares(graph))
     return incoming - outgoing
 

@@ -19,9 +19,10 @@ from torch.utils.flop_counter import flop_registry, sdpa_backward_flop_count, sd
 
 from pathspace.diagnostics.layers import differentiating, main_output, unchanged
 from pathspace.diagnostics.tables import Table
-from pathspace.errors import InputError, expect_arguments
+from pathspace.errors import InputError, PathspaceError, expect_arguments
 from pathspace.inference.registry import Facts, facts_of
 from pathspace.inputs import arranged
+from pathspace.refusals import failed_run
 
 _NONLINEAR = ("activation", "function")
 _PRODUCTS = ("product", "quotient")
@@ -162,7 +163,7 @@ def cost(
         The cost.
 
     Raises:
-        CaptureError: the model returns nothing that depends on its parameters.
+        CaptureError: the model fails on these inputs, or returns nothing that depends on its parameters.
 
     Example:
         >>> net = nn.Sequential(nn.Linear(1, 200, bias=False), nn.Tanh(), nn.Linear(200, 1, bias=False), nn.Tanh())
@@ -192,7 +193,12 @@ def cost(
     counter = _Counter(owned)
     with unchanged(model), torch.enable_grad():
         with saved_tensors_hooks(pack, lambda value: value):
-            output = main_output(model, model(*inputs, **dict(kwargs or {})))
+            try:
+                output = main_output(model, model(*inputs, **dict(kwargs or {})))
+            except (RuntimeError, TypeError, ValueError, IndexError, AttributeError) as error:
+                if isinstance(error, PathspaceError):
+                    raise
+                raise failed_run(model, inputs, kwargs or {}, error) from error
         sizes = [size for size, _ in saved.values()]
         kept = sum(tensor.numel() for _, tensor in saved.values())
         saved.clear()
@@ -241,6 +247,7 @@ def compare_costs(
     Returns:
         One row per model.
     """
+    expect_arguments("compare_costs", models=models)
     rows = tuple(cost(model, *inputs, kwargs=kwargs, name=name, repeats=repeats) for name, model in models.items())
     return Table("cost of a training step", rows)
 

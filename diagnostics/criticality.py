@@ -19,7 +19,7 @@ from torch.utils._pytree import tree_map
 from pathspace.capture import describe, first_line
 from pathspace.diagnostics.layers import Names, Run, Types, hooked, safe_deepcopy, select, unchanged
 from pathspace.diagnostics.tables import Estimate, Table
-from pathspace.errors import CaptureError, InputError
+from pathspace.errors import CaptureError, InputError, expect_arguments
 from pathspace.inputs import arranged
 
 _MATRICES = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
@@ -106,6 +106,7 @@ def growth_exponent(
         inequality at
         every step.
     """
+    expect_arguments("growth_exponent", model=model)
     twin = safe_deepcopy(model).double()
     layers, recurrent = _places(twin, names, types)
     generator = torch.Generator().manual_seed(seed)
@@ -332,6 +333,7 @@ def sweep(
         >>> round(points[1].growth.value - points[0].growth.value, 6)  # linear nets: log of the scale
         0.693147
     """
+    expect_arguments("sweep", model=model)
     rows = []
     for bias in biases:
         for scale in scales:

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from pathspace.diagnostics.layers import Names, call, differentiating, unchanged
 from pathspace.diagnostics.tables import Table
-from pathspace.errors import InputError
+from pathspace.errors import InputError, expect_arguments
 
 Loss = Callable[[Any, Any], Tensor]
 
@@ -76,6 +76,7 @@ def gradients(
         Evolution of neural network, sections 2.2.1 and 2.3; McCandlish et al., An empirical model of large-batch
         training (2018), appendix A, for the bias of ``|g|^2``.
     """
+    expect_arguments("gradients", model=model, loss=loss)
     chosen = {
         name: parameter
         for name, parameter in model.named_parameters()

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from pathspace.diagnostics.layers import Names, in_double, main_output, safe_deepcopy, unchanged
 from pathspace.diagnostics.tables import Table
-from pathspace.errors import InputError, UnsupportedError
+from pathspace.errors import InputError, UnsupportedError, expect_arguments
 from pathspace.functional_call import evaluate
 
 _CURVATURE_LIMIT = 400
@@ -95,6 +95,7 @@ def predict_growth(
     Reference:
         Evolution of neural network, section 3.1.
     """
+    expect_arguments("predict_growth", model=model)
     twin = safe_deepcopy(model).double().requires_grad_(True)
     patterns = [names] if isinstance(names, str) else (names or ["*"])
     chosen = {n: p for n, p in twin.named_parameters() if any(fnmatchcase(n, pattern) for pattern in patterns)}
@@ -202,6 +203,7 @@ def rank_growths(
     Returns:
         The candidates, best first; saddles and stationary starts come last.
     """
+    expect_arguments("rank_growths", models=candidates)
     rows = [
         predict_growth(model, names, inputs, targets, fit, candidate)
         for candidate, (model, names) in candidates.items()
@@ -275,6 +277,7 @@ def widen(
     Raises:
         InputError: other layers are found at that place.
     """
+    expect_arguments("widen", chain=model)
     layers = list(model)
     trio: Sequence[nn.Module] = layers[first : first + 3]
     if len(trio) < 3 or not (isinstance(trio[0], nn.Linear) and isinstance(trio[2], nn.Linear)):
@@ -303,6 +306,7 @@ def deepen(
     Returns:
         The deeper model.
     """
+    expect_arguments("deepen", chain=model)
     layers = copy.deepcopy(list(model))
     like = next(model.parameters())
     with torch.random.fork_rng(devices=[]):

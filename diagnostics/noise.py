@@ -18,7 +18,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from pathspace.capture import first_line
 from pathspace.diagnostics.gradients import Loss, gradients
 from pathspace.diagnostics.layers import call, differentiating, unchanged
-from pathspace.errors import InputError, UnsupportedError
+from pathspace.errors import InputError, UnsupportedError, expect_arguments
 
 
 def _decay(decay: float) -> float:
@@ -317,6 +317,7 @@ def suggest_decay(
         Evolution of neural network, section 2.2.4; the stable learning rate grows with the decay, the monotone one
         falls.
     """
+    expect_arguments("suggest_decay", model=model, loss=loss)
     batches = list(batches)
     if len(batches) < 2 or ratio <= 0:
         raise InputError(

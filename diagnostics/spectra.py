@@ -233,6 +233,7 @@ def trace_k(operator: LinearOperator, probes: int = 32, method: str = "hutchinso
     Reference:
         Meyer, Musco, Musco, Woodruff: Hutch++ (2021), algorithm 1.
     """
+    expect_arguments("trace_k", operator=operator)
     rows, columns = operator.shape
     if method not in ("hutchinson", "hutch++"):
         raise InputError(f"trace_k found method={method!r}, expected 'hutchinson' or 'hutch++'.")
@@ -343,6 +344,7 @@ def top_singular(
         >>> [round(s.value, 6) for s in top_singular(aslinearoperator(np.diag([3.0, 2.0, 1.0])), 2)]
         [3.0, 2.0]
     """
+    expect_arguments("top_singular", operator=operator)
     products, small = _products(operator), min(operator.shape)
     count = min(count, small)
     if small <= _SMALL or count >= small:
@@ -455,6 +457,7 @@ def spectrum(operator: LinearOperator, probes: int = 8, steps: int = 40, seed: i
         Golub and Welsch (1969); Ubaru, Chen, Saad: Fast estimation of tr(f(A)) via stochastic Lanczos quadrature
         (2017).
     """
+    expect_arguments("spectrum", operator=operator)
     if probes < 2 or steps < 1:
         raise InputError(f"spectrum found probes={probes} and steps={steps}, expected at least 2 and 1.")
     products, size = _products(operator), min(operator.shape)

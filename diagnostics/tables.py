@@ -12,7 +12,7 @@ from typing import Any, Generic, Protocol, TypeVar
 
 from rich.table import Table as RichTable
 
-from pathspace.errors import InputError, UnsupportedError
+from pathspace.errors import InputError, UnsupportedError, expect_arguments
 from pathspace.files import replacing
 
 Record = TypeVar("Record")
@@ -245,6 +245,8 @@ def compare(before: Table[Any], after: Table[Any], quantities: Sequence[str] | N
         >>> compare(old, new, ["before"])[0].ratio
         1.5
     """
+    for table in (before, after):
+        expect_arguments("compare", table=table)
     rows: list[Change] = []
     first, second = (dict(zip(_numbered(t), t.to_dicts(), strict=True)) for t in (before, after))
     for key, old in first.items():

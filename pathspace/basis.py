@@ -20,14 +20,18 @@ from torch import Tensor
 from pathspace.errors import InputError, UnsupportedError
 from pathspace.exact import WORD, whole_product
 from pathspace.moves import moved
+from pathspace.shown import Shown
 from pathspace.spanning_tree import SpanningTree
 from pathspace.structure import Structure
 from pathspace.two_trees import TwoTrees
 
 if TYPE_CHECKING:
     import sympy
+    from rich.table import Table
 
 MAX_ENTRIES = 200_000_000
+# paths that a table shows
+ROWS = 8
 
 
 @dataclass(frozen=True, eq=False)
@@ -101,7 +105,7 @@ def symbol(name: str, index: Sequence[int]) -> sympy.Symbol:
 
 
 @dataclass(frozen=True, eq=False)
-class BasisPaths:
+class BasisPaths(Shown):
     """The ``m - H`` basis paths of a skeleton: the distinct ``p_k``, then ``P(e)`` for edges outside both trees.
 
     Example:
@@ -120,6 +124,18 @@ class BasisPaths:
     """
 
     skeleton: TwoTrees
+
+    def __rich__(self) -> Table:
+        from rich import box
+        from rich.markup import escape
+        from rich.table import Table
+
+        title = f"{len(self):,} basis paths" + (f", the first {ROWS} of them" if len(self) > ROWS else "")
+        table = Table("path", box=box.SIMPLE, title=title, title_justify="left")
+        table.add_column("value", justify="right")
+        for number in range(min(len(self), ROWS)):
+            table.add_row(escape(str(self[number])), f"{self[number].value:.4g}")
+        return table
 
     @property
     def graph(self) -> Structure:

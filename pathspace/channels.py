@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -19,7 +19,11 @@ from pathspace.inference.channels import Channels, InnerChannels, Side
 from pathspace.inference.interpreter import interpret
 from pathspace.inputs import arranged
 from pathspace.rebasin import Matching, by_activations, by_weights, interpolated, permuted, weight_distance
+from pathspace.shown import Shown
 from pathspace.surgery import Adjustments, Bench, Cut, check_same, masked, tensors_of, without
+
+if TYPE_CHECKING:
+    from rich.table import Table
 
 Keep = float | Mapping[str, Any]
 
@@ -50,7 +54,7 @@ class ChannelGroup:
 
 
 @dataclass(frozen=True, eq=False)
-class ChannelGroups:
+class ChannelGroups(Shown):
     """All channels of a model, made by :func:`channels`.
 
     Attributes:
@@ -80,6 +84,21 @@ class ChannelGroups:
             names = ", ".join(group.name for group in self.groups[:8])
             raise InputError(f"There is no channel group {key!r}; the first groups are {names}.")
         return found
+
+    def __rich__(self) -> Table:
+        from rich import box
+        from rich.markup import escape
+        from rich.table import Table
+
+        table = Table(box=box.SIMPLE, title=f"{len(self)} groups of channels", title_justify="left")
+        table.add_column("written by")
+        for heading in ("channels", "tensors"):
+            table.add_column(heading, justify="right")
+        table.add_column("what stands against leaving channels out")
+        for group in self.groups:
+            tensors = len({name for name, _ in group.slices})
+            table.add_row(escape(group.name), str(len(group)), str(tensors), escape(group.reason))
+        return table
 
     @cached_property
     def refused(self) -> dict[str, str]:

@@ -13,7 +13,7 @@ from pathlib import Path
 from torch import Tensor
 
 from pathspace.errors import InputError
-from pathspace.files import ensure_writable, make_folder, replacing
+from pathspace.files import ensure_writable, expect_path, make_folder, replacing
 from pathspace.tensor_files import TensorFile, as_bytes, write
 
 INDEX = "model.safetensors.index.json"
@@ -58,6 +58,7 @@ class Checkpoint:
         Raises:
             InputError: neither a file of tensors nor a folder with such files, or one of them is missing.
         """
+        expect_path(path, "Checkpoint.open")
         path = Path(path)
         if path.is_file() and path.name.endswith(".index.json"):
             path = path.parent

@@ -71,7 +71,8 @@ def compare(a: nn.Module, b: nn.Module, graph: Structure, tolerance: float = SAM
         >>> found.same, found.as_given > 0.1
         (True, True)
     """
-    expect_arguments("compare", graph=graph)
+    expect_arguments("compare", model=a, graph=graph)
+    expect_arguments("compare", model=b)
     shapes = {name: tuple(parameter.shape) for name, parameter in graph.parameters.items()}
     for model in (a, b):
         own = {name: tuple(tensor.shape) for name, tensor in tensors_of(model).items()}

@@ -66,7 +66,20 @@ def expect_known(what: str, name: str, names: Iterable[str]) -> None:
         raise InputError(f"There is no {what} '{name}'{did_you_mean(name, names)}; choose one of: {', '.join(names)}.")
 
 
-_KINDS = {"model": "Module", "graph": "Structure", "skeleton": "TwoTrees"}
+# name of an argument -> names of classes that it may have (none: what can be called), and these in words
+_KINDS = {
+    "model": (("Module",), "a torch.nn.Module"),
+    "chain": (("Sequential",), "a torch.nn.Sequential"),
+    "models": (("dict",), "a dict of names and models"),
+    "graph": (("Structure",), "a ReductionGraph, as ps.trace makes it"),
+    "skeleton": (("TwoTrees",), "a Skeleton, as graph.skeleton() makes it"),
+    "operator": (("LinearOperator",), "a linear operator, such as diagnostics.jacobian(model, x)"),
+    "report": (("Report",), "a report, as diagnostics.report makes it"),
+    "table": (("Table",), "a table, as functions of pathspace.diagnostics return it"),
+    "pair": (("SmoothingPair",), "one of the pairs that ps.smoothing_pairs finds"),
+    "exponent": (("int", "float"), "a number"),
+    "loss": ((), "a function of output and target"),
+}
 
 
 def expect_arguments(owner: str, **given: object) -> None:
@@ -76,22 +89,21 @@ def expect_arguments(owner: str, **given: object) -> None:
 
     Args:
         owner: the function, for the sentence.
-        **given: ``model``, ``graph`` or ``skeleton``.
+        **given: arguments by what they have to be: ``model``, ``graph``, ``skeleton``, ``path`` and so on.
 
     Raises:
         InputTypeError: one is of another kind.
 
     Example:
-        >>> expect_arguments("draw", skeleton="graph.svg")  # doctest: +ELLIPSIS
+        >>> expect_arguments("draw", model="graph.svg")  # doctest: +ELLIPSIS
         Traceback (most recent call last):
         ...
-        pathspace.errors.InputTypeError: draw found a str as its skeleton, expected a Skeleton; look at the ...
+        pathspace.errors.InputTypeError: draw found a str as its model, expected a torch.nn.Module; look at the ...
     """
     for name, value in given.items():
-        kind = _KINDS[name]
-        if not any(cls.__name__ == kind for cls in type(value).__mro__):
-            expected = {"model": "torch.nn.Module", "graph": "ReductionGraph", "skeleton": "Skeleton"}[name]
+        kinds, expected = _KINDS[name]
+        if not (any(cls.__name__ in kinds for cls in type(value).__mro__) if kinds else callable(value)):
             raise InputTypeError(
-                f"{owner} found a {type(value).__name__} as its {name}, expected a {expected}; look at the order of "
+                f"{owner} found a {type(value).__name__} as its {name}, expected {expected}; look at the order of "
                 "the arguments."
             )

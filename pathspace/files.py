@@ -71,6 +71,19 @@ def expect_outputs(owner: str, output: str | None, suffixes: Sequence[str] = (),
         expect_suffix(output, owner, suffixes)
 
 
+def expect_path(path: object, owner: str) -> None:
+    """Refuse what names no file, such as a model given in its place.
+
+    Raises:
+        InputTypeError: it is neither a string nor a path.
+    """
+    if not isinstance(path, str | os.PathLike):
+        raise InputTypeError(
+            f"{owner} found a {type(path).__name__} as the name of a file, expected a string or a path; look at the "
+            "order of the arguments."
+        )
+
+
 def existing_file(path: str | os.PathLike[str], owner: str, way_out: str) -> Path:
     """Return a path that names a file which can be read.
 
@@ -82,6 +95,7 @@ def existing_file(path: str | os.PathLike[str], owner: str, way_out: str) -> Pat
     Raises:
         InputError: it is a folder, or there is nothing.
     """
+    expect_path(path, owner)
     if Path(path).is_dir():
         raise InputError(f"{owner} found the folder {os.fspath(path)!r}, expected a file; {way_out}.")
     if not Path(path).is_file():

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from pathspace.basis import BasisPaths
 from pathspace.capture import capture
-from pathspace.errors import InputError
+from pathspace.errors import InputError, expect_arguments
 from pathspace.log_prefix import log_prefixes, log_suffixes
 from pathspace.path_forward import Forward, logs_of_sums
 from pathspace.structure import Structure
@@ -116,6 +116,7 @@ def _norm(
     until: str | None = None,
     bound: bool = False,
 ) -> float:
+    expect_arguments("path_norm", exponent=p)
     if not p > 0:
         raise InputError(f"path_norm found p={p!r}, expected a positive number.")
     with torch.no_grad():
@@ -227,6 +228,7 @@ def path_statistics(skeleton: TwoTrees, p: float = 1) -> PathStatistics:
     Reference:
         Zheng et al.: Capacity control of ReLU neural networks by basis-path norm (2019).
     """
+    expect_arguments("path_statistics", skeleton=skeleton)
     if not p > 0:
         raise InputError(f"path_statistics found p={p!r}, expected a positive number.")
     logs = np.concatenate([weights + scales for weights, scales in log_factors(skeleton)])

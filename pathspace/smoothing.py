@@ -200,6 +200,9 @@ def smoothing_recipe(pairs: Iterable[SmoothingPair], form: str = "llm-compressor
     """
     if form not in FORMATS:
         raise InputError(f"smoothing_recipe found form={form!r}, expected one of {', '.join(map(repr, FORMATS))}.")
+    pairs = list(pairs) if isinstance(pairs, Iterable) else [pairs]
+    for pair in pairs:
+        expect_arguments("smoothing_recipe", pair=pair)
     single = [(pair.writers[0], pair.readers) for pair in pairs if len(pair.writers) == 1]
     if form in ("awq", "aimet"):
         if form == "awq":

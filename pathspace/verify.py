@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from pathspace.basis import BasisPaths
 from pathspace.certificate import Certificate
+from pathspace.errors import InputError, expect_arguments
 from pathspace.explain import account
 from pathspace.finite import check_finite
 from pathspace.inputs import arranged, check_inputs, ordinary
@@ -37,6 +38,7 @@ def verify(
     seed: int = 0,
     strict: bool = False,
     upper_bound: bool = False,
+    graph: ReductionGraph | None = None,
 ) -> Certificate:
     """Verify Theorems 1 to 3 and the rescaling invariance on a model.
 
@@ -52,12 +54,14 @@ def verify(
         strict: see :func:`pathspace.trace`.
         upper_bound: also bound the number of scale symmetries from above, by a randomised null-space test
             (:mod:`pathspace.upper_bound`); it takes about one backward pass for every row and column.
+        graph: the model's reduction graph, where it has been traced on these inputs already; it is traced here by
+            default, and then for inputs of exactly these sizes. With a graph, ``norm_eps`` and ``strict`` are its own.
 
     Returns:
         The certificate; it prints as a table, and ``to_json()`` holds all evidence.
 
     Raises:
-        InputError: NaN or infinite weights or inputs.
+        InputError: NaN or infinite weights or inputs, or the graph is one of another model.
         CaptureError: the model fails on these inputs or cannot be captured.
 
     Example:
@@ -71,6 +75,8 @@ def verify(
         Theorems 1, 2 and 3 of Path space for recurrent neural networks with ReLU activations.
     """
     start = time.perf_counter()
+    if graph is not None:
+        expect_arguments("verify", model=model, graph=graph)
     if isinstance(model, nn.Module):
         args, kwargs = arranged(model, args, kwargs)
         check_capturable(model)
@@ -80,14 +86,24 @@ def verify(
             if not shapes:
                 check_finite(model, (args, kwargs))
             args, kwargs = ordinary((args, kwargs))
-            return _verified(model, args, kwargs, norm_eps, rule, seed, strict, upper_bound, start, shapes)
-    return _verified(model, args, kwargs or {}, norm_eps, rule, seed, strict, upper_bound, start, False)
+            return _verified(model, args, kwargs, norm_eps, rule, seed, strict, upper_bound, start, shapes, graph)
+    return _verified(model, args, kwargs or {}, norm_eps, rule, seed, strict, upper_bound, start, False, graph)
 
 
 def _shapes_only(model: nn.Module, inputs: Any) -> bool:
     """Whether some tensor of the model or of its inputs has no numbers, so that nothing can be measured."""
     held = (*model.parameters(), *model.buffers(), *leaves(inputs))
     return any(isinstance(tensor, Tensor) and not has_values(tensor) for tensor in held)
+
+
+def _check_own(graph: ReductionGraph, model: nn.Module) -> None:
+    """Refuse the graph of another model."""
+    held = dict(model.named_parameters(remove_duplicate=False))
+    if any(held.get(name) is not parameter for name, parameter in graph.parameters.items()):
+        raise InputError(
+            f"verify found the graph of another model than this {type(model).__name__}, expected the one that ps.trace "
+            "made of it; trace the model again."
+        )
 
 
 @dataclass(frozen=True)
@@ -143,10 +159,14 @@ def _verified(
     upper_bound: bool,
     start: float,
     shapes: bool,
+    graph: ReductionGraph | None,
 ) -> Certificate:
     """Trace, prove and measure, with inputs as ``forward`` takes them."""
     # the theorems speak of the network at these sizes
-    graph = trace(model, *args, kwargs=kwargs, norm_eps=norm_eps, strict=strict, sizes="given")
+    if graph is None:
+        graph = trace(model, *args, kwargs=kwargs, norm_eps=norm_eps, strict=strict, sizes="given")
+    else:
+        _check_own(graph, model)
     skeleton = graph.skeleton(rule=rule, seed=seed)
     basis = skeleton.basis()
     problem = tree_problem(graph, skeleton.tree_in) or tree_problem(graph, skeleton.tree_out)

@@ -1,4 +1,4 @@
-"""Run the Python blocks of a Markdown page in order, in an empty folder, and compare what they print with the page.
+"""Run what a Markdown page shows, in order, in an empty folder, and compare what it prints with the page.
 
 It needs nothing but what the page needs: ``make dist`` runs it with the wheel in a new environment.
 """
@@ -9,12 +9,17 @@ import contextlib
 import io
 import os
 import re
+import shlex
+import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
 BLOCK = re.compile(r"```python\n(.*?)```(?:\n\n```text\n(.*?)```)?", re.DOTALL)
+# a block that is the content of a file, and lines that are typed
+FILE = re.compile(r"`([\w./]+)` holds[^\n]*\n\n```\w+\n(.*?)```", re.DOTALL)
+COMMAND = re.compile(r"^\$ pathspace (.*)$", re.MULTILINE)
 
 
 def outputs(page: Path) -> Iterator[tuple[str, str]]:
@@ -30,9 +35,9 @@ def outputs(page: Path) -> Iterator[tuple[str, str]]:
         yield printed.getvalue(), expected
 
 
-def run(page: Path) -> int:
-    """Run a page in a folder with ``training`` and ``diagnostics`` of its own; return how many blocks there are."""
-    count = 0
+def run(page: Path) -> tuple[int, int]:
+    """Run a page in a folder with ``training`` and ``diagnostics`` of its own; count its blocks and its commands."""
+    text, count = page.read_text(encoding="utf-8"), 0
     with tempfile.TemporaryDirectory() as folder:
         os.chdir(folder)
         for name in ("training", "diagnostics"):
@@ -43,9 +48,15 @@ def run(page: Path) -> int:
             count += 1
             if expected and printed != expected:
                 sys.exit(f"{page.name} says\n{expected}\nbut its code prints\n{printed}")
+        for name, content in FILE.findall(text):
+            Path(name).write_text(content, encoding="utf-8")
+        typed = COMMAND.findall(text)
+        for line in typed:
+            subprocess.run([sys.executable, "-m", "pathspace", *shlex.split(line)], check=True)
         os.chdir(page.parent)
-    return count
+    return count, len(typed)
 
 
 if __name__ == "__main__":
-    print(f"{run(Path(sys.argv[1]).resolve())} blocks of {sys.argv[1]} ran and print what it says")
+    blocks, commands = run(Path(sys.argv[1]).resolve())
+    print(f"{blocks} blocks of {sys.argv[1]} ran and print what it says, and {commands} commands ran")

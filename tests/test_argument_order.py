@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 import pathspace as ps
-from pathspace import diagnostics
+from pathspace import diagnostics, training
 
 Case = Callable[[nn.Module, ps.ReductionGraph, torch.Tensor, str], Any]
 
@@ -38,6 +38,39 @@ WRONG: dict[str, Case] = {
     "symbolic": lambda m, g, x, path: ps.symbolic(m),  # type: ignore[arg-type]
     "rescale_files": lambda m, g, x, path: ps.rescale_files(path, path, g, x),  # type: ignore[arg-type]
     "balance_files": lambda m, g, x, path: ps.balance_files(path, path, g),  # type: ignore[arg-type]
+    "compare, second model": lambda m, g, x, path: ps.compare(m, g, m),  # type: ignore[arg-type]
+    "load_masks": lambda m, g, x, path: ps.load_masks(m),  # type: ignore[arg-type]
+    "balance_files, model": lambda m, g, x, path: ps.balance_files(g, m, path),  # type: ignore[arg-type]
+    "path_norm": lambda m, g, x, path: ps.path_norm(g, x),
+    "path_statistics": lambda m, g, x, path: ps.path_statistics(x, m),  # type: ignore[arg-type]
+    "smoothing_recipe": lambda m, g, x, path: ps.smoothing_recipe(g),  # type: ignore[arg-type]
+    "GSGD": lambda m, g, x, path: training.GSGD(m, skeleton=g.skeleton()),  # type: ignore[arg-type]
+    "GSGD, graph": lambda m, g, x, path: training.GSGD(m.parameters(), skeleton=g),  # type: ignore[arg-type]
+    "GAdam": lambda m, g, x, path: training.GAdam(g, skeleton=g.skeleton()),  # type: ignore[arg-type]
+    "PathSGD": lambda m, g, x, path: training.PathSGD(m, model=m, example=(x,)),  # type: ignore[arg-type]
+    "EMASGD": lambda m, g, x, path: training.EMASGD(m),  # type: ignore[arg-type]
+    "SignProp": lambda m, g, x, path: training.SignProp(x),  # type: ignore[arg-type]
+    "GaugeFixed": lambda m, g, x, path: training.GaugeFixed(g, m),  # type: ignore[arg-type]
+    "init_skeleton": lambda m, g, x, path: training.init_skeleton(g.skeleton(), m),  # type: ignore[arg-type]
+    "suggest": lambda m, g, x, path: training.suggest(g, m),  # type: ignore[arg-type]
+    "conserved": lambda m, g, x, path: diagnostics.conserved(m),  # type: ignore[arg-type]
+    "gradients": lambda m, g, x, path: diagnostics.gradients(x, m, []),  # type: ignore[arg-type]
+    "suggest_decay": lambda m, g, x, path: diagnostics.suggest_decay(m, [x], m),  # type: ignore[arg-type]
+    "growth_exponent": lambda m, g, x, path: diagnostics.growth_exponent(x, m),  # type: ignore[arg-type]
+    "sweep": lambda m, g, x, path: diagnostics.sweep(x, [1.0], m),  # type: ignore[arg-type]
+    "critical_point": lambda m, g, x, path: diagnostics.critical_point(x, m),  # type: ignore[arg-type]
+    "widen": lambda m, g, x, path: diagnostics.widen(g, 0, 2),  # type: ignore[arg-type]
+    "deepen": lambda m, g, x, path: diagnostics.deepen(x, 0, 2, m),  # type: ignore[arg-type]
+    "rank_growths": lambda m, g, x, path: diagnostics.rank_growths(m, x, x),  # type: ignore[arg-type]
+    "predict_growth": lambda m, g, x, path: diagnostics.predict_growth(g, None, x, x),  # type: ignore[arg-type]
+    "compare_costs": lambda m, g, x, path: diagnostics.compare_costs(m, x),  # type: ignore[arg-type]
+    "cost, graph": lambda m, g, x, path: diagnostics.cost(m, g),
+    "spectrum": lambda m, g, x, path: diagnostics.spectrum(m),  # type: ignore[arg-type]
+    "top_singular": lambda m, g, x, path: diagnostics.top_singular(m),  # type: ignore[arg-type]
+    "trace_k": lambda m, g, x, path: diagnostics.trace_k(x),  # type: ignore[arg-type]
+    "versus": lambda m, g, x, path: diagnostics.versus(m, m),  # type: ignore[arg-type]
+    "tables": lambda m, g, x, path: diagnostics.compare(m, m),  # type: ignore[arg-type]
+    "watching": lambda m, g, x, path: diagnostics.watching(x),  # type: ignore[arg-type]
     "degeneracy": lambda m, g, x, path: diagnostics.degeneracy(x, m),  # type: ignore[arg-type]
     "cost": lambda m, g, x, path: diagnostics.cost(x, m),  # type: ignore[arg-type]
 }

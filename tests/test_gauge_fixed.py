@@ -472,7 +472,7 @@ def test_wrong_use_is_refused_in_a_sentence() -> None:
     before = copy.deepcopy(model.state_dict())
     cases: list[tuple[Callable[[], Any], str]] = [
         (lambda: GaugeFixed(model, graph), "found an optimizer of type Sequential"),
-        (lambda: GaugeFixed(inner(), model), "found a graph of type Sequential"),
+        (lambda: GaugeFixed(inner(), model), "GaugeFixed found a Sequential as its graph"),
         (lambda: GaugeFixed(inner(), graph, gauge="best"), "gauge='best'"),
         (lambda: GaugeFixed(inner(), graph, norms="rows"), "norms='rows'"),
         (lambda: GaugeFixed(inner(), graph, return_to="there"), "return_to='there'"),

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import re
+import runpy
+import sys
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import matrix
 import pytest
@@ -38,6 +42,27 @@ def test_a_page_without_records_is_short(compare: ModuleType, tmp_path: Path) ->
     entry = {"against": "Another 1.0", "what": "a count", "ours": "3", "theirs": "2"}
     (tmp_path / "data/one.json").write_text(json.dumps({"head_to_head": [entry]}))
     assert "| Another 1.0 | a count | 3 | 2 | [one.json](data/one.json) |" in compare.measured(tmp_path)
+
+
+def test_links_of_the_readme_lead_into_the_repository_where_one_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    interface = ModuleType("hatchling.metadata.plugin.interface")
+    interface.MetadataHookInterface = type("Hook", (), {"root": str(DOCS.parent)})  # type: ignore[attr-defined]
+    for name in ("hatchling", "hatchling.metadata", "hatchling.metadata.plugin"):
+        monkeypatch.setitem(sys.modules, name, ModuleType(name))
+    monkeypatch.setitem(sys.modules, interface.__name__, interface)
+    hook = runpy.run_path(str(DOCS / "wheel_readme.py"))["Readme"]()
+    home = "https://forge.example/owner/pathspace"
+    without: dict[str, Any] = {}
+    named: dict[str, Any] = {"urls": {"Repository": home + "/"}}
+    hook.update(without)
+    hook.update(named)
+    text = named["readme"]["text"]
+    assert without["readme"]["text"] == (DOCS.parent / "README.md").read_text(encoding="utf-8")
+    assert f"]({home}/raw/HEAD/docs/images/report.png)" in text and f"]({home}/blob/HEAD/docs/gallery/index.md)" in text
+    targets = re.findall(r"\]\(([^)\s]+)\)", text)
+    assert targets and all(target.startswith(("https://", "#")) for target in targets)
 
 
 def test_oldest_column_is_what_the_package_allows() -> None:

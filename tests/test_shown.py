@@ -18,6 +18,8 @@ def results() -> dict[str, Any]:
     return {
         "graph": graph,
         "skeleton": graph.skeleton(),
+        "basis": graph.skeleton().basis(),
+        "channels": ps.channels(model, *inputs),
         "certificate": ps.verify(model, *inputs),
         "explanation": ps.explain(model, *inputs),
     }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import threading
 from collections.abc import Callable
@@ -343,3 +344,14 @@ def test_a_model_that_is_captured_but_does_not_run_is_one_sentence() -> None:
 
     with pytest.raises(ps.CaptureError, match="NoKernel"):
         ps.verify(NoKernel(), torch.randn(3, 2))
+
+
+def test_a_graph_that_was_traced_already_is_not_traced_again() -> None:
+    model, x = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2)), torch.randn(5, 3)
+    graph = ps.trace(model, x, sizes="given")
+    own, given = ps.verify(model, x).to_dict(), ps.verify(model, x, graph=graph).to_dict()
+    assert own | {"seconds": 0} == given | {"seconds": 0}
+    with pytest.raises(ps.InputError, match="graph of another model"):
+        ps.verify(copy.deepcopy(model), x, graph=graph)
+    with pytest.raises(ps.InputTypeError, match="as its graph"):
+        ps.verify(model, x, graph=model)  # type: ignore[arg-type]

@@ -11,7 +11,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from pathspace import InputError, InputTypeError, PathspaceError
+from pathspace import InputError, PathspaceError
+from pathspace.errors import expect_arguments
 from pathspace.moves import moved
 from pathspace.structure import Structure
 from pathspace.training.optim.canonical_gauge import canonical
@@ -82,7 +83,7 @@ def suggest(
         The advice; ``advice.make()`` makes the optimizer.
 
     Raises:
-        InputTypeError: ``graph`` is none.
+        InputTypeError: the arguments are of other types, or in another order.
         InputError: nothing can be trained, weights that are not finite, or a loss that falls at no rate.
 
     Example:
@@ -95,10 +96,7 @@ def suggest(
         >>> advice.optimizer, advice.rule, advice.max_multiplier
         ('GaugeFixed(AdamW)', 'magnitude', 1.0)
     """
-    if not isinstance(graph, Structure):
-        raise InputTypeError(
-            f"suggest found a graph of type {type(graph).__name__}, expected the result of ps.trace(model, ...)."
-        )
+    expect_arguments("suggest", model=model, graph=graph)
     size, matrices, free = _typical_size(model, graph)
     reasons = []
     if free:

@@ -12,6 +12,7 @@ from pathspace.diagnostics import charts
 from pathspace.diagnostics.pages import render
 from pathspace.diagnostics.report.page import Report
 from pathspace.diagnostics.wording import number, power
+from pathspace.errors import expect_arguments
 from pathspace.files import replacing
 
 Facts = dict[str, Any]
@@ -95,6 +96,8 @@ def versus(first: Report, second: Report, names: tuple[str, str] = ("A", "B")) -
         >>> versus(before, report(model, x)).sentences[0].split(":")[0]
         'The variance of activations differs most at 2'
     """
+    for each in (first, second):
+        expect_arguments("versus", report=each)
     a, b = first.facts, second.facts
     rows = []
     for part, read, title in FIGURES:

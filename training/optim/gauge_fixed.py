@@ -11,7 +11,8 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from pathspace import InputError, InputTypeError
+from pathspace import InputError
+from pathspace.errors import expect_arguments
 from pathspace.moves import move_
 from pathspace.structure import Structure
 from pathspace.training.optim.canonical_gauge import BALANCED, KEPT, canonical
@@ -93,10 +94,7 @@ class GaugeFixed(Joined):
         model: nn.Module | None = None,
         fused: bool = False,
     ) -> None:
-        if not isinstance(graph, Structure):
-            raise InputTypeError(
-                f"GaugeFixed found a graph of type {type(graph).__name__}, expected the result of ps.trace(model, ...)."
-            )
+        expect_arguments("GaugeFixed", graph=graph)
         if gauge != "balanced":
             raise InputError(f"GaugeFixed found gauge={gauge!r}, expected 'balanced', the one there is.")
         if return_to not in RETURNS:

@@ -6,6 +6,7 @@ import torch
 from torch import nn
 
 from pathspace import InputError, Skeleton
+from pathspace.errors import expect_arguments
 from pathspace.training.optim.sharding import refuse_shards
 
 
@@ -26,6 +27,7 @@ def init_skeleton(model: nn.Module, skeleton: Skeleton) -> None:
         skeleton: its skeleton.
 
     Raises:
+        InputTypeError: the arguments are of other types, or in another order.
         InputError: the model lacks a parameter of the skeleton.
         UnsupportedError: the model is sharded already.
 
@@ -38,10 +40,7 @@ def init_skeleton(model: nn.Module, skeleton: Skeleton) -> None:
         >>> model[2].weight.abs().tolist()
         [[1.0, 1.0]]
     """
-    if not isinstance(skeleton, Skeleton):
-        raise InputError(
-            f"init_skeleton found skeleton of type {type(skeleton).__name__}, expected the result of graph.skeleton()."
-        )
+    expect_arguments("init_skeleton", model=model, skeleton=skeleton)
     parameters = dict(model.named_parameters(remove_duplicate=False))
     refuse_shards("init_skeleton", list(parameters.values()), "set the skeleton weights before calling fully_shard.")
     for name, mask in skeleton.live.masks.items():

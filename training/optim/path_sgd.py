@@ -27,10 +27,11 @@ from torch.utils import _pytree as pytree
 from pathspace import InputError, UnsupportedError
 from pathspace import trace as trace_graph
 from pathspace.eps import precision
+from pathspace.errors import expect_arguments
 from pathspace.functional_call import evaluate
 from pathspace.inference.registry import facts_of, operation_name
 from pathspace.invariance import cast
-from pathspace.training.optim.settings import check_group, number
+from pathspace.training.optim.settings import check_group, expect_parameters, number
 from pathspace.training.optim.sharding import refuse_shards
 
 CHUNK = 256
@@ -73,8 +74,7 @@ class PathNorm:
     """
 
     def __init__(self, model: nn.Module, args: tuple[Any, ...], reused: Iterable[str] | None = None) -> None:
-        if not isinstance(model, nn.Module):
-            raise InputError(f"PathSGD found a model of type {type(model).__name__}, expected a torch.nn.Module.")
+        expect_arguments("PathSGD", model=model)
         args = (args,) if isinstance(args, Tensor) else tuple(args)
         with evaluating(model):
             graph = trace_graph(model, *args, affine=False)
@@ -233,6 +233,7 @@ class PathSGD(Optimizer):
         number("PathSGD", "lr", lr)
         number("PathSGD", "every", every, low=1)
         number("PathSGD", "min_kappa", min_kappa)
+        expect_parameters("PathSGD", params)
         super().__init__(params, {"lr": lr, "maximize": maximize})
         refuse_shards(
             "PathSGD",

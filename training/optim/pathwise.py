@@ -25,12 +25,13 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from pathspace import InputError, Skeleton, UnsupportedError
+from pathspace.errors import expect_arguments
 from pathspace.skeleton import warn_of_dead
 from pathspace.training.optim import state
 from pathspace.training.optim.fused import Fused
 from pathspace.training.optim.matching import match, named, refuse_complex
 from pathspace.training.optim.multipliers import warn_of_multipliers, warn_of_zeros
-from pathspace.training.optim.settings import SMALLEST, check_group, number
+from pathspace.training.optim.settings import SMALLEST, check_group, expect_parameters, number
 from pathspace.training.optim.sharding import local, sharded
 from pathspace.training.optim.space import Groups, Manner, PathSpace
 from pathspace.training.optim.vectors import Parts
@@ -119,10 +120,8 @@ class PathOptimizer(Optimizer):
         self, params: Iterable[Any], defaults: dict[str, Any], skeleton: Skeleton, min_ratio: float, rule: Rule
     ) -> None:
         owner = type(self).__name__
-        if not isinstance(skeleton, Skeleton):
-            raise InputError(
-                f"{owner} found skeleton of type {type(skeleton).__name__}, expected the result of graph.skeleton()."
-            )
+        expect_arguments(owner, skeleton=skeleton)
+        expect_parameters(owner, params)
         number(owner, "min_ratio", min_ratio, low=SMALLEST, high=1.0)
         warn_of_dead(owner, skeleton)
         # weights at dead units stay as they are

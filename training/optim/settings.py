@@ -3,16 +3,30 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterable
 from numbers import Real
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from pathspace import InputError, UnsupportedError
+from pathspace import InputError, InputTypeError, UnsupportedError
 
 # the lower end of settings that must not be 0
 SMALLEST = sys.float_info.min
+
+
+def expect_parameters(owner: str, params: object) -> None:
+    """Refuse what holds no parameters, such as the model itself.
+
+    Raises:
+        InputTypeError: it is a module, a tensor, a string, or cannot be iterated.
+    """
+    if isinstance(params, nn.Module | Tensor | str) or not isinstance(params, Iterable):
+        raise InputTypeError(
+            f"{owner} found a {type(params).__name__} as its parameters, expected an iterable of parameters; pass "
+            "model.parameters() or model.named_parameters()."
+        )
 
 
 def number(owner: str, name: str, value: Any, low: float = 0.0, high: float = float("inf")) -> None:

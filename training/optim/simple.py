@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.optim import SGD, Optimizer
 
 from pathspace import UnsupportedError
-from pathspace.training.optim.settings import modes, number
+from pathspace.training.optim.settings import expect_parameters, modes, number
 
 
 class EMASGD(SGD):
@@ -70,6 +70,7 @@ class EMASGD(SGD):
         modes("EMASGD", None, differentiable)
         number("EMASGD", "lr", lr)
         number("EMASGD", "gamma", gamma, high=1.0)
+        expect_parameters("EMASGD", params)
         super().__init__(
             params, lr=lr, momentum=gamma, dampening=gamma, maximize=maximize, foreach=foreach, fused=fused
         )
@@ -110,6 +111,7 @@ class _PerTensor(Optimizer, ABC):
         number(type(self).__name__, "lr", lr)
         number(type(self).__name__, "gamma", gamma, high=1.0)
         modes(type(self).__name__, modes_of_torch["fused"], modes_of_torch["differentiable"])
+        expect_parameters(type(self).__name__, params)
         super().__init__(params, {"lr": lr, "gamma": gamma, "maximize": maximize, **modes_of_torch, **more})
 
     @abstractmethod
