@@ -151,6 +151,24 @@ def load_task(name: str, **options: Any) -> Task:
     return _BUILDERS[name](**options)
 
 
+def task_options(name: str) -> dict[str, Any]:
+    """Return the options of a task with their defaults; nothing is loaded.
+
+    Args:
+        name: one of :func:`task_names`.
+
+    Raises:
+        InputError: no task has this name.
+
+    Example:
+        >>> from pathspace.training.experiments.tasks import load_task
+        >>> task_options("digits-rows")
+        {'hidden': 100}
+    """
+    expect_known("task", name, task_names())
+    return {key: found.default for key, found in inspect.signature(_BUILDERS[name]).parameters.items()}
+
+
 def seeded(build: Callable[[], nn.Module]) -> Callable[[int], nn.Module]:
     """Make models from seeds, leaving the caller's random numbers as they are.
 

@@ -1,0 +1,227 @@
+"""A run described in the words of a recipe, and the list of all that differs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from pathspace.training.experiments.reproduce.recipes.cells import FIELDS, NONE, UNSAID, Cell
+from pathspace.training.experiments.reproduce.trial import Trial
+from pathspace.training.recipe import optimizer_kind
+from pathspace.training.task import task_options
+
+Description = dict[str, Any]
+
+# our optimizer -> the paper's name of it and its momentum; Adam's decay rates are torch's and G-Adam's own
+OPTIMIZERS: dict[str, tuple[str, float | str]] = {
+    "gsgd": ("G-SGD", 0.0),
+    "gmomentum": ("G-SGD", 0.9),
+    "sgd": ("SGD", 0.0),
+    "momentum": ("SGD", 0.9),
+    "path-sgd": ("Path-SGD", 0.0),
+    "adam": ("Adam", NONE),
+    "gadam": ("G-Adam", NONE),
+}
+STEPS = "in {} steps of {} pixels"
+DATA = {
+    "mnist-28": f"MNIST {STEPS.format(28, 28)}",
+    "mnist-98": f"MNIST {STEPS.format(98, 8)}",
+    "mnist-28-permuted": f"MNIST, pixels in one random order, {STEPS.format(28, 28)}",
+    "mnist-98-permuted": f"MNIST, pixels in one random order, {STEPS.format(98, 8)}",
+    "fashion-28": f"Fashion-MNIST {STEPS.format(28, 28)}",
+    "fashion-28-permuted": f"Fashion-MNIST, pixels in one random order, {STEPS.format(28, 28)}",
+    "digits-rows": f"the 1797 digits of scikit-learn {STEPS.format(8, 8)}",
+    "digits-rows-permuted": f"the 1797 digits of scikit-learn, pixels in one random order, {STEPS.format(8, 8)}",
+    "digits-images": "the 1797 digits of scikit-learn",
+    "fashion-images": "Fashion-MNIST",
+    "mnist-images": "MNIST",
+    "cifar10": "CIFAR-10",
+    "cifar100": "CIFAR-100",
+    "ptb": "Penn Treebank, words",
+    "ptb-characters": "Penn Treebank, characters",
+    "wikitext-2": "WikiText-2, words",
+    "enwik8": "enwik8 with all its bytes",
+    "bible-characters": "the King James Bible, characters",
+    "text-characters": "topics of Python's documentation, characters",
+    "number-words": "numbers in words, English to German",
+}
+# what the language models of the papers' own texts leave out at random
+DROPPED = {"dropout": 0.4, "dropout_inputs": 0.4, "dropout_layers": 0.2, "dropout_words": 0.1, "weight_drop": 0.1}
+PAPER_TEXTS = ("ptb", "ptb-characters", "wikitext-2", "enwik8")
+SEQUENCE_STEPS = {"mnist-28": 28, "mnist-98": 98, "fashion-28": 28, "digits-rows": 8, "digits-pixels": 64}
+COMMON: Description = {
+    **dict.fromkeys(("embedding", "unfold", "normalisation", "carried_state", "sequence_length"), NONE),
+    **dict.fromkeys(("dropout_inputs", "dropout_layers", "dropout_words", "weight_drop"), NONE),
+    "dropout": 0.0,
+    "smoothing": 0.0,
+}
+
+
+def describe(trial: Trial, rates: Sequence[float], seeds: int, tuning_seeds: int) -> Description:
+    """Describe a run in the fields of a recipe.
+
+    Args:
+        trial: the run.
+        rates: learning rates that it may choose from.
+        seeds: how many are reported.
+        tuning_seeds: how many choose the rate.
+
+    Returns:
+        A value for every key of :data:`~pathspace.training.experiments.reproduce.recipes.cells.FIELDS`.
+
+    Raises:
+        InputError: the trial names a task or an optimizer that is not there.
+
+    Example:
+        >>> run = describe(Trial("digits-rows", "gsgd", 0.1, 0, 25), (0.1, 0.2), 5, 2)
+        >>> run["optimizer"], run["epochs"], run["schedule"], run["width"]
+        ('G-SGD', 25, 'constant', 100)
+    """
+    options = {**task_options(trial.task), **dict(trial.options)}
+    name, momentum = OPTIMIZERS.get(trial.optimizer, (trial.optimizer, UNSAID))
+    kind = optimizer_kind(trial.optimizer)
+    schedule, *shares = trial.schedule.split()
+    warm = schedule in ("cosine", "inverse-root")
+    start = trial.init or kind.init
+    rule = "" if trial.rule == "modulo" else f", skeleton by the rule {trial.rule}"
+    searched = f"by validation data, with {tuning_seeds} seeds of its own" if len(rates) > 1 else NONE
+    run = {
+        **COMMON,
+        "data": DATA.get(trial.task, f"those of the task {trial.task}"),
+        **_family(trial.task)(trial.task, options),
+        "optimizer": name,
+        "momentum": momentum,
+        "betas": [0.9, 0.999] if "adam" in trial.optimizer.lower() else NONE,
+        "rates": list(rates),
+        "search": searched,
+        "schedule": schedule if warm else trial.schedule,
+        "warmup": round(float(shares[0]) * trial.epochs, 6) if warm else 0,
+        "epochs": trial.epochs,
+        "batch": trial.batch_size,
+        "decay": trial.decay,
+        "clip": NONE if trial.clip is None else trial.clip,
+        "augmentation": trial.augment,
+        "tau": trial.tau,
+        "start": start.replace("-", " ") + rule,
+        "path_space": "all weights" if kind.needs_skeleton else NONE,
+        "seeds": seeds,
+        "reported": "last epoch",
+        "device": "one thread of a processor" if trial.device == "cpu" else trial.device,
+    }
+    return {key: run[key] for key in FIELDS}
+
+
+def differences(cell: Cell, run: Mapping[str, Any]) -> tuple[str, ...]:
+    """List all in which a run differs from a recipe, and all that the recipe leaves open.
+
+    Args:
+        cell: the recipe.
+        run: what :func:`describe` returned.
+
+    Returns:
+        One sentence per field, none for a field in which both agree.
+
+    Example:
+        >>> from pathspace.training.experiments.reproduce.recipes.cells import load_cells
+        >>> cell = load_cells()["path-space-table-1/smnist-28--sgd"]
+        >>> run = describe(Trial("mnist-28", "sgd", 0.1, 0, 20, 64), (0.1,), 5, 2)
+        >>> [line for line in differences(cell, run) if line.startswith("Epochs")]
+        ['Epochs: 20 in place of 400.']
+    """
+    lines = []
+    for key, label in FIELDS.items():
+        said, ours = cell.recipe[key], run[key]
+        if said == UNSAID:
+            lines.append(f"{label}: {show(ours)}; the paper does not say.")
+        elif not same(said, ours):
+            lines.append(f"{label}: {show(ours)} in place of {show(said)}.")
+    return tuple(lines)
+
+
+def same(first: Any, second: Any) -> bool:
+    """Whether two values of a field say the same: lists of rates without regard to order, numbers by value.
+
+    Example:
+        >>> same([0.1, 0.01], (0.01, 0.1)), same(1, 1.0), same(0.0, "none")
+        (True, True, False)
+    """
+    if isinstance(first, list | tuple) and isinstance(second, list | tuple):
+        return sorted(first) == sorted(second)
+    return bool(first == second)
+
+
+def show(value: Any) -> str:
+    """Write a value for a sentence.
+
+    Example:
+        >>> show([0.1, 1e-05]), show(True), show(400)
+        ('0.1, 1e-05', 'yes', '400')
+    """
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, list | tuple):
+        return ", ".join(show(entry) for entry in value)
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def _sequence(task: str, options: Mapping[str, Any]) -> Description:
+    steps = SEQUENCE_STEPS[task.removesuffix("-permuted")]
+    return {"model": "ReLU RNN", "width": options["hidden"], "layers": 1, "sequence_length": steps}
+
+
+def _text(task: str, options: Mapping[str, Any]) -> Description:
+    width = options["hidden"]
+    sizes = {"text-characters": max(1, width // 4), "bible-characters": width}
+    dropped = DROPPED if task in PAPER_TEXTS else dict.fromkeys(DROPPED, 0.0)
+    return {
+        "model": "stacked ReLU RNN",
+        "width": width,
+        "layers": options["layers"],
+        "embedding": 400 if task in PAPER_TEXTS else sizes.get(task, UNSAID),
+        "carried_state": False,
+        "sequence_length": options["length"],
+        **dropped,
+    }
+
+
+def _images(_: str, options: Mapping[str, Any]) -> Description:
+    network, depth = options["network"], options["depth"]
+    model, layers, unfold, norm = {
+        "recurrent": ("recurrent CNN", depth + 1, 3, "batch norm"),
+        "resnet": ("ResNet", depth, NONE, "batch norm"),
+        "residual": ("residual blocks", depth, NONE, NONE),
+    }[network]
+    dropout = options.get("dropout", 0.0)
+    return {"model": model, "width": options["hidden"], "layers": layers, "unfold": unfold, "normalisation": norm,
+            "dropout": dropout}  # fmt: skip
+
+
+def _translation(task: str, options: Mapping[str, Any]) -> Description:
+    said: Description = {
+        "model": "transformer of Vaswani et al.",
+        "width": options["hidden"],
+        "layers": options["layers"],
+        "embedding": "one for both languages",
+        "normalisation": "layer norm inside the branch",
+        "sequence_length": options.get("longest", 32),
+        "dropout": options.get("dropout", 0.0),
+        "smoothing": options.get("smoothing", 0.0),
+    }
+    if task == "wmt16":
+        said["data"] = f"WMT-16 news, {'German to English' if options['reverse'] else 'English to German'}"
+    return said
+
+
+def _other(task: str, options: Mapping[str, Any]) -> Description:
+    return {"model": f"that of the task {task}", "width": options.get("hidden", UNSAID), "layers": UNSAID}
+
+
+def _family(task: str) -> Callable[[str, Mapping[str, Any]], Description]:
+    """Return what describes the model of a task."""
+    if task.removesuffix("-permuted") in SEQUENCE_STEPS:
+        return _sequence
+    if task in (*PAPER_TEXTS, "text-characters", "bible-characters"):
+        return _text
+    if task in ("mnist-images", "fashion-images", "digits-images", "cifar10", "cifar100"):
+        return _images
+    return _translation if task in ("wmt16", "number-words", "catalogue") else _other

@@ -1,0 +1,109 @@
+"""The run that a recipe asks for: ``--scale full``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from pathspace.errors import InputError
+from pathspace.training.experiments.reproduce.recipes.cells import NONE, UNSAID, Cell
+from pathspace.training.experiments.reproduce.recipes.compare import OPTIMIZERS
+from pathspace.training.experiments.reproduce.trial import Trial
+from pathspace.training.experiments.reproduce.tuning import Arm
+from pathspace.training.task import task_options
+
+
+def runnable(cell: Cell) -> str:
+    """Say why a cell cannot be trained by this library; empty where it can.
+
+    Example:
+        >>> from pathspace.training.experiments.reproduce.recipes.cells import load_cells
+        >>> runnable(load_cells()["path-space-table-1/smnist-28--g-sgd"])
+        ''
+    """
+    if why := cell.ours.get("why"):
+        return str(why)
+    return "" if "task" in cell.ours else "This library has no task of this kind."
+
+
+def full_trial(cell: Cell, data: Path | str | None = None) -> Trial:
+    """Return the run that a recipe asks for, at the first of its learning rates and seed 0.
+
+    Args:
+        cell: the recipe.
+        data: folder of the paper's data.
+
+    Returns:
+        The run. What the paper leaves open is filled in as the recipe's file says.
+
+    Raises:
+        InputError: this library cannot train it.
+
+    Example:
+        >>> from pathspace.training.experiments.reproduce.recipes.cells import load_cells
+        >>> trial = full_trial(load_cells()["path-space-table-2/g-sgd--cifar-10-rcnn-96"])
+        >>> trial.optimizer, trial.epochs, trial.schedule, trial.decay
+        ('gmomentum', 200, 'drops 0.5 0.75 0.875', 0.0001)
+    """
+    if why := runnable(cell):
+        raise InputError(f"The cell '{cell.name}' cannot be trained here: {why}")
+    wanted = (cell.value("optimizer"), cell.value("momentum"))
+    kinds = [kind for kind, known in OPTIMIZERS.items() if known == wanted]
+    if not kinds:
+        raise InputError(f"The cell '{cell.name}' asks for {wanted[0]} with momentum {wanted[1]}, which is not there.")
+    schedule, epochs = cell.value("schedule"), cell.value("epochs")
+    if schedule in ("cosine", "inverse-root"):
+        schedule = f"{schedule} {cell.value('warmup') / epochs:.10g}"
+    # of several decays the paper tunes over, the one its file names
+    decay = cell.fill["decay"] if isinstance(cell.value("decay"), list) else cell.value("decay")
+    return Trial(
+        task=cell.ours["task"],
+        optimizer=kinds[0],
+        lr=cell.value("rates")[0],
+        seed=0,
+        epochs=epochs,
+        batch_size=cell.value("batch"),
+        init="unit-skeleton" if cell.value("start") == "unit skeleton" else "default",
+        tau=cell.value("tau"),
+        options=_options(cell, data),
+        schedule=schedule,
+        clip=None if cell.value("clip") == NONE else cell.value("clip"),
+        decay=decay,
+        augment=cell.value("augmentation"),
+    )
+
+
+def full_arm(label: str, cell: Cell, data: Path | str | None) -> Arm:
+    """Return the contender of a recipe, with its learning rates.
+
+    Args:
+        label: what it is called.
+        cell: the recipe.
+        data: folder of the paper's data.
+
+    Raises:
+        InputError: this library cannot train it.
+    """
+    return Arm(label, full_trial(cell, data), tuple(cell.value("rates")))
+
+
+def _options(cell: Cell, data: Path | str | None) -> tuple[tuple[str, Any], ...]:
+    """Return the options of the task that the recipe fixes."""
+    task = cell.ours["task"]
+    networks = {"recurrent CNN": ("recurrent", -1), "ResNet": ("resnet", 0)}
+    network, less = networks.get(cell.value("model"), (UNSAID, 0))
+    given = {
+        "hidden": cell.value("width"),
+        "network": network,
+        "depth": cell.value("layers") + less,
+        "layers": cell.value("layers"),
+        "length": cell.value("sequence_length"),
+        "longest": cell.value("sequence_length"),
+        "dropout": cell.value("dropout"),
+        "smoothing": cell.value("smoothing"),
+        "reverse": cell.ours.get("reverse"),
+        "data": None if data is None else str(data),
+    }
+    known = task_options(task)
+    # the options of text models that are the paper's already are no options of their tasks
+    return tuple((key, value) for key, value in given.items() if key in known and known[key] != value)
