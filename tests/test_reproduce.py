@@ -13,6 +13,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import fields, replace
 from pathlib import Path
+from typing import get_args
 
 import numpy as np
 import pytest
@@ -21,6 +22,7 @@ import typer
 from rich.console import Console
 from rich.progress import Progress
 from scipy import stats
+from sklearn.linear_model import LogisticRegression
 from typer.testing import CliRunner, Result
 
 import pathspace.training.cli
@@ -28,15 +30,26 @@ from pathspace.cli_errors import ErrorSentenceGroup
 from pathspace.errors import InputError
 from pathspace.training.experiments.models import Toy
 from pathspace.training.experiments.reproduce import EXPERIMENTS, Setting
+from pathspace.training.experiments.reproduce.baselines import baselines
 from pathspace.training.experiments.reproduce.command import records, run_counted, run_reproduction
-from pathspace.training.experiments.reproduce.holm import gain, judge, positive
+from pathspace.training.experiments.reproduce.holm import (
+    LEVEL,
+    POWER,
+    Claim,
+    Verdict,
+    gain,
+    holm,
+    judge,
+    positive,
+    seeds_needed,
+)
 from pathspace.training.experiments.reproduce.page import render
 from pathspace.training.experiments.reproduce.provenance import code_digest
 from pathspace.training.experiments.reproduce.record import Record
 from pathspace.training.experiments.reproduce.toys import Toys, target, train_toys
 from pathspace.training.experiments.reproduce.trial import CHECKPOINT_SECONDS, Outcome, Trial, run_trial
 from pathspace.training.experiments.reproduce.trial_cache import TrialCache, run_all
-from pathspace.training.experiments.reproduce.tuning import Arm, best_rate, measure
+from pathspace.training.experiments.reproduce.tuning import Arm, best_rate, measure, measure_enough, versus
 from pathspace.training.penal import penalize
 from pathspace.training.recipe import OPTIMIZERS
 from pathspace.training.task import _BUILDERS, Split, Task, load_task
@@ -232,33 +245,138 @@ def test_gain_is_the_paired_t_test_on_shares() -> None:
     assert claim.mean == pytest.approx(1 - np.mean(ours) / np.mean(rival)) and claim.printed == 0.25
 
 
-def test_seeds_that_failed_leave_their_pair() -> None:
-    claim = gain("x", [1.0, math.nan, 1.2], [2.0, 2.0, 2.2])
-    assert claim.count == 2
+def test_a_seed_that_failed_counts_against_its_arm() -> None:
+    claim, oracle = (gain("x", [1.0, value, 1.2], [2.0, 2.0, 2.2], failed=3.0) for value in (math.nan, 3.0))
+    assert (claim.mean, claim.p, claim.count) == (oracle.mean, oracle.p, oracle.count)
+
+
+@pytest.mark.parametrize("ours", [True, False])
+def test_an_arm_that_fails_more_often_is_never_the_better_one(ours: bool) -> None:
+    good, bad = [0.1, 0.11, 0.1, math.nan, 0.1, 0.11] * 5, [0.9, 0.91, 0.9, 0.92, 0.9, 0.9] * 5
+    (claim,) = judge([gain("x", good, bad) if ours else gain("x", bad, good)])
+    assert claim.verdict == "undecided" and "failed more often" in claim.nothing
+    (sound,) = judge([gain("x", [0.1 if math.isnan(v) else v for v in good], bad)])
+    assert sound.verdict == "better"
 
 
 def test_correction_is_holms() -> None:
-    claims = [replace(positive("x", [1.0, 1.1, 0.9]), p=p) for p in (0.04, 0.01, 0.03, 0.005)]
     # by hand: 0.005 * 4, 0.01 * 3, 0.03 * 2, then 0.04 * 1 lifted to the one before it
-    assert [claim.corrected for claim in judge(claims)] == pytest.approx([0.06, 0.03, 0.06, 0.02])
+    assert holm([0.04, 0.01, 0.03, 0.005]) == pytest.approx([0.06, 0.03, 0.06, 0.02])
+    assert holm([0.9, math.nan]) == [1.0, 1.0]
 
 
 @pytest.mark.parametrize(
     ("values", "printed", "verdict"),
     [
-        ([0.10, 0.11, 0.09, 0.10, 0.10], None, "confirmed"),
-        ([0.10, 0.11, 0.09, 0.10, 0.10], 0.5, "confirmed"),
-        ([-0.10, -0.11, -0.09, -0.10, -0.10], None, "not confirmed"),
-        ([0.01, -0.01, 0.0, 0.005, -0.005], 0.2, "not confirmed"),
-        ([0.01, -0.01, 0.0, 0.005, -0.005], None, "inconclusive at this scale"),
-        ([1.0, -1.0, 0.2, -0.1, 0.0], 0.2, "inconclusive at this scale"),
-        ([0.1], None, "inconclusive at this scale"),
-        ([], None, "inconclusive at this scale"),
+        ([0.10, 0.11, 0.09, 0.10, 0.10], None, "better"),
+        ([0.10, 0.11, 0.09, 0.10, 0.10], 0.5, "better"),
+        ([-0.10, -0.11, -0.09, -0.10, -0.10], None, "worse"),
+        ([0.01, -0.01, 0.0, 0.005, -0.005], 0.2, "no difference that matters"),
+        ([0.01, -0.01, 0.0, 0.005, -0.005], None, "no difference that matters"),
+        ([0.01, -0.01, 0.0, 0.005, -0.005], 0.005, "undecided"),
+        ([1.0, -1.0, 0.2, -0.1, 0.0], 0.2, "undecided"),
+        ([0.0, 0.0, 0.0], None, "no difference that matters"),
+        ([0.1, 0.1, 0.1], 0.5, "better"),
+        ([0.1], None, "undecided"),
+        ([], None, "undecided"),
     ],
 )
 def test_rule_of_the_verdict(values: list[float], printed: float | None, verdict: str) -> None:
     (claim,) = judge([positive("x", values, printed)])
     assert claim.verdict == verdict
+    again = judge([Claim.from_dict(claim.to_dict())])[0]
+    assert (again.verdict, again.needed) == (claim.verdict, claim.needed)
+
+
+def test_two_tests_are_those_of_scipy() -> None:
+    """Oracle: scipy's one-sample t-test against zero and against either bound."""
+    values = np.random.default_rng(3).normal(0.02, 0.05, 9).tolist()
+    (claim,) = judge([positive("x", values, 0.06)])
+    bounds = [
+        stats.ttest_1samp(values, -0.06, alternative="greater"),
+        stats.ttest_1samp(values, 0.06, alternative="less"),
+    ]
+    assert claim.corrected == pytest.approx(stats.ttest_1samp(values, 0).pvalue)
+    assert claim.equivalence == pytest.approx(max(bound.pvalue for bound in bounds))
+
+
+REPEATED = 200
+
+
+@pytest.mark.parametrize("claims", [1, 3])
+@pytest.mark.parametrize("true", [0.0, 0.05, -0.05])
+def test_shares_of_verdicts_are_those_that_the_power_promises(true: float, claims: int) -> None:
+    """Simulated: experiments of so many claims whose effects are known, with as many seeds as are asked for."""
+    rng, deviation, margin = np.random.default_rng(7), 0.06, 0.05
+    n = seeds_needed(deviation, margin, claims)
+    runs = [
+        judge([positive("x", values.tolist(), margin) for values in rng.normal(true, deviation, (claims, n))])
+        for _ in range(REPEATED)
+    ]
+    right = {0.0: "no difference that matters", 0.05: "better", -0.05: "worse"}[true]
+    # three standard errors of a share
+    bound = 3 * math.sqrt(POWER * (1 - POWER) / REPEATED)
+    assert np.mean([run[0].verdict == right for run in runs]) > POWER - bound
+    wrong = {"better", "worse"} if true == 0 else {"no difference that matters", "worse" if true > 0 else "better"}
+    any_wrong = np.mean([any(claim.verdict in wrong for claim in run) for run in runs])
+    assert any_wrong < LEVEL + 3 * math.sqrt(LEVEL * (1 - LEVEL) / REPEATED)
+
+
+def test_seeds_follow_from_the_spread_of_the_first() -> None:
+    """An arm better by the paper's share, seeds of known spread: the pilot's number grows until it decides."""
+    asked: list[int] = []
+
+    def run(trials: Sequence[Trial]) -> list[Outcome]:
+        asked.append(len({t.seed for t in trials if t.test}))
+        return [
+            outcome(mean + 0.01 * np.random.default_rng(t.seed + place).normal(), t)
+            for t in trials
+            for mean, place in [(0.1, 0) if t.optimizer == "sgd" else (0.09, 500)]
+        ]
+
+    arms = [Arm(name, replace(SMALL, optimizer=name), (0.1,)) for name in ("sgd", "gsgd")]
+    setting = Setting(run=run, by_power=True, bars=lambda task, options: {})
+    measured, (claim,) = measure_enough(arms, setting, lambda found: [versus("better", found[1], found[0], (0.9, 1.0))])
+    assert asked[1] == 5 and asked[-1] == len(measured[0].outcomes) == claim.count > 5
+    fewer, _ = measure_enough(
+        arms, replace(setting, by_power=False), lambda found: [versus("better", found[1], found[0], (0.9, 1.0))]
+    )
+    assert len(fewer[0].outcomes) == 5
+
+
+def test_arms_that_simple_means_beat_decide_nothing() -> None:
+    def run(trials: Sequence[Trial]) -> list[Outcome]:
+        return [outcome(0.2 + 0.1 * (t.optimizer == "sgd") + 1e-3 * t.seed, t) for t in trials]
+
+    arms = [Arm(name, replace(SMALL, optimizer=name), (0.1,)) for name in ("sgd", "gsgd")]
+    first, second = measure(arms, run, (7,), (0, 1, 2))
+    for bar, verdict in ((0.25, "undecided"), (0.5, "better")):
+        (claim,) = judge([versus("x", second, first, None, {"table": bar})])
+        assert claim.verdict == verdict and (verdict == "better" or claim.nothing == "sgd does not beat table")
+
+
+def test_simple_means_are_the_slow_obvious_ones() -> None:
+    """Oracle: pairs of characters counted one by one; logistic regression of scikit-learn."""
+    options = (("limit", 40),)
+    task = load_task("text-characters", **dict(options))
+    counts: dict[tuple[int, int], int] = {}
+    for line, following in zip(task.train.inputs.tolist(), task.train.targets.tolist(), strict=True):
+        for pair in zip(line, following, strict=True):
+            counts[pair] = counts.get(pair, 0) + 1
+    size = task.make_model(0)(task.test.inputs[:1]).shape[-1]
+    total = 0.0
+    for line, following in zip(task.test.inputs.tolist(), task.test.targets.tolist(), strict=True):
+        for first, second in zip(line, following, strict=True):
+            row = sum(number for (left, _), number in counts.items() if left == first)
+            total -= math.log2((counts.get((first, second), 0) + 1) / (row + size))
+    assert baselines("text-characters", options)["bigram table"] == pytest.approx(
+        total / task.test.targets.numel(), 1e-4
+    )
+    digits = load_task("digits-rows")
+    model = LogisticRegression(max_iter=1000).fit(digits.train.inputs.flatten(1), digits.train.targets)
+    theirs = 1 - model.score(digits.test.inputs.flatten(1), digits.test.targets)
+    assert abs(baselines("digits-rows", ())["logistic regression"] - theirs) < 0.03
+    assert baselines("number-words", (("limit", 40),)) == {}
 
 
 # ---- the toys side by side ------------------------------------------------------------------------------------------
@@ -307,7 +425,7 @@ def pretend(trials: Sequence[Trial]) -> list[Outcome]:
 @pytest.mark.parametrize("scale", ["embedded", "full"])
 def test_records_of_trained_experiments_hold_together(name: str, scale: str, tmp_path: Path) -> None:
     data = tmp_path if scale == "full" else None
-    record = EXPERIMENTS[name].run(Setting(run=pretend, scale=scale, data=data))
+    record = EXPERIMENTS[name].run(Setting(run=pretend, scale=scale, data=data, bars=lambda task, options: {}))
     record.write(tmp_path / "record.json")
     assert Record.read(tmp_path / "record.json") == Record.read(tmp_path / "record.json")
     again = Record.read(tmp_path / "record.json")
@@ -315,9 +433,9 @@ def test_records_of_trained_experiments_hold_together(name: str, scale: str, tmp
     assert render([again]) == render([record])
     assert EXPERIMENTS[name].draw(again).axes
     for claim in record.claims:
-        assert claim["verdict"] in ("confirmed", "not confirmed", "inconclusive at this scale")
+        assert claim["verdict"] in get_args(Verdict)
     if name == "smnist":
-        assert {c["verdict"] for c in record.claims if "G-SGD errs less than SGD" in c["statement"]} == {"confirmed"}
+        assert {c["verdict"] for c in record.claims if "G-SGD errs less than SGD" in c["statement"]} == {"better"}
 
 
 @pytest.mark.parametrize("name", ["toy", "ideal-direction", "time"])

@@ -22,6 +22,7 @@ class Scale(StrEnum):
     """How large an experiment is."""
 
     embedded = "embedded"
+    fetched = "fetched"
     full = "full"
 
 
@@ -315,7 +316,11 @@ def reproduce(
         ),
     ],
     scale: Annotated[
-        Scale, typer.Option(help="embedded fits one thread of a small computer; full is the paper's own setting.")
+        Scale,
+        typer.Option(
+            help="embedded fits one thread of a small computer; fetched (smnist, language) takes hours, and data that "
+            "'pathspace data fetch' brings; full is the paper's own setting."
+        ),
     ] = Scale.embedded,
     data: Annotated[
         str | None,
@@ -327,7 +332,12 @@ def reproduce(
     jobs: Annotated[int, typer.Option(min=1, help="Processes, each on one thread.")] = 1,
     seeds: Annotated[
         int | None,
-        typer.Option(min=2, max=100, help="Fresh seeds that are reported; 5, for optimizers 10.", show_default=False),
+        typer.Option(
+            min=2,
+            help="Fresh seeds that are reported; 5, for optimizers 10, with --scale fetched as many as the spread of "
+            "the first 5 asks for.",
+            show_default=False,
+        ),
     ] = None,
     shrink: Annotated[
         int, typer.Option(min=1, help="Divide all budgets by this, to try the command out; the record says so.")

@@ -14,9 +14,10 @@ from rich.table import Table as RichTable
 from pathspace.errors import InputError, expect_known
 from pathspace.files import ensure_writable, make_folder
 from pathspace.training.experiments.reproduce import EXPERIMENTS, Experiment, Setting
+from pathspace.training.experiments.reproduce.experiment import TUNING_SEEDS
 from pathspace.training.experiments.reproduce.page import write_page
 from pathspace.training.experiments.reproduce.pictures import save_png
-from pathspace.training.experiments.reproduce.record import Record
+from pathspace.training.experiments.reproduce.record import Record, judged_again
 from pathspace.training.experiments.reproduce.statements.page import show_statements, write_statements
 from pathspace.training.experiments.reproduce.trial import Outcome, Trial
 from pathspace.training.experiments.reproduce.trial_cache import TrialCache, run_all
@@ -46,10 +47,10 @@ def run_reproduction(
             to judge all statements of the papers by them.
         console: where to print.
         out: folder of the records; the page is ``out`` with the suffix ``.md``.
-        scale: ``embedded`` or ``full``.
+        scale: ``embedded``, ``fetched`` or ``full``.
         data: folder of the paper's data.
         jobs: processes.
-        seeds: how many seeds are reported; ``None``: as many as the experiment asks for.
+        seeds: how many seeds are reported; ``None``: as many as the experiment, or the spread of the first, asks for.
         shrink: divide budgets by this.
         device: where runs compute.
         minutes: after so many, a contest of many runs begins no further one.
@@ -68,26 +69,30 @@ def run_reproduction(
         raise InputError(
             f"There is no record in '{out}' to write a page of; run an experiment first, or name the folder with --out."
         )
-    if experiment is not None and scale == "full":
-        check_data(experiment, data)
+    if experiment is not None:
+        check_scale(experiment, scale, data)
     # before anything is computed: the device has to be there
     make_fabric(device, 1)
     folder = make_folder(out)
     ensure_writable(folder.with_suffix(".md"))
     if experiment is None:
         for record in records(folder):
+            judged_again(record).write(folder / f"{record.name}.json")
             save_png(EXPERIMENTS[record.name].draw(record), folder / f"{record.name}.png")
         _write_pages(folder)
         console.print(f"Wrote {folder.with_suffix('.md')} from {len(records(folder))} records.", highlight=False)
         return None
     # The trials are kept apart from what is published, so that an interrupted experiment goes on where it was.
-    cache = TrialCache(Path("runs") / "trials")
+    cache = TrialCache(Path("runs") / "trials", folder / f"{name}-trials.jsonl" if scale == "fetched" else None)
     with counting(console) as progress:
         setting = Setting(
             run=partial(run_counted, cache=cache, jobs=jobs, progress=progress, device=device),
             scale=scale,
             data=Path(data) if data else None,
             seeds=tuple(range(seeds or experiment.seeds)),
+            # what takes hours begins with one seed per rate, and ends with as many seeds as are needed
+            tuning_seeds=TUNING_SEEDS[:1] if scale == "fetched" else TUNING_SEEDS,
+            by_power=scale == "fetched" and seeds is None,
             shrink=shrink,
             device=device,
             folder=folder,
@@ -123,13 +128,18 @@ def find(name: str) -> Experiment:
     return EXPERIMENTS[name]
 
 
-def check_data(experiment: Experiment, data: str | None) -> None:
-    """Refuse the paper's setting without the paper's data.
+def check_scale(experiment: Experiment, scale: str, data: str | None) -> None:
+    """Refuse a scale that an experiment does not have, and the paper's setting without the paper's data.
 
     Raises:
-        InputError: no folder was given, or it is not there.
+        InputError: there is no such scale, no folder was given, or it is not there.
     """
-    if not experiment.needs:
+    if scale == "fetched" and not experiment.fetched:
+        raise InputError(
+            f"Experiment '{experiment.name}' has no setting for fetched data; leave out --scale fetched, or take one "
+            "of: smnist, language."
+        )
+    if scale != "full" or not experiment.needs:
         return
     if data is None:
         raise InputError(
@@ -154,7 +164,9 @@ def show(record: Record, console: Console) -> None:
         ours.add_row(*row)
     console.print(ours)
     for claim in record.claims:
-        console.print(f"{claim['statement']}: [bold]{claim['verdict']}[/]", highlight=False)
+        needed = f" (needs about {claim['needed']} repetitions)" if claim["verdict"] == "undecided" else ""
+        why = f" ({claim['nothing']})" if claim["nothing"] else needed
+        console.print(f"{claim['statement']}: [bold]{claim['verdict']}[/]{why}", highlight=False)
 
 
 def run_counted(

@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from matplotlib.figure import Figure
 
+from pathspace.training.experiments.reproduce.baselines import baselines
 from pathspace.training.experiments.reproduce.record import Record
 from pathspace.training.experiments.reproduce.trial import Outcome, Trial
 
@@ -22,14 +24,17 @@ class Setting:
 
     Args:
         run: runs trials and returns their outcomes in order; known ones are not run again.
-        scale: ``embedded``, or ``full`` for the paper's own setting.
+        scale: ``embedded``, ``fetched`` for data that ``pathspace data fetch`` brings, or ``full`` for the paper's own
+            setting.
         data: folder of the paper's data, needed by ``full``.
-        seeds: seeds that are reported.
+        seeds: seeds that are reported; with ``by_power`` the first of them.
+        by_power: run as many seeds as the spread of the first ones asks for.
         tuning_seeds: seeds that choose learning rates.
         shrink: divide budgets by this; for tests only, a record of a shrunk run says so.
         device: where runs compute; a record says so where it is not the processor.
         folder: where records are written; a contest of many runs keeps its journal there.
         minutes: after so many such a contest begins no further run, and says what is lacking.
+        bars: name and options of a task -> what simple means reach on its test split.
     """
 
     run: Callable[[Sequence[Trial]], list[Outcome]]
@@ -41,6 +46,8 @@ class Setting:
     device: str = "cpu"
     folder: Path | None = None
     minutes: float | None = None
+    by_power: bool = False
+    bars: Callable[[str, tuple[tuple[str, Any], ...]], dict[str, float]] = baselines
 
     def budget(self, number: int) -> int:
         """Return a number of epochs or steps, shrunk for tests."""
@@ -52,7 +59,14 @@ class Setting:
         return (
             f"Learning rates: the same grid size and budget for every arm, chosen by the mean validation metric of "
             f"{len(self.tuning_seeds)} tuning seeds at the last epoch; * marks a choice at the edge of the grid.",
-            f"Reported: {len(self.seeds)} fresh seeds at the chosen rate, each shown the test split once.",
+            "Reported: fresh seeds at the chosen rate, each shown the test split once"
+            + (
+                f"; the first {len(self.seeds)} say how many find the paper's effect with a probability of 80 %."
+                if self.by_power
+                else f", {len(self.seeds)} of them."
+            ),
+            "A run that diverged counts with the error that its task calls hopeless; an arm that fails more often than "
+            "another is never better.",
             *((f"Runs computed on the device {self.device}.",) * (self.device != "cpu")),
             *((f"Budgets were divided by {self.shrink}: a trial of the command, not a result.",) * (self.shrink > 1)),
         )
@@ -70,6 +84,7 @@ class Experiment:
         run: does it.
         draw: draws its picture from the record alone.
         seeds: how many seeds are reported if nobody says.
+        fetched: there is a setting for data that ``pathspace data fetch`` brings.
     """
 
     name: str
@@ -79,3 +94,4 @@ class Experiment:
     run: Callable[[Setting], Record]
     draw: Callable[[Record], Figure]
     seeds: int = 5
+    fetched: bool = False

@@ -1,11 +1,14 @@
 """Verdicts by rule: no sentence about a result is written by hand.
 
-A claim says that a quantity is positive, and how large the paper prints it. From paired differences over seeds follow
-a 95 % interval and a p-value, corrected by Holm's method for the number of claims of the experiment. Then it is
+A claim says that a quantity is positive. From its values over seeds follow three tests, and the verdict is
 
-* *confirmed* if the quantity is positive with a corrected p-value below 0.05;
-* *not confirmed* if the interval lies wholly below what the paper prints, or wholly below zero;
-* *inconclusive at this scale* otherwise.
+* *better* or *worse* if the quantity differs from zero: Student's t-test, two-sided;
+* *no difference that matters* otherwise, if it lies between minus and plus the margin: two one-sided t-tests;
+* *undecided* otherwise, with the number of seeds that decide it with a probability of 80 %.
+
+The margin is the paper's effect, and 0.05 where it prints none. P-values of each kind are corrected by Holm's method
+for the number of claims of the experiment: at most one experiment in twenty calls anything better or worse that is not,
+and at most one in twenty calls an effect of the margin's size no difference.
 """
 
 from __future__ import annotations
@@ -20,8 +23,8 @@ from scipy import stats
 
 from pathspace.training.experiments.intervals import t_interval
 
-Verdict = Literal["confirmed", "not confirmed", "inconclusive at this scale"]
-LEVEL = 0.05
+Verdict = Literal["better", "worse", "no difference that matters", "undecided"]
+LEVEL, POWER, MARGIN = 0.05, 0.8, 0.05
 
 
 @dataclass(frozen=True)
@@ -39,6 +42,9 @@ class Claim:
         pattern: how ``format`` writes the quantity.
         corrected: the p-value after Holm's correction.
         verdict: by the rule of this module.
+        nothing: why the runs decide nothing, whatever they say; empty where they may.
+        equivalence: corrected p-value of the quantity being as large as the margin.
+        needed: seeds that a verdict needs with a probability of 80 %; ``None`` where the spread is unknown.
     """
 
     statement: str
@@ -50,15 +56,38 @@ class Claim:
     printed: float | None = None
     pattern: str = "+.1%"
     corrected: float = math.nan
-    verdict: Verdict = "inconclusive at this scale"
+    verdict: Verdict = "undecided"
+    nothing: str = ""
+    equivalence: float = math.nan
+    needed: int | None = None
+
+    @property
+    def margin(self) -> float:
+        """The size from which on the quantity matters."""
+        return abs(self.printed or MARGIN)
+
+    @property
+    def error(self) -> float:
+        """Standard error of the mean, NaN for fewer than two values."""
+        return (self.high - self.low) / 2 / float(stats.t.ppf(0.975, self.count - 1)) if self.count > 1 else math.nan
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain values; NaN becomes ``None``."""
         return {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in asdict(self).items()}
 
+    @classmethod
+    def from_dict(cls, values: dict[str, Any]) -> Claim:
+        """Read what :meth:`to_dict` wrote."""
+        unknown = dict.fromkeys(("mean", "low", "high", "p", "corrected", "equivalence"), math.nan)
+        return cls(**(values | {k: nan for k, nan in unknown.items() if values.get(k) is None}))
+
 
 def gain(
-    statement: str, ours: Sequence[float], rival: Sequence[float], printed: tuple[float, float] | None = None
+    statement: str,
+    ours: Sequence[float],
+    rival: Sequence[float],
+    printed: tuple[float, float] | None = None,
+    failed: float = 1.0,
 ) -> Claim:
     """Put "ours is lower than the rival's" on trial, as a share of the rival's mean: ``(rival - ours) / rival``.
 
@@ -67,6 +96,7 @@ def gain(
         ours: one value per seed, lower is better; NaN for a seed that failed.
         rival: the same seeds.
         printed: the paper's two numbers, in the same order.
+        failed: what a seed that failed counts as. An arm that fails more often than the other is never the better one.
 
     Returns:
         The claim, not yet corrected for others.
@@ -76,10 +106,15 @@ def gain(
         >>> round(claim.mean, 3), claim.printed
         (0.55, 0.5)
     """
-    pairs = [(a, b) for a, b in zip(ours, rival, strict=True) if math.isfinite(a) and math.isfinite(b)]
-    scale = abs(float(np.mean([b for _, b in pairs]))) if pairs else math.nan
+    first, second = np.array(ours, dtype=float), np.array(rival, dtype=float)
+    lost = int(np.isnan(first).sum() - np.isnan(second).sum())
+    first, second = (np.where(np.isnan(values), failed, values) for values in (first, second))
+    scale = abs(float(second.mean())) if len(second) else math.nan
     share = None if printed is None else (printed[1] - printed[0]) / printed[1]
-    return positive(statement, [(b - a) / scale if scale else 0.0 for a, b in pairs], share)
+    claim = positive(statement, ((second - first) / scale if scale else 0 * first).tolist(), share)
+    if lost * claim.mean > 0:
+        return replace(claim, nothing="the arm with the better mean failed more often")
+    return claim
 
 
 def positive(statement: str, values: Sequence[float], printed: float | None = None, pattern: str = "+.1%") -> Claim:
@@ -99,14 +134,9 @@ def positive(statement: str, values: Sequence[float], printed: float | None = No
         True
     """
     interval = t_interval(values)
-    p = math.nan
-    if interval.count > 1:
-        error = float(np.std(values, ddof=1)) / math.sqrt(interval.count)
-        # Without any spread there is nothing to divide by, and nothing left to doubt.
-        degrees = interval.count - 1
-        p = 2 * float(stats.t.sf(abs(interval.mean) / error, degrees)) if error else float(interval.mean == 0)
     low, high = interval.mean - interval.half_width, interval.mean + interval.half_width
-    return Claim(statement, interval.mean, low, high, p, interval.count, printed, pattern)
+    claim = Claim(statement, interval.mean, low, high, math.nan, interval.count, printed, pattern)
+    return replace(claim, p=2 * _tail(abs(claim.mean), claim))
 
 
 def judge(claims: Sequence[Claim]) -> tuple[Claim, ...]:
@@ -121,23 +151,79 @@ def judge(claims: Sequence[Claim]) -> tuple[Claim, ...]:
     Example:
         >>> good, bad = judge([positive("a", [1.0, 1.1, 0.9]), positive("b", [-1.0, -1.1, -0.9])])
         >>> good.verdict, bad.verdict
-        ('confirmed', 'not confirmed')
+        ('better', 'worse')
     """
-    order = sorted(range(len(claims)), key=lambda i: claims[i].p if math.isfinite(claims[i].p) else 1.0)
-    corrected = [math.nan] * len(claims)
-    largest = 0.0
-    for rank, i in enumerate(order):
-        p = claims[i].p if math.isfinite(claims[i].p) else 1.0
-        largest = max(largest, min(1.0, (len(claims) - rank) * p))
-        corrected[i] = largest
-    return tuple(_judged(claim, p) for claim, p in zip(claims, corrected, strict=True))
+    differs = holm([claim.p for claim in claims])
+    equal = holm([_tail(claim.margin - abs(claim.mean), claim) for claim in claims])
+    return tuple(_judged(claim, len(claims), p, q) for claim, p, q in zip(claims, differs, equal, strict=True))
 
 
-def _judged(claim: Claim, p: float) -> Claim:
-    verdict: Verdict = "inconclusive at this scale"
-    if claim.count > 1:
-        if claim.mean > 0 and p < LEVEL:
-            verdict = "confirmed"
-        elif claim.high < max(claim.printed or 0.0, 0.0):
-            verdict = "not confirmed"
-    return replace(claim, corrected=p, verdict=verdict)
+def holm(values: Sequence[float]) -> list[float]:
+    """Correct p-values for their number by Holm's method; one that is not known counts as 1.
+
+    Example:
+        >>> [round(p, 3) for p in holm([0.04, 0.01, 0.03, 0.005])]
+        [0.06, 0.03, 0.06, 0.02]
+    """
+    p = np.nan_to_num(np.array(values, dtype=float), nan=1.0)
+    order = np.argsort(p, kind="stable")
+    corrected = np.empty_like(p)
+    corrected[order] = np.minimum(1, np.maximum.accumulate(np.arange(len(p), 0, -1) * p[order]))
+    return [float(value) for value in corrected]
+
+
+def seeds_needed(deviation: float, effect: float, claims: int = 1) -> int:
+    """Return how many seeds decide a claim with a probability of 80 %, whether the effect is there or there is none.
+
+    By the noncentral t-distribution, at the level that Holm's method gives the first of so many claims.
+
+    Args:
+        deviation: standard deviation over seeds of the quantity.
+        effect: its size if it is there; also the margin of "no difference that matters".
+        claims: of the experiment.
+
+    Source:
+        Julious, Sample sizes for clinical trials, chapters 3 and 5.
+
+    Example:
+        >>> seeds_needed(deviation=1.0, effect=1.0)
+        11
+    """
+    level = LEVEL / claims
+    normal = stats.norm.isf
+    per_deviation = max(normal(level / 2) + normal(1 - POWER), normal(level) + normal((1 - POWER) / 2))
+    n = max(2, math.ceil((per_deviation * deviation / effect) ** 2))
+
+    def enough(n: int) -> bool:
+        centre = effect / deviation * math.sqrt(n)
+        two_sided, one_sided = stats.t.isf([level / 2, level], n - 1)
+        found, none = stats.nct.sf([two_sided, one_sided], n - 1, centre)
+        return bool(found >= POWER and 2 * none - 1 >= POWER)
+
+    # the normal distribution asks for a few seeds too little where they are few
+    while n < 1000 and deviation > 0 and not enough(n):
+        n += 1
+    return n
+
+
+def _tail(distance: float, claim: Claim) -> float:
+    """One-sided p-value of a mean that lies so far on the right side of a bound."""
+    if claim.count < 2:
+        return math.nan
+    if not claim.error:
+        # Without any spread there is nothing to divide by, and nothing left to doubt.
+        return float(distance <= 0) / 2 if distance == 0 else float(distance < 0)
+    return float(stats.t.sf(distance / claim.error, claim.count - 1))
+
+
+def _judged(claim: Claim, claims: int, differs: float, equal: float) -> Claim:
+    verdict: Verdict = "undecided"
+    if claim.nothing:
+        pass
+    elif differs < LEVEL:
+        verdict = "better" if claim.mean > 0 else "worse"
+    elif equal < LEVEL:
+        verdict = "no difference that matters"
+    deviation = claim.error * math.sqrt(claim.count)
+    needed = seeds_needed(deviation, claim.margin, claims) if math.isfinite(deviation) else None
+    return replace(claim, corrected=differs, equivalence=equal, verdict=verdict, needed=needed)

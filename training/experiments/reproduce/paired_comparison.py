@@ -9,11 +9,12 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
+from pathspace.training.experiments.reproduce.baselines import PUBLISHED
 from pathspace.training.experiments.reproduce.experiment import Setting
-from pathspace.training.experiments.reproduce.holm import Claim, gain, judge
+from pathspace.training.experiments.reproduce.holm import Claim
 from pathspace.training.experiments.reproduce.pictures import draw_curves, legend, panels
 from pathspace.training.experiments.reproduce.record import Record, Table, judged
-from pathspace.training.experiments.reproduce.tuning import Arm, Measured, measure
+from pathspace.training.experiments.reproduce.tuning import Arm, Measured, measure_enough, versus
 
 
 @dataclass(frozen=True)
@@ -87,9 +88,13 @@ def hold(
     Returns:
         The record, and the measured arms by label.
     """
-    measured = measure(arms, setting.run, setting.tuning_seeds, setting.seeds)
-    by = {m.arm.label: m for m in measured}
-    claims: list[Claim] = [gain(d.statement, by[d.ours].tests, by[d.rival].tests, d.printed) for d in duels]
+    bars = setting.bars(arms[0].base.task, arms[0].base.options)
+
+    def claims_of(measured: Sequence[Measured]) -> list[Claim]:
+        by = {m.arm.label: m for m in measured}
+        return [versus(d.statement, by[d.ours], by[d.rival], d.printed, bars) for d in duels]
+
+    measured, claims = measure_enough(arms, setting, claims_of)
     columns = ("arm", "learning rate", f"validation {show.metric}", f"test {show.metric}", "diverged")
     record = Record(
         name=name,
@@ -97,15 +102,15 @@ def hold(
         source=source,
         scale=setting.scale,
         paper=paper,
-        ours=Table(columns, tuple(row(m, show) for m in measured)),
+        ours=Table(columns, (*(row(m, show) for m in measured), *bar_rows(arms[0].base.task, bars, show))),
         differs=tuple(differs),
         protocol=setting.protocol,
-        claims=judged(judge(claims)),
+        claims=judged(claims),
         caption=caption,
         data={"metric": show.metric, "factor": show.factor, **(data or {}), "arms": [m.to_dict() for m in measured]},
         seconds=sum(m.seconds for m in measured),
     )
-    return record, by
+    return record, {m.arm.label: m for m in measured}
 
 
 def row(m: Measured, show: Show) -> tuple[str, ...]:
@@ -115,6 +120,12 @@ def row(m: Measured, show: Show) -> tuple[str, ...]:
     diverged = sum(outcome.diverged for outcome in m.outcomes)
     rate = f"{m.lr:g}{'*' if m.edge else ''}"
     return (m.arm.label, rate, show.value(m.tuning[m.lr]), test, f"{diverged} of {len(m.outcomes)}")
+
+
+def bar_rows(task: str, bars: dict[str, float], show: Show) -> list[tuple[str, ...]]:
+    """Return the lines of simple means, and of what others report, in a table of arms."""
+    known = bars | dict([PUBLISHED[task]]) if task in PUBLISHED else bars
+    return [(name, "–", "–", show.value(value), "–") for name, value in known.items()]
 
 
 def draw_paired_comparison(record: Record) -> Figure:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from pathspace.errors import InputError
 from pathspace.files import replacing
-from pathspace.training.experiments.reproduce.holm import Claim
+from pathspace.training.experiments.reproduce.holm import Claim, judge
 from pathspace.training.experiments.reproduce.provenance import provenance
 
 FORMAT = 1
@@ -98,6 +98,13 @@ class Record:
             raise InputError(
                 f"The file '{path}' is not a record of an experiment; delete it and run pathspace reproduce again."
             ) from error
+
+
+def judged_again(record: Record) -> Record:
+    """Return a record with the verdicts that today's rule gives its figures; claims of several families stay."""
+    if record.data.get("families"):
+        return record
+    return replace(record, claims=judged(judge([Claim.from_dict(claim) for claim in record.claims])))
 
 
 def judged(claims: Sequence[Claim]) -> tuple[dict[str, Any], ...]:

@@ -77,7 +77,7 @@ class Trial:
     def key(self) -> str:
         """A name for the run that no other run has: its settings, its data and the code that decides its end.
 
-        Where the data lies is no part of it, nor is a field that has its default value.
+        The folder of the data is left out, and so are fields that have their default values.
         """
         told = {f.name: getattr(self, f.name) for f in fields(self) if getattr(self, f.name) != f.default}
         told["options"] = sorted((k, v) for k, v in self.options if k != "data")

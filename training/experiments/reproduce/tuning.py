@@ -7,13 +7,16 @@ had no part in the choice, are shown the test split. Grid, budget and seeds are 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
 from pathspace.training.experiments.intervals import Interval, t_interval
+from pathspace.training.experiments.reproduce.experiment import Setting
+from pathspace.training.experiments.reproduce.holm import Claim, gain, judge
+from pathspace.training.experiments.reproduce.provenance import task_data
 from pathspace.training.experiments.reproduce.trial import Outcome, Trial
 
 Runner = Callable[[Sequence[Trial]], list[Outcome]]
@@ -126,6 +129,62 @@ def measure(arms: Sequence[Arm], run: Runner, tuning_seeds: Sequence[int], seeds
         spent = [o.seconds for (a, _, _), o in zip(grid, tuned, strict=True) if a is arm]
         measured.append(Measured(arm, lr, table, mine, sum(spent) + sum(o.seconds for o in mine)))
     return measured
+
+
+def measure_enough(
+    arms: Sequence[Arm], setting: Setting, claims_of: Callable[[list[Measured]], Sequence[Claim]]
+) -> tuple[list[Measured], tuple[Claim, ...]]:
+    """Tune and test all arms with as many seeds as their claims need, and judge the claims.
+
+    The setting's seeds are the pilot: their spread says how many more decide each claim with a probability of 80 %, at
+    the paper's effect. Every arm gets as many as the claim that needs most.
+
+    Args:
+        arms: the contenders.
+        setting: how; without ``by_power`` its seeds are all there are.
+        claims_of: the claims on what was measured.
+
+    Returns:
+        One entry per arm, and the judged claims.
+    """
+    measured = measure(arms, setting.run, setting.tuning_seeds, setting.seeds)
+    claims = judge(claims_of(measured))
+    needed = max((claim.needed or 0 for claim in claims), default=0)
+    if setting.by_power and needed > len(setting.seeds):
+        measured = measure(arms, setting.run, setting.tuning_seeds, tuple(range(needed)))
+        claims = judge(claims_of(measured))
+    return measured, claims
+
+
+def versus(
+    statement: str,
+    ours: Measured,
+    rival: Measured,
+    printed: tuple[float, float] | None = None,
+    bars: Mapping[str, float] | None = None,
+) -> Claim:
+    """Put "this arm's test metric is lower than that one's" on trial.
+
+    Args:
+        statement: the claim.
+        ours: the arm that is claimed to be better. A run of either that diverged counts with the metric that its task
+            calls hopeless.
+        rival: the other, on the same task.
+        printed: the paper's two figures, in the same order.
+        bars: test metrics of simple means; an arm that is no better than one of them decides nothing.
+
+    Returns:
+        The claim, not yet corrected for others.
+    """
+    whole = math.isfinite(sum(ours.tests) + sum(rival.tests))
+    failed = math.nan if whole else task_data(ours.arm.base.task, ours.arm.base.options).hopeless
+    claim = gain(statement, ours.tests, rival.tests, printed, failed)
+    for name, bar in (bars or {}).items():
+        for arm in (ours, rival):
+            values = [failed if math.isnan(value) else value for value in arm.tests]
+            if values and not float(np.mean(values)) < bar:
+                claim = replace(claim, nothing=f"{arm.arm.label} does not beat {name}")
+    return claim
 
 
 def merit(outcomes: Sequence[Outcome]) -> float:

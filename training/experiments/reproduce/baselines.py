@@ -1,0 +1,82 @@
+"""What simple means reach on a task: an arm that is no better decides nothing about optimizers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from pathspace.training.experiments.reproduce.provenance import task_data
+from pathspace.training.task import Split, Task
+from pathspace.training.threads import one_thread
+
+# Where others report what a network of the kind reaches. Shown beside ours, and no bar to clear.
+PUBLISHED = {
+    "fashion-28": ("published: GRU and SVM, README of Fashion-MNIST", 1 - 0.888),
+    "fashion-images": ("published: three convolutions with batch norm, README of Fashion-MNIST", 1 - 0.903),
+}
+EPOCHS, STEPS, BATCH, RATE = 5, 1000, 250, 0.002
+
+
+@cache
+def baselines(name: str, options: tuple[tuple[str, Any], ...]) -> dict[str, float]:
+    """Return the test metric of the simple means that fit a task; lower is better.
+
+    Logistic regression on the whole input where there are classes; where every token is followed by the next, the table
+    of pairs of tokens, each counted once more than it occurs.
+
+    Args:
+        name: the task.
+        options: of the task, as pairs.
+
+    Example:
+        >>> sorted(baselines("text-characters", (("limit", 100),)))
+        ['bigram table']
+    """
+    task = task_data(name, options)
+    if task.train.targets.dim() == 1 and not task.train.targets.is_floating_point():
+        return {"logistic regression": _logistic_regression(task)}
+    if task.train.targets.shape == task.train.inputs.shape and bool((task.train.targets >= 0).all()):
+        return {"bigram table": _bigrams(task)}
+    return {}
+
+
+def _bigrams(task: Task) -> float:
+    with torch.no_grad():
+        size = task.make_model(0)(task.test.inputs[:1]).shape[-1]
+    pairs = torch.stack([task.train.inputs.flatten(), task.train.targets.flatten()])
+    counts = torch.zeros(size, size).index_put_(tuple(pairs), torch.ones(pairs.shape[1]), accumulate=True) + 1
+    table = (counts / counts.sum(1, keepdim=True)).log()
+    return _mean(task, task.test, lambda inputs: table[inputs])
+
+
+def _logistic_regression(task: Task) -> float:
+    inputs, targets = task.train.inputs.flatten(1), task.train.targets
+    mean, deviation = inputs.mean(0), inputs.std(0).clamp_min(1e-3)
+    with one_thread(), torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        model = torch.nn.Linear(inputs.shape[1], int(targets.max()) + 1)
+        torch.nn.init.zeros_(model.weight)
+        in_epoch = -(-len(inputs) // BATCH)
+        epochs = max(EPOCHS, -(-STEPS // in_epoch))
+        optimizer = torch.optim.Adam(model.parameters(), lr=RATE)
+        schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 - step / (epochs * in_epoch))
+        for _ in range(epochs):
+            for some in torch.randperm(len(inputs)).split(BATCH):
+                optimizer.zero_grad()
+                functional.cross_entropy(model((inputs[some] - mean) / deviation), targets[some]).backward()
+                optimizer.step()
+                schedule.step()
+    with torch.no_grad():
+        return _mean(task, task.test, lambda inputs: model((inputs.flatten(1) - mean) / deviation))
+
+
+def _mean(task: Task, split: Split, predict: Callable[[Tensor], Tensor]) -> float:
+    total = 0.0
+    for inputs, targets in zip(split.inputs.split(BATCH), split.targets.split(BATCH), strict=True):
+        total += float(task.metric(predict(inputs), targets)) * len(inputs)
+    return total / len(split)
