@@ -84,11 +84,12 @@ def record(*claims: tuple[str, str]) -> Record:
 @pytest.mark.parametrize(
     ("claims", "verdict", "turned"),
     [
-        ((("x: a wins", "confirmed"), ("y: a wins", "confirmed")), "true", "false"),
-        ((("x: a wins", "confirmed"), ("y: a wins", "inconclusive at this scale")), "undecided", "false"),
-        ((("x: a wins", "not confirmed"), ("y: a wins", "inconclusive at this scale")), "false", "undecided"),
-        ((("x: a wins", "confirmed"), ("p: a wins", "not confirmed")), "true", "false"),
-        ((("x: b wins", "confirmed"),), "not tried", "not tried"),
+        ((("x: a wins", "better"), ("y: a wins", "better")), "true", "false"),
+        ((("x: a wins", "better"), ("y: a wins", "undecided")), "undecided", "false"),
+        ((("x: a wins", "worse"), ("y: a wins", "undecided")), "false", "undecided"),
+        ((("x: a wins", "better"), ("p: a wins", "worse")), "true", "false"),
+        ((("x: a wins", "no difference that matters"),), "false", "false"),
+        ((("x: b wins", "better"),), "not tried", "not tried"),
     ],
 )
 def test_verdicts_follow_the_record(

@@ -203,7 +203,7 @@ def seeds_needed(deviation: float, effect: float, claims: int = 1) -> int:
     # the normal distribution asks for a few seeds too little where they are few
     while n < 1000 and deviation > 0 and not enough(n):
         n += 1
-    return n
+    return int(n)
 
 
 def _tail(distance: float, claim: Claim) -> float:

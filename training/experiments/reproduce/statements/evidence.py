@@ -14,7 +14,12 @@ from pathspace.training.experiments.reproduce.record import Record
 from pathspace.training.experiments.reproduce.statements.registry import Statement, Verdict
 
 # what the judge of experiments says -> what it says of a statement; a difference that does not matter is none
-OF_CLAIMS: dict[str, Verdict] = {"better": "true", "worse": "false", "no difference that matters": "false"}
+OF_CLAIMS: dict[str, Verdict] = {
+    "better": "true",
+    "worse": "false",
+    "no difference that matters": "false",
+    "undecided": "undecided",
+}
 TURNED: dict[str, Verdict] = OF_CLAIMS | {"better": "false", "worse": "true"}
 TAU = 3e-4
 Figures = dict[str, Any]
@@ -89,7 +94,7 @@ def _by_record(statement: Statement, record: Record | None) -> Judged:
     if record is None or not claims:
         return Judged(statement, "not tried", f"There is no record of it here; {statement.command} makes one.")
     meaning = TURNED if statement.reversed else OF_CLAIMS
-    verdicts = [meaning.get(claim["verdict"], "undecided") for claim in claims]
+    verdicts = [meaning[claim["verdict"]] for claim in claims]
     scale = "" if record.scale == "full" else " On a stand-in for the document's data and models."
     parts = [f"{claim['statement']}: {claim['verdict']}" for claim in claims]
     return Judged(statement, together(verdicts), f"{'; '.join(parts)}.{scale}")
