@@ -12,23 +12,27 @@ import torch
 
 from pathspace.errors import InputError
 from pathspace.training.experiments.models import StackedReluLM
+from pathspace.training.experiments.reproduce import Setting
 from pathspace.training.experiments.reproduce.recipes import (
     FIELDS,
     UNSAID,
     Cell,
     describe,
     differences,
-    full_arm,
+    full_arms,
     full_trial,
+    listed,
     load_cells,
     runnable,
     table_cells,
 )
 from pathspace.training.experiments.reproduce.recipes.compare import DATA, DROPPED
+from pathspace.training.experiments.reproduce.recipes.full import full_arm
 from pathspace.training.experiments.reproduce.trial import Trial
 from pathspace.training.experiments.tasks import load_task, task_names
 from pathspace.training.experiments.tasks.papers import CORPORA
 
+SETTING = Setting(run=lambda trials: [], scale="full")
 RUNNABLE = [cell for cell in load_cells().values() if not runnable(cell)]
 # What a full run cannot take over from a recipe, by the fields that differ:
 # one thread in place of a GPU, five seeds, rates chosen on validation data, and details of toolkit and transformer.
@@ -84,7 +88,7 @@ def test_a_recipe_that_lacks_a_field_is_refused() -> None:
 
 
 def of_full(cell: Cell, **more: Any) -> dict[str, Any]:
-    arm = full_arm("x", cell, None)
+    arm = full_arm("x", cell, SETTING)
     return describe(replace(arm.base, **more), arm.rates, 5, 2)
 
 
@@ -150,7 +154,7 @@ def test_a_change_of_the_run_is_listed(name: str) -> None:
 
 def test_rates_seeds_and_warm_up_are_listed() -> None:
     cell = table_cells("path-space-table-1")["sMNIST-28", "SGD"]
-    arm = full_arm("x", cell, None)
+    arm = full_arm("x", cell, SETTING)
     assert not [line for line in differences(cell, describe(arm.base, arm.rates, 3, 2)) if line.startswith("Seeds")]
     fewer = differences(cell, describe(arm.base, arm.rates[1:], 4, 2))
     assert [line.split(":")[0] for line in fewer if line.startswith(("Seeds", "Learning"))] == [
@@ -171,6 +175,19 @@ def test_cells_that_cannot_be_trained_say_why() -> None:
         assert runnable(cell).endswith(".")
         with pytest.raises(InputError, match="cannot be trained here"):
             full_trial(cell)
+
+
+def test_what_holds_for_all_contenders_is_listed_once() -> None:
+    cells, arms = table_cells("path-space-table-1"), full_arms("path-space-table-1", replace(SETTING, shrink=100))
+    assert arms.keys() == cells.keys()
+    lines = listed([(cells[place], arm) for place, arm in arms.items()], replace(SETTING, device="cuda"))
+    assert lines.count("Epochs: 4 in place of 400.") == 1 and "Computer: cuda in place of one Nvidia GPU." in lines
+    some = [line for line in lines if line.startswith("Start")]
+    assert some == ["Start: unit skeleton; the paper does not say."]
+    mixed = listed([(cells["sMNIST-28", "SGD"], arms["sMNIST-28", column]) for column in ("SGD", "G-SGD")], SETTING)
+    assert "Optimizer: G-SGD in place of SGD. (sMNIST-28: G-SGD)" in mixed
+    with pytest.raises(InputError, match="No cell of markov-chain-table-2"):
+        full_arms("markov-chain-table-2", SETTING)
 
 
 def test_texts_are_described_as_their_models_are(tmp_path: Path) -> None:

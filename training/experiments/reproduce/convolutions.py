@@ -5,10 +5,12 @@ The Markov-chain paper's Tables 2 and 3 (penal connection or not) and the path-s
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from pathspace.training.experiments.reproduce.experiment import Experiment, Setting
 from pathspace.training.experiments.reproduce.paired_comparison import PairedComparison, draw_paired_comparison, hold
+from pathspace.training.experiments.reproduce.recipes import Cell, full_arms, listed, table_cells
 from pathspace.training.experiments.reproduce.record import Record, Table
 from pathspace.training.experiments.reproduce.trial import Trial
 from pathspace.training.experiments.reproduce.tuning import Arm
@@ -20,50 +22,24 @@ RATES, ADAM_RATES = (0.01, 0.03, 0.1), (0.003, 0.01, 0.03)
 DEPTH_RATES = (0.003, 0.01, 0.03, 0.1, 0.3)
 TAUS = (3e-7, 3e-5, 3e-3)
 DEPTHS = (8, 20)
-# ResNet50 in the paper's Table 2: errors with 3e-9, 3e-8, 3e-7, 3e-6, each beside the baseline's.
-PRINTED = ((21.0, 20.8), (20.6, 20.8), (20.8, 20.8), (20.7, 20.8))
-DIGITS = "Data: scikit-learn's 1797 digits of 8 × 8 pixels in place of {}."
-SMALL = "{} epochs at a constant learning rate, batches of 64, momentum 0.9, no decay and no augmentation."
+COLUMNS = ("Markov chain", "ResNet")
+RCNNS = {"MNIST": (32, 64, 96), "CIFAR-10": (96, 128, 160), "CIFAR-100": (96, 128, 160)}
 
 
 def image(setting: Setting) -> Record:
     """A residual network without the penal connection, and with three strengths of it."""
-    differs: tuple[str, ...]
+    cells = table_cells("markov-chain-table-2")
     if setting.scale == "full":
-        arms, differs = (
-            _cifar(setting, (56,), (3e-9, 3e-8, 3e-7, 3e-6)),
-            (
-                "CIFAR-10 and a residual network of 56 layers in place of ImageNet, which this command does not "
-                "attempt.",
-            ),
-        )
-        taus: tuple[float, ...] = (3e-9, 3e-8, 3e-7, 3e-6)
-        plain = "56 layers"
-    else:
-        epochs, taus, plain = setting.budget(10), TAUS, "baseline"
-        options: tuple[tuple[str, Any], ...] = (("hidden", 8), ("network", "residual"), ("depth", 3))
-        arms = [
-            Arm(
-                _label(plain, tau),
-                Trial("digits-images", "adam", 0, 0, epochs, BATCH, tau=tau, options=options),
-                ADAM_RATES,
-            )
-            for tau in (0.0, *taus)
-        ]
-        differs = (
-            DIGITS.format("ImageNet"),
-            "Model: three residual blocks of 8 channels without norms in place of ResNet50, ViT, DeiT and Swin.",
-            SMALL.format(epochs).replace("momentum 0.9", "Adam"),
-            "tau: 3e-7, 3e-5 and 3e-3 in place of 3e-9 to 3e-6; how strong one is depends on batch, sizes and loss.",
-        )
+        full_arms("markov-chain-table-2", setting)  # refuses: the paper's images and recipe are not to be had
+    options: tuple[tuple[str, Any], ...] = (("hidden", 8), ("network", "residual"), ("depth", 3))
+    base = Trial("digits-images", "adam", 0, 0, setting.budget(10), BATCH, options=options)
+    arms = [Arm(_label("baseline", tau), replace(base, tau=tau), ADAM_RATES) for tau in (0.0, *TAUS)]
     record, _ = hold(
         setting,
         arms,
         [
-            PairedComparison(
-                f"tau = {tau:g} errs less than the baseline", _label(plain, tau), _label(plain, 0.0), printed
-            )
-            for tau, printed in zip(taus, PRINTED if setting.scale == "full" else (None,) * len(taus), strict=True)
+            PairedComparison(f"tau = {tau:g} errs less than the baseline", _label("baseline", tau), "baseline")
+            for tau in TAUS
         ],
         name="image",
         title="Image classification with and without the penal connection",
@@ -78,7 +54,8 @@ def image(setting: Setting) -> Record:
             ),
         ),
         differs=(
-            *differs,
+            *listed([(cells["ResNet50", "tau 3e-7" if arm.base.tau else "baseline"], arm) for arm in arms], setting),
+            "How strong a tau is depends on batch, sizes and loss.",
             "The paper's last column takes the best of four strengths on its test set, without repeated seeds; here "
             "each strength is a claim of its own, and p-values are corrected for their number.",
         ),
@@ -89,52 +66,34 @@ def image(setting: Setting) -> Record:
 
 def depth(setting: Setting) -> Record:
     """Residual networks of growing depth, without and with the penal connection."""
+    cells = table_cells("markov-chain-table-3")
     if setting.scale == "full":
-        depths: tuple[int, ...] = (20, 32, 44, 56)
-        tau = 3e-9
-        arms = _cifar(setting, depths, (tau,))
-        differs: tuple[str, ...] = (
-            "A constant learning rate in place of steps of ten at epochs 100 and 150; no decay.",
-        )
-    else:
-        epochs, depths, tau = setting.budget(8), DEPTHS, 3e-4
-        arms = [
-            Arm(
-                _label(f"{layers} layers", strength),
-                Trial(
-                    "digits-images",
-                    "momentum",
-                    0,
-                    0,
-                    epochs,
-                    BATCH,
-                    tau=strength,
-                    options=(("hidden", 4), ("network", "resnet"), ("depth", layers)),
-                ),
-                DEPTH_RATES,
+        contenders = full_arms("markov-chain-table-3", setting)
+        pairs = [(cells[place], arm) for place, arm in contenders.items()]
+        rows = {place[0]: _printed(cells, place[0]) for place in contenders}
+        duels = [
+            PairedComparison(
+                f"{row}: the penal connection errs less", f"{row}: Markov chain", f"{row}: ResNet", printed
             )
-            for layers in depths
-            for strength in (0.0, tau)
+            for row, printed in rows.items()
         ]
-        differs = (
-            DIGITS.format("CIFAR-10, CIFAR-100 and ImageNet"),
-            "Model: the same residual networks with 4 channels in the first stage in place of 16, 8 and 20 layers.",
-            SMALL.format(epochs),
-            f"tau = {tau:g} in place of 3e-9; smaller strengths were not tried here.",
-        )
-    printed = {20: (7.7, 7.9), 32: (6.8, 7.4), 44: (6.6, 6.8), 56: (6.6, 7.8)}
+    else:
+        tau, pairs, duels = 3e-4, [], []
+        base = Trial("digits-images", "momentum", 0, 0, setting.budget(8), BATCH)
+        for layers in DEPTHS:
+            plain = f"{layers} layers"
+            options = (("hidden", 4), ("network", "resnet"), ("depth", layers))
+            for strength, column in ((0.0, "ResNet"), (tau, "Markov chain")):
+                trial = replace(base, tau=strength, options=options)
+                pairs.append((cells["CIFAR-10, 20 layers", column], Arm(_label(plain, strength), trial, DEPTH_RATES)))
+            printed = _printed(cells, "CIFAR-10, 20 layers") if layers == 20 else None
+            duels.append(
+                PairedComparison(f"{plain}: the penal connection errs less", _label(plain, tau), plain, printed)
+            )
     record, _ = hold(
         setting,
-        arms,
-        [
-            PairedComparison(
-                f"{layers} layers: the penal connection errs less",
-                _label(f"{layers} layers", tau),
-                _label(f"{layers} layers", 0.0),
-                printed.get(layers),
-            )
-            for layers in depths
-        ],
+        [arm for _, arm in pairs],
+        duels,
         name="depth",
         title="Residual networks over depth, with and without the penal connection",
         source=f"{MARKOV}, Table 3",
@@ -142,7 +101,9 @@ def depth(setting: Setting) -> Record:
             ("accuracy in % on CIFAR-10, layers", "20", "32", "44", "56"),
             (("ResNet", "92.1", "92.6", "93.2", "92.2"), ("Markov chain", "92.3", "93.2", "93.4", "93.4")),
         ),
-        differs=differs,
+        differs=(*listed(pairs, setting), "Smaller strengths of the penal connection were not tried here.")
+        if setting.scale != "full"
+        else listed(pairs, setting),
         caption="Training loss and validation error, mean over seeds and range",
     )
     return record
@@ -150,80 +111,64 @@ def depth(setting: Setting) -> Record:
 
 def rcnn(setting: Setting) -> Record:
     """A recurrent convolutional network with G-SGD and with SGD, both with momentum."""
-    full = setting.scale == "full"
-    epochs = setting.budget(200 if full else 10)
-    width, layers = (96, 4) if full else (8, 2)
-    task = "cifar10" if full else "digits-images"
-    data: tuple[tuple[str, Any], ...] = (("data", str(setting.data)),) if full else ()
-    options = (("hidden", width), ("network", "recurrent"), ("depth", layers), *data)
-    arms = [
-        Arm(label, Trial(task, kind, 0, 0, epochs, BATCH, init="unit-skeleton", options=options), RATES)
-        for label, kind in (("G-SGD", "gmomentum"), ("SGD", "momentum"))
-    ]
+    cells = table_cells("path-space-table-2")
+    columns = [f"{data} RCNN-{width}" for data, widths in RCNNS.items() for width in widths]
+    if setting.scale == "full":
+        contenders = full_arms("path-space-table-2", setting)
+        pairs = [(cells[place], arm) for place, arm in contenders.items()]
+        duels = [
+            PairedComparison(
+                f"{column}: G-SGD errs less than SGD",
+                f"G-SGD: {column}",
+                f"SGD: {column}",
+                (float(cells["G-SGD", column].printed), float(cells["SGD", column].printed)),
+            )
+            for column in columns
+        ]
+    else:
+        options = (("hidden", 8), ("network", "recurrent"), ("depth", 2))
+        base = Trial("digits-images", "sgd", 0, 0, setting.budget(10), BATCH, init="unit-skeleton", options=options)
+        pairs = [
+            (cells[label, "MNIST RCNN-32"], Arm(label, replace(base, optimizer=kind), RATES))
+            for label, kind in (("G-SGD", "gmomentum"), ("SGD", "momentum"))
+        ]
+        duels = [PairedComparison("G-SGD errs less than SGD", "G-SGD", "SGD", (0.36, 0.38))]
     record, _ = hold(
         setting,
-        arms,
-        [PairedComparison("G-SGD errs less than SGD", "G-SGD", "SGD", (7.38, 7.47) if full else (0.36, 0.38))],
+        [arm for _, arm in pairs],
+        duels,
         name="rcnn",
         title="Recurrent convolutional network, unfolded three times, with G-SGD and with SGD",
         source=f"{PATHS}, Table 2",
         paper=Table(
-            ("error in %", "MNIST 32", "64", "96", "CIFAR-10 96", "128", "160", "CIFAR-100 96", "128", "160"),
-            (
-                ("G-SGD", "0.36", "0.31", "0.31", "7.38", "6.61", "6.52", "31.52", "29.64", "28.78"),
-                ("SGD", "0.38", "0.37", "0.39", "7.47", "7.53", "7.54", "33.34", "31.51", "29.67"),
-            ),
+            ("error in %", *(column.replace("RCNN-", "") for column in columns)),
+            tuple((row, *(cells[row, column].printed for column in columns)) for row in ("G-SGD", "SGD")),
         ),
         differs=(
-            *(
-                ()
-                if full
-                else (
-                    DIGITS.format("MNIST, CIFAR-10 and CIFAR-100"),
-                    f"Model: {layers} recurrent layers of {width} maps in place of 4 of 32 to 160.",
-                )
-            ),
-            SMALL.format(epochs),
-            "Both arms start from the same ±1 skeleton. Momentum of G-SGD is that of path values. With batch norm, "
-            "the norm's weights are part of the paths, as this library reads them; the paper does not say how "
-            "it treats them.",
+            *listed(pairs, setting),
+            "Momentum of G-SGD is that of path values. With batch norm, the norm's weights are part of the paths, as "
+            "this library reads them; the paper does not say how it treats them.",
         ),
         caption="Training loss and validation error, mean over seeds and range",
     )
     return record
 
 
+def _printed(cells: dict[tuple[str, str], Cell], row: str) -> tuple[float, float]:
+    """Return two printed accuracies as errors."""
+    ours, plain = (round(100 - float(cells[row, column].printed), 6) for column in COLUMNS)
+    return ours, plain
+
+
 def _label(plain: str, tau: float) -> str:
     return f"{plain}, tau {tau:g}" if tau else plain
-
-
-def _cifar(setting: Setting, depths: tuple[int, ...], taus: tuple[float, ...]) -> list[Arm]:
-    epochs = setting.budget(200)
-    return [
-        Arm(
-            _label(f"{layers} layers", tau),
-            Trial(
-                "cifar10",
-                "momentum",
-                0,
-                0,
-                epochs,
-                128,
-                tau=tau,
-                options=(("hidden", 16), ("network", "resnet"), ("depth", layers), ("data", str(setting.data))),
-            ),
-            RATES,
-        )
-        for layers in depths
-        for tau in (0.0, *taus)
-    ]
 
 
 IMAGE = Experiment(
     "image",
     "residual network with and without the penal connection",
     4,
-    "CIFAR-10's python batches",
+    "",
     image,
     draw_paired_comparison,
 )
@@ -239,7 +184,7 @@ RCNN = Experiment(
     "rcnn",
     "recurrent convolutional network with G-SGD and SGD",
     3,
-    "CIFAR-10's python batches",
+    "MNIST's four idx files and the python batches of CIFAR-10 and CIFAR-100",
     rcnn,
     draw_paired_comparison,
 )

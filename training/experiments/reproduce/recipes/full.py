@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from pathspace.errors import InputError
-from pathspace.training.experiments.reproduce.recipes.cells import NONE, UNSAID, Cell
-from pathspace.training.experiments.reproduce.recipes.compare import OPTIMIZERS
+from pathspace.training.experiments.reproduce.experiment import Setting
+from pathspace.training.experiments.reproduce.recipes.cells import NONE, UNSAID, Cell, table_cells
+from pathspace.training.experiments.reproduce.recipes.compare import OPTIMIZERS, describe, differences
 from pathspace.training.experiments.reproduce.trial import Trial
 from pathspace.training.experiments.reproduce.tuning import Arm
 from pathspace.training.task import task_options
@@ -73,18 +76,56 @@ def full_trial(cell: Cell, data: Path | str | None = None) -> Trial:
     )
 
 
-def full_arm(label: str, cell: Cell, data: Path | str | None) -> Arm:
+def full_arm(label: str, cell: Cell, setting: Setting) -> Arm:
     """Return the contender of a recipe, with its learning rates.
 
     Args:
         label: what it is called.
         cell: the recipe.
-        data: folder of the paper's data.
+        setting: names the folder of data, and by how much budgets are shrunk.
 
     Raises:
         InputError: this library cannot train it.
     """
-    return Arm(label, full_trial(cell, data), tuple(cell.value("rates")))
+    trial = full_trial(cell, setting.data)
+    return Arm(label, replace(trial, epochs=setting.budget(trial.epochs)), tuple(cell.value("rates")))
+
+
+def full_arms(table: str, setting: Setting) -> dict[tuple[str, str], Arm]:
+    """Return the contenders of all cells of a table that this library can train, by row and column.
+
+    Args:
+        table: name of its folder.
+        setting: as for :func:`full_arm`.
+
+    Raises:
+        InputError: it can train none of them.
+    """
+    cells = table_cells(table)
+    arms = {place: full_arm(": ".join(place), cell, setting) for place, cell in cells.items() if not runnable(cell)}
+    if not arms:
+        raise InputError(f"No cell of {table} can be trained here: {runnable(next(iter(cells.values())))}")
+    return arms
+
+
+def listed(pairs: Sequence[tuple[Cell, Arm]], setting: Setting) -> tuple[str, ...]:
+    """List all in which contenders differ from their recipes: first what holds for all of them.
+
+    Args:
+        pairs: each contender with the cell that it stands for.
+        setting: says how many seeds there are.
+
+    Returns:
+        One sentence per field that differs, with the contenders' names where it does not hold for all.
+    """
+    found: dict[str, list[str]] = {}
+    for cell, arm in pairs:
+        trial = replace(arm.base, device=setting.device)
+        run = describe(trial, arm.rates, len(setting.seeds), len(setting.tuning_seeds))
+        for line in differences(cell, run):
+            found.setdefault(line, []).append(arm.label)
+    common = [line for line, labels in found.items() if len(labels) == len(pairs)]
+    return (*common, *(f"{line} ({'; '.join(labels)})" for line, labels in found.items() if line not in common))
 
 
 def _options(cell: Cell, data: Path | str | None) -> tuple[tuple[str, Any], ...]:
