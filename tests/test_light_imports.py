@@ -48,7 +48,7 @@ def test_help_and_refusals_import_nothing_heavy(words: str, sentence: str) -> No
 
 def test_light_names_are_those_that_exist() -> None:
     assert set(names.TASKS) == set(task_names())
-    assert (*EXPERIMENTS, "page", "claims") == names.EXPERIMENTS
+    assert (*EXPERIMENTS, "page", "claims", "recipes") == names.EXPERIMENTS
 
 
 @pytest.mark.parametrize("module", ["pathspace.cli", "typer", "pathspace.training.cli"])

@@ -9,10 +9,12 @@ from typing import Any
 
 import pytest
 import torch
+from rich.console import Console
 
 from pathspace.errors import InputError
 from pathspace.training.experiments.models import StackedReluLM
 from pathspace.training.experiments.reproduce import Setting
+from pathspace.training.experiments.reproduce.command import run_reproduction
 from pathspace.training.experiments.reproduce.recipes import (
     FIELDS,
     UNSAID,
@@ -214,6 +216,14 @@ def test_images_are_described_as_their_models_are() -> None:
         assert run["normalisation"] == "batch norm"
         assert any(isinstance(m, torch.nn.BatchNorm2d) for m in model.modules())
     assert DATA.keys() <= set(task_names())
+
+
+def test_the_page_is_that_of_the_files(tmp_path: Path) -> None:
+    """If this fails, run: pathspace reproduce recipes --out docs/reproduction."""
+    run_reproduction("recipes", Console(quiet=True), out=str(tmp_path / "records"))
+    page = (tmp_path / "paper-recipes.md").read_text()
+    assert page == (Path(__file__).parents[1] / "docs" / "paper-recipes.md").read_text()
+    assert page.count("\n## ") == 13 and "–" in page
 
 
 def figures(cell: Cell) -> list[float]:

@@ -11,7 +11,7 @@ from rich.console import Console
 
 from pathspace.errors import InputError
 from pathspace.training.experiments.names import EXPERIMENTS as NAMES
-from pathspace.training.experiments.reproduce.command import CLAIMS, PAGE, run_reproduction
+from pathspace.training.experiments.reproduce.command import CLAIMS, PAGE, RECIPES, run_reproduction
 from pathspace.training.experiments.reproduce.record import Record
 from pathspace.training.experiments.reproduce.statements import (
     Statement,
@@ -42,7 +42,7 @@ def test_what_statements_name_is_there() -> None:
 
 def test_records_and_rules_are_known() -> None:
     for statement in load_statements():
-        assert statement.record in {"", *NAMES} - {PAGE, CLAIMS}
+        assert statement.record in {"", *NAMES} - {PAGE, CLAIMS, RECIPES}
         assert statement.measured in {"", *RULES}
 
 

@@ -311,8 +311,8 @@ def reproduce(
             "time (of a step; 3), toy (28 parameters; 3), translation (efficiency of the chain; 8), image and depth "
             "(penal connection; 6 each), "
             "ideal-direction (1), optimizers (a leaderboard; 90); "
-            "page, which writes page and pictures again from the records in --out; or claims, which judges every "
-            "statement of the papers by them and by the tests.",
+            "page, which writes page and pictures again from the records in --out; claims, which judges every "
+            "statement of the papers by them and by the tests; or recipes, which writes a page of the papers' recipes.",
         ),
     ],
     scale: Annotated[

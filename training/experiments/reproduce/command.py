@@ -17,6 +17,8 @@ from pathspace.training.experiments.reproduce import EXPERIMENTS, Experiment, Se
 from pathspace.training.experiments.reproduce.experiment import TUNING_SEEDS
 from pathspace.training.experiments.reproduce.page import write_page
 from pathspace.training.experiments.reproduce.pictures import save_png
+from pathspace.training.experiments.reproduce.recipes import load_cells
+from pathspace.training.experiments.reproduce.recipes.page import write_recipes
 from pathspace.training.experiments.reproduce.record import Record, judged_again
 from pathspace.training.experiments.reproduce.statements.page import show_statements, write_statements
 from pathspace.training.experiments.reproduce.trial import Outcome, Trial
@@ -24,7 +26,7 @@ from pathspace.training.experiments.reproduce.trial_cache import TrialCache, run
 from pathspace.training.launch import make_fabric
 from pathspace.training.progress import counting
 
-PAGE, CLAIMS = "page", "claims"
+PAGE, CLAIMS, RECIPES = "page", "claims", "recipes"
 
 
 def run_reproduction(
@@ -44,7 +46,7 @@ def run_reproduction(
 
     Args:
         name: an experiment; ``page`` to write page and pictures again from the records that are there; or ``claims``
-            to judge all statements of the papers by them.
+            to judge all statements of the papers by them; or ``recipes`` for a page of the papers' recipes.
         console: where to print.
         out: folder of the records; the page is ``out`` with the suffix ``.md``.
         scale: ``embedded``, ``fetched`` or ``full``.
@@ -56,13 +58,17 @@ def run_reproduction(
         minutes: after so many, a contest of many runs begins no further one.
 
     Returns:
-        The record, ``None`` for ``page`` and ``claims``.
+        The record, ``None`` for ``page``, ``claims`` and ``recipes``.
 
     Raises:
         InputError: an unknown name, missing data or records, or a file that cannot be written.
     """
     if name == CLAIMS:
         show_statements(write_statements(Path(out), Path(out).with_name(f"{CLAIMS}.md")), console)
+        return None
+    if name == RECIPES:
+        write_recipes(page := Path(out).with_name(f"paper-{RECIPES}.md"))
+        console.print(f"Wrote {page}: {len(load_cells())} cells.", highlight=False)
         return None
     experiment = find(name) if name != PAGE else None
     if experiment is None and not records(Path(out)):

@@ -1,0 +1,109 @@
+"""The page of the papers' recipes: what each table says, what it leaves open, and what is done about it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from pathspace.files import replacing
+from pathspace.training.experiments.reproduce.experiment import Setting
+from pathspace.training.experiments.reproduce.recipes.cells import (
+    FIELDS,
+    NONE,
+    UNSAID,
+    Cell,
+    load_cells,
+    table_cells,
+)
+from pathspace.training.experiments.reproduce.recipes.compare import show
+from pathspace.training.experiments.reproduce.recipes.full import full_arms, listed, runnable
+
+HEAD = """# The papers' recipes
+
+Every cell of the papers' tables and figures of experiments, from one file per cell in
+`training/experiments/reproduce/recipes`. `pathspace reproduce recipes --out docs/reproduction` writes this page. A
+field that a paper does not mention is unsaid, and the last column says what `--scale full` takes there. Fields that no
+cell of a table has are left out.
+"""
+
+
+def write_recipes(page: Path) -> None:
+    """Write the page.
+
+    Args:
+        page: the file.
+
+    Raises:
+        InputError: it cannot be written.
+    """
+    with replacing(page) as temporary:
+        temporary.write_text(render(), encoding="utf-8")
+
+
+def render() -> str:
+    """Return the page.
+
+    Example:
+        >>> render().splitlines()[0]
+        "# The papers' recipes"
+    """
+    tables = dict.fromkeys(name.split("/")[0] for name in load_cells())
+    return "\n".join([HEAD, *(_section(name) for name in tables)])
+
+
+def _section(table: str) -> str:
+    cells = table_cells(table)
+    first = next(iter(cells.values()))
+    rows, columns = (list(dict.fromkeys(place[i] for place in cells)) for i in (0, 1))
+    # the longer side goes down
+    turned = len(columns) > len(rows)
+    down, across = (columns, rows) if turned else (rows, columns)
+    printed = [[one, *(_printed(cells, (other, one) if turned else (one, other)) for other in across)] for one in down]
+    parts = [f"## {first.place} of *{first.paper}*\n", f"Printed: {first.metric}.\n", _table(["", *across], printed)]
+    fields = [row for key in FIELDS if (row := _field(key, list(cells.values()))) is not None]
+    parts.append(_table(["field", "the paper", "--scale full"], fields))
+    if first.by_reference:
+        named = ", ".join(FIELDS[key].lower() for key in first.by_reference)
+        parts.append(f"By naming another paper: {named}.\n")
+    if first.note:
+        parts.append(f"{first.note}\n")
+    parts += _left(table, cells)
+    return "\n".join(parts)
+
+
+def _printed(cells: dict[tuple[str, str], Cell], place: tuple[str, str]) -> str:
+    return cells[place].printed if place in cells else "–"
+
+
+def _field(key: str, cells: Sequence[Cell]) -> list[str] | None:
+    said = _several(cell.recipe[key] for cell in cells)
+    if said == NONE:
+        return None
+    trained = [cell for cell in cells if not runnable(cell)]
+    taken = _several(cell.value(key) for cell in trained if cell.recipe[key] == UNSAID)
+    return [FIELDS[key], said, "–" if key == "device" else taken]
+
+
+def _several(values: Iterable[Any]) -> str:
+    shown = list(dict.fromkeys(show(value) for value in values))
+    return "; ".join(shown) if shown else "–"
+
+
+def _left(table: str, cells: dict[tuple[str, str], Cell]) -> list[str]:
+    why = dict.fromkeys(runnable(cell) for cell in cells.values() if runnable(cell))
+    parts = [f"Not trained here, some or all: {reason}\n" for reason in why]
+    if all(runnable(cell) for cell in cells.values()):
+        return parts
+    setting = Setting(run=lambda _: [], scale="full")
+    arms = full_arms(table, setting)
+    lines = listed([(cells[place], arm) for place, arm in arms.items()], setting)
+    differ = [line.split(" (")[0] for line in lines if " in place of " in line]
+    return [*parts, "What `--scale full` does otherwise:\n", *(f"* {line}" for line in dict.fromkeys(differ)), ""]
+
+
+def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    def line(texts: Sequence[str]) -> str:
+        return "| " + " | ".join(text.replace("|", "\\|") for text in texts) + " |"
+
+    return "\n".join([line(head), line(["---"] * len(head)), *map(line, rows), ""])
