@@ -250,7 +250,7 @@ def path_statistics(skeleton: TwoTrees, p: float = 1) -> PathStatistics:
     )
 
 
-def log_factors(skeleton: TwoTrees) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+def log_factors(skeleton: TwoTrees, zeros: bool = False) -> Iterator[tuple[np.ndarray, np.ndarray]]:
     """The two factors of every basis path value, ``log |w_e|`` and ``log |pre(tail) suf(head)|``, piece by piece.
 
     The sum of a pair is the logarithm of a path value; minus twice the second is that of the factor by which a step
@@ -258,12 +258,13 @@ def log_factors(skeleton: TwoTrees) -> Iterator[tuple[np.ndarray, np.ndarray]]:
 
     Args:
         skeleton: the two trees.
+        zeros: skeleton weights may be zero; then logarithms are ``-inf`` along them, and NaN or ``inf`` against them.
 
     Yields:
         Pairs of flat arrays: first the ``p_k`` of all chains, then the edges in neither tree, tensor by tensor.
 
     Raises:
-        InputError: a skeleton weight is zero.
+        InputError: a skeleton weight is zero, and ``zeros`` is not set.
 
     Example:
         >>> import torch, pathspace as ps
@@ -273,7 +274,7 @@ def log_factors(skeleton: TwoTrees) -> Iterator[tuple[np.ndarray, np.ndarray]]:
         True
     """
     graph = skeleton.graph
-    prefix, suffix = log_prefixes(skeleton), log_suffixes(skeleton)
+    prefix, suffix = log_prefixes(skeleton, zeros), log_suffixes(skeleton, zeros)
     positive = np.flatnonzero((skeleton.chain > 0) & (skeleton.chain_sign > 0))
     # the first unit of every chain stands for it
     first = positive[np.unique(skeleton.chain[positive], return_index=True)[1]]

@@ -125,10 +125,11 @@ def the_proof(skeleton: Skeleton, name: str) -> Facts:
 def the_values(skeleton: Skeleton) -> Facts:
     """Histograms of ``log10 |path value|`` and of ``log10`` of the learning rate's multiplier, over all basis paths."""
     values, multipliers = Tally(), Tally()
-    for weights, scales in log_factors(skeleton):
+    for weights, scales in log_factors(skeleton, zeros=True):
         values.add((weights + scales) / math.log(10))
         multipliers.add(-2 * scales / math.log(10))
-    return {"rule": skeleton.rule, "values": values.to_dict(), "multipliers": multipliers.to_dict()}
+    found = {"values": values.to_dict(), "multipliers": multipliers.to_dict()}
+    return {"rule": skeleton.rule, **found, "dead": len(skeleton.dead)}
 
 
 class Tally:

@@ -124,8 +124,13 @@ def values(facts: Facts, rule: str) -> str:
     )
     if found["zeros"]:
         text += f", and {number(found['zeros'])} are 0"
+    notes = []
+    if facts["dead"]:
+        notes.append(f"{plural(facts['dead'], 'unit')} on no path of weights other than 0")
     if facts["rule"] != rule:
-        text += f" (trees chosen by {facts['rule']}, because those chosen by {rule} hold a weight of 0)"
+        weights = "more weights" if facts["dead"] else "a weight"
+        notes.append(f"trees chosen by {facts['rule']}, because those chosen by {rule} hold {weights} of 0")
+    text += f" ({'; '.join(notes)})" if notes else ""
     return text + "."
 
 
