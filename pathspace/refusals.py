@@ -63,7 +63,7 @@ def check_capturable(model: nn.Module) -> None:
     """Refuse modules that hold no ordinary parameters or no Python forward to trace.
 
     Raises:
-        InputError: lazily shaped or sharded parameters, a data-parallel wrapper, or a scripted module.
+        InputError: lazily shaped parameters, a data-parallel wrapper, or a scripted module.
     """
     name = type(model).__name__
     if type(model).__hash__ is None:
@@ -83,10 +83,10 @@ def check_capturable(model: nn.Module) -> None:
                 f"{name} holds a scripted module {path!r}, whose Python code is gone; put the module that it was "
                 "scripted from in its place."
             )
-        if type(module).__name__ in ("FullyShardedDataParallel", "FlatParamHandle") or hasattr(module, "_fsdp_state"):
+        if type(module).__name__ in ("FullyShardedDataParallel", "FlatParamHandle"):
             raise InputError(
-                f"{name} holds {path or name!r}, whose parameters are sharded over processes; trace the model before "
-                "it is sharded, names and units stay the same."
+                f"{name} holds {path or name!r}, whose parameters FullyShardedDataParallel has joined and cut over "
+                "processes; trace the model before it is wrapped, or shard it by torch.distributed.fsdp.fully_shard."
             )
     tensors = [("parameter", *item) for item in model.named_parameters()]
     for kind, key, tensor in tensors + [("buffer", *item) for item in model.named_buffers()]:
@@ -98,11 +98,6 @@ def check_capturable(model: nn.Module) -> None:
             raise InputError(
                 f"{name} has a sparse parameter {key!r}, expected a dense one; keep its values as a parameter and make "
                 "the sparse tensor of them in forward."
-            )
-        if type(tensor).__name__ == "DTensor":
-            raise InputError(
-                f"{name} has a {kind} {key!r} that is sharded over processes; trace the model before it is sharded, "
-                "names and units stay the same."
             )
 
 

@@ -14,6 +14,8 @@ from pathspace.finite import expect_scales
 from pathspace.moves import move_
 from pathspace.structure import Structure
 from pathspace.transport import transported
+from pathspace.unsharded import is_cut
+from pathspace.without_values import require_values
 
 M = TypeVar("M", bound=nn.Module)
 
@@ -61,7 +63,7 @@ def rescale(
         The model.
 
     Raises:
-        InputError: wrong shape of ``phi``, or a parameter is missing.
+        InputError: wrong shape of ``phi``, or a parameter is missing or cut over devices.
         InputTypeError: ``keep_trajectory`` with another optimizer than ``torch.optim.SGD``.
         UnsupportedError: the optimizer holds a buffer of which it is not known how it scales; nothing was changed.
 
@@ -83,6 +85,7 @@ def rescale(
             raise InputError(
                 f"rescale found no parameter {name!r} in {type(model).__name__}; pass the traced model or a copy of it."
             )
+    require_values("rescale", [(name, tensors[name]) for name in factors if is_cut(tensors[name])])
     moves = _transport(optimizer, {tensors[name]: pair for name, pair in factors.items()}, keep_trajectory)
     for name, (head, tail) in factors.items():
         move_(tensors[name], head, tail, graph.shifts.get(name, 0.0))

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from pathspace.nested import leaves, mapped
 from pathspace.safe_deepcopy import safe_deepcopy
+from pathspace.unsharded import unsharded
 
 _REGISTERED = ("_parameters", "_buffers", "_modules")
 
@@ -19,7 +20,7 @@ def stand_in(model: nn.Module, share_tensors: bool = True) -> nn.Module:
     """A copy of ``model`` that computes the same and returns its tensors as one tuple.
 
     Caches of keys and values are switched off where the model's configuration switches them on, and what was compiled
-    runs as it was written.
+    runs as it was written; what spreads the model over devices is left out.
 
     Args:
         model: any module.
@@ -39,7 +40,7 @@ def stand_in(model: nn.Module, share_tensors: bool = True) -> nn.Module:
         >>> stand_in(Net())(torch.ones(1))
         (tensor([1.]),)
     """
-    twin = safe_deepcopy(model, share_tensors)
+    twin = safe_deepcopy(unsharded(model), share_tensors)
     switch_off_caches(twin)
     for module in twin.modules():
         # made by torch.compile

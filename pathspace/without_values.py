@@ -1,4 +1,4 @@
-"""Tensors that have shapes and no numbers, on the meta device or of a fake mode: a structure needs no more.
+"""Tensors that have shapes and no numbers, on the meta device, of a fake mode or cut: a structure needs no more.
 
 Weights without values are taken to be numbers other than 0, buffers of floating point numbers to be no masks. Whole
 numbers in buffers (positions, tables) decide which weights are read, so these are computed where the model knows how,
@@ -21,20 +21,21 @@ from torch.utils._device import _device_constructors
 from torch.utils._python_dispatch import _disable_current_modes
 
 from pathspace.errors import InputError
+from pathspace.unsharded import is_cut
 
 # larger buffers are neither computed again nor looked into
 LARGEST_BUFFER = 1 << 24
 
 
 def has_values(tensor: Tensor) -> bool:
-    """Whether a tensor has numbers, and not a shape alone.
+    """Whether a tensor has numbers, and not a shape alone; one that is cut over devices has none in one place.
 
     Example:
         >>> import torch
         >>> has_values(torch.ones(2)), has_values(torch.ones(2, device="meta"))
         (True, False)
     """
-    return not (tensor.is_meta or isinstance(tensor, FakeTensor))
+    return not (tensor.is_meta or isinstance(tensor, FakeTensor) or is_cut(tensor))
 
 
 def lacking(tensors: Iterable[tuple[str, Tensor]]) -> list[str]:
@@ -52,10 +53,17 @@ def require_values(who: str, tensors: Iterable[tuple[str, Tensor]]) -> None:
     Raises:
         InputError: a tensor has a shape only.
     """
-    missing = lacking(tensors)
+    named = dict(tensors)
+    missing = lacking(named.items())
+    others = " and others" * (len(missing) > 1)
+    if missing and is_cut(named[missing[0]]):
+        raise InputError(
+            f"{who} found {missing[0]!r}{others} cut over devices, expected whole tensors; do this before the model is "
+            "sharded: names and units stay the same."
+        )
     if missing:
         raise InputError(
-            f"{who} found {missing[0]!r}{' and others' * (len(missing) > 1)} without values (on the meta device or of "
+            f"{who} found {missing[0]!r}{others} without values (on the meta device or of "
             "a fake mode), expected numbers; load or initialise the weights first."
         )
 

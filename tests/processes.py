@@ -1,7 +1,8 @@
-"""Work done by two processes that talk through gloo."""
+"""Work done by several processes that talk through gloo."""
 
 from __future__ import annotations
 
+import multiprocessing
 from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
@@ -12,22 +13,34 @@ import torch.multiprocessing as mp
 
 from pathspace.training.launch import shutdown
 
+Work = Callable[[int, Path], None]
 
-def two_processes(work: Callable[[int, Path], None], folder: Path) -> None:
-    """Call ``work(rank, folder)``, a function of a module, in each of two processes of one group.
+
+def several_processes(work: Work, folder: Path, count: int) -> None:
+    """Call ``work(rank, folder)``, a function of a module, in each of some processes of one group.
 
     Args:
         work: what each process does, told its rank.
         folder: where the processes find each other, and leave what they found.
+        count: number of processes.
     """
-    mp.spawn(_join, args=(work, folder), nprocs=2, join=True)
-
-
-def _join(rank: int, work: Callable[[int, Path], None], folder: Path) -> None:
-    torch.set_num_threads(1)
-    dist.init_process_group(
-        "gloo", init_method=f"file://{folder}/store", rank=rank, world_size=2, timeout=timedelta(seconds=60)
+    # all of them come from one process that has imported everything once
+    multiprocessing.set_forkserver_preload(
+        ["torch.distributed.fsdp", "torch.distributed.tensor.parallel", "torch._functorch.aot_autograd"]
+        + ["pathspace.training", "torch.distributed.checkpoint.state_dict"]
     )
+    mp.start_processes(_join, args=(work, folder, count), nprocs=count, join=True, start_method="forkserver")
+
+
+def two_processes(work: Work, folder: Path) -> None:
+    """Call ``work(rank, folder)`` in each of two processes of one group."""
+    several_processes(work, folder, 2)
+
+
+def _join(rank: int, work: Work, folder: Path, count: int) -> None:
+    torch.set_num_threads(1)
+    store = f"file://{folder}/store{count}"
+    dist.init_process_group("gloo", init_method=store, rank=rank, world_size=count, timeout=timedelta(seconds=120))
     try:
         work(rank, folder)
     finally:

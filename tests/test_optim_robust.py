@@ -83,15 +83,22 @@ def test_damaged_states_are_refused_and_nothing_is_loaded() -> None:
     optimizer = gsgd(model, ps.trace(model, X).skeleton())
     step(model, optimizer)
     good, before = optimizer.state_dict(), copy.deepcopy(model)
-    inside = good["path_space"]
+    first = good["state"][0]
+    inside = first["path_space"]
+
+    def changed(**parts: object) -> dict[str, object]:
+        return {**good, "state": {**good["state"], 0: {**first, **parts}}}
+
     damaged = (
         [],
         {},
-        {**good, "path_space": None},
+        changed(path_space=None),
         {key: value for key, value in good.items() if key != "param_groups"},
-        {**good, "path_space": {**inside, "value": [1.0]}},
-        {**good, "path_space": {key: value for key, value in inside.items() if key != "fingerprint"}},
-        {**good, "path_space": {key: value for key, value in inside.items() if key != "momentum_value"}},
+        {key: value for key, value in good.items() if key != "state"},
+        changed(path_space={**inside, "value": [1.0]}),
+        changed(path_space={key: value for key, value in inside.items() if key != "fingerprint"}),
+        changed(path_space={key: value for key, value in inside.items() if key != "momentum_value"}),
+        changed(path_space={**inside, "tree": inside["tree"][1:]}),
     )
     for bad in damaged:
         with pytest.raises(InputError, match="GSGD found a "):
@@ -106,10 +113,10 @@ def test_hooks_of_the_state_see_path_space() -> None:
     model = mlp()
     optimizer = gsgd(model, ps.trace(model, X).skeleton())
     seen: list[bool] = []
-    optimizer.register_state_dict_post_hook(lambda _, state: seen.append("path_space" in state))
+    optimizer.register_state_dict_post_hook(lambda _, state: seen.append("path_space" in state["state"][0]))
     state = optimizer.state_dict()
-    hidden = {key: value for key, value in state.items() if key != "path_space"}
-    optimizer.register_load_state_dict_pre_hook(lambda _, found: {**found, "path_space": state["path_space"]})
+    hidden = {**state, "state": {}}
+    optimizer.register_load_state_dict_pre_hook(lambda _, found: {**found, "state": state["state"]})
     optimizer.load_state_dict(hidden)
     assert seen == [True]
 

@@ -1,7 +1,7 @@
 # %% [markdown]
 # # Sharded training with FSDP
 #
-# `GSGD` and `GAdam` work on parameters that `fully_shard` has cut into rows. Skeleton first, then `fully_shard`, then the optimizer.
+# `GSGD` and `GAdam` work on parameters that `fully_shard` has cut. The skeleton may come before or after `fully_shard`, the optimizer comes after it.
 # This notebook is one process; started by `torchrun`, the same lines run on many.
 
 # %%
@@ -44,4 +44,4 @@ print("the loss fell:", losses[-1] < losses[0] / 2)
 dist.destroy_process_group()
 
 # %% [markdown]
-# Next: [many devices](../optimizers.md), and how sums over shards are made complete.
+# Next: [many devices](../many-devices.md), and how sums over shards are made complete.

@@ -12,7 +12,7 @@ from collections.abc import Iterable
 import numpy as np
 
 from pathspace import Skeleton
-from pathspace.training.optim.layout import ids_at
+from pathspace.training.optim.layout import ids_at, tree_edges
 
 
 def held_chains(skeleton: Skeleton, frozen: Iterable[int], count: int) -> np.ndarray:
@@ -29,8 +29,7 @@ def held_chains(skeleton: Skeleton, frozen: Iterable[int], count: int) -> np.nda
     chain, edges, held = skeleton.chain, np.zeros(count, np.int64), np.zeros(count, bool)
     for number in frozen:
         block = skeleton.graph.blocks[number]
-        outer = np.unique(skeleton.tree_out.index[skeleton.tree_out.block == number])
-        inner = np.setdiff1d(skeleton.tree_in.index[skeleton.tree_in.block == number], outer)
+        inner, outer = tree_edges(skeleton, number)
         tails = chain[block.tail.abs().reshape(-1).numpy()]
         np.add.at(edges, tails, int(np.prod(block.shape, dtype=int)) // max(block.tail.numel(), 1))
         np.subtract.at(edges, chain[np.abs(ids_at(block.tail, outer, block.shape))], 1)

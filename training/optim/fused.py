@@ -14,7 +14,7 @@ from torch import Tensor
 
 from pathspace import UnsupportedError
 from pathspace.training.optim.layout import DYNAMIC, PLAIN, STATIC, Part
-from pathspace.training.optim.sharding import local
+from pathspace.training.optim.sharding import local_gradient
 from pathspace.training.optim.space import Groups, PathSpace, Slot
 
 State = Mapping[Tensor, dict[str, Any]]
@@ -282,7 +282,8 @@ class Fused:
             state: what is kept of every parameter.
         """
         space, layout, vectors, k = self.space, self.space.layout, self.space.vectors, self.kernels
-        grads = [None if s.grad is None else s.part.shaped(local(s.grad)).contiguous() for s in space.slots]
+        found = [local_gradient(s.parameter) if s.given else None for s in space.slots]
+        grads = [None if g is None else s.part.shaped(g).contiguous() for s, g in zip(space.slots, found, strict=True)]
         inside = [slot.parameter for slot in space.slots if slot.block is not None]
         started = any(self.buffers[0] in state.get(parameter, {}) for parameter in inside)
         self._prepare()
@@ -292,6 +293,7 @@ class Fused:
         chains, parts, adam = self._upload("chains", list(self._by_chain[:7])), vectors.kept, space.manner.linear
         sizes = {"ADAM": adam, "BLOCK": self.block}
         tiles, sums, edges = self.grids
+        before = vectors.value.clone() if space.cut else vectors.value
         target, tails, count = layout.target, layout.tails, layout.count
         by_chain = (chains, count, settings, self.groups)
         self._launch(
@@ -299,7 +301,7 @@ class Fused:
             layout.places, tails, settings, rates, len(groups), SIGNED=layout.signs is not None, AT_ONCE=AT_ONCE,
             BLOCK=self.block,
         )  # fmt: skip
-        space.shards.sum(self.total)
+        space.spread.sum(self.total)
         self._launch(
             k.pass_on, -(-(tails + layout.edges) // self.block), *by_chain, vectors.factor, parts.step, parts.keep,
             parts.tree, layout.of_tails, layout.of_edges, tails, layout.edges,
@@ -317,6 +319,10 @@ class Fused:
         for slot in space.slots:
             if not slot.idle:
                 torch.autograd.graph.increment_version(slot.held)
+        if space.cut:
+            # the kernels keep no ratios
+            ratio = vectors.value.div(before).nan_to_num_(1.0)
+            space.record.follow(torch.cat([ratio, ratio.reciprocal()]), adam)
         space.note_versions()
 
     def _launch(self, kernel: Any, programs: int, *args: Any, **sizes: Any) -> None:

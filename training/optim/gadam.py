@@ -94,7 +94,7 @@ class Moments(Rule):
         """Adam on one tensor: gradients by path values, moments, and the step back on weights."""
         slot, weight, columns = step.space.slots[number], step.weights[number], step.parts.columns[number]
         part, group, state = slot.part, step.groups[slot.group], step.state[slot.parameter]
-        if not state:
+        if "exp_avg" not in state:
             state["exp_avg"] = torch.zeros_like(slot.parameter)
             state["exp_avg_sq"] = torch.zeros_like(slot.parameter)
         moments = [step.space.moments(slot, state, name) for name in ("exp_avg", "exp_avg_sq")]
@@ -191,7 +191,8 @@ class GAdam(PathOptimizer):
 
     Raises:
         InputError: a parameter of the skeleton is missing, or a setting is out of range.
-        UnsupportedError: a skeleton weight of 0, shards other than those of ``fully_shard``, or a mode that is refused.
+        UnsupportedError: a skeleton weight of 0, parts of parameters as FullyShardedDataParallel and ZeRO make them, or
+            a mode that is refused.
 
     Parameters outside path space move by Adam on their weights in the same step.
 

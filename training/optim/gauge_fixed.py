@@ -104,7 +104,11 @@ class GaugeFixed(Joined):
         super().__init__(optimizer)
         self.norms, self.return_to, self.fused = norms, return_to, fused
         self._tensors = find_tensors(self.param_groups, graph, model)
-        refuse_shards("GaugeFixed", list(self._tensors.values()), "wrap the optimizer of a model that is not sharded.")
+        refuse_shards(
+            "GaugeFixed",
+            list(self._tensors.values()),
+            "a sweep goes from layer to layer; use DistributedDataParallel, or GSGD and GAdam, which take shards.",
+        )
         given = {id(p) for group in self.param_groups for p in group["params"]}
         self._asked = {
             block.name: self._tensors[block.name].requires_grad

@@ -199,8 +199,8 @@ class GSGD(PathOptimizer):
 
     Raises:
         InputError: a parameter of the skeleton is missing, or a setting is out of range.
-        UnsupportedError: a skeleton weight of 0, products of skeleton weights too small to be divided by, shards
-            other than those of ``fully_shard``, or a mode that is refused.
+        UnsupportedError: a skeleton weight of 0, products of skeleton weights too small to be divided by, parts of
+            parameters as FullyShardedDataParallel and ZeRO make them, or a mode that is refused.
 
     Parameters outside path space (pinned or unused ones) move by plain gradient descent in the same step. A parameter
     of path space that asks for no gradient keeps its value, and path values that it would have to follow stay with it.

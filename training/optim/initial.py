@@ -7,7 +7,9 @@ from torch import nn
 
 from pathspace import InputError, Skeleton
 from pathspace.errors import expect_arguments
-from pathspace.training.optim.sharding import refuse_shards
+from pathspace.training.optim.matching import find_names
+from pathspace.training.optim.sharding import find_indices, local
+from pathspace.without_values import require_values
 
 
 @torch.no_grad()
@@ -20,7 +22,8 @@ def init_skeleton(model: nn.Module, skeleton: Skeleton) -> None:
     multiplier is 1. (The paper does not say how it starts.)
 
     Frozen weights are never written: those that ask for no gradient keep their values on the skeleton, too, and G-SGD
-    takes them as they are. Nor are weights at dead units (``skeleton.dead``).
+    takes them as they are. Nor are weights at dead units (``skeleton.dead``). Of a sharded model, every
+    process sets what it holds.
 
     Args:
         model: the traced model, or a copy of it with the same parameter names.
@@ -28,8 +31,8 @@ def init_skeleton(model: nn.Module, skeleton: Skeleton) -> None:
 
     Raises:
         InputTypeError: the arguments are of other types, or in another order.
-        InputError: the model lacks a parameter of the skeleton.
-        UnsupportedError: the model is sharded already.
+        InputError: the model lacks a parameter of the skeleton, or one has no values yet.
+        UnsupportedError: the model is cut in a way that is not supported.
 
     Example:
         >>> import torch, pathspace as ps
@@ -42,17 +45,21 @@ def init_skeleton(model: nn.Module, skeleton: Skeleton) -> None:
     """
     expect_arguments("init_skeleton", model=model, skeleton=skeleton)
     parameters = dict(model.named_parameters(remove_duplicate=False))
-    refuse_shards("init_skeleton", list(parameters.values()), "set the skeleton weights before calling fully_shard.")
+    names = find_names(parameters, skeleton.live.masks)
     for name, mask in skeleton.live.masks.items():
-        if name not in parameters:
+        if name not in names:
             raise InputError(
                 f"init_skeleton found no parameter {name!r} in {type(model).__name__}; pass the model that was "
                 "traced, or a copy of it."
             )
-        weight = parameters[name]
+        weight = parameters[names[name]]
         if not weight.requires_grad:
             continue
+        for d, index in enumerate(find_indices("init_skeleton", name, weight) or ()):
+            mask = mask.index_select(d, torch.from_numpy(index))
+        held = local(weight)
+        require_values("init_skeleton", [(name, held)])
         # (of 1 + weight it is the sum that is to have size one)
         shift = skeleton.graph.shifts.get(name, 0.0)
-        ones = (torch.where(weight + shift < 0, -1.0, 1.0) - shift).to(weight)
-        weight.copy_(torch.where(mask.to(weight.device), ones, weight))
+        ones = (torch.where(held + shift < 0, -1.0, 1.0) - shift).to(held)
+        held.copy_(torch.where(mask.to(held.device), ones, held))

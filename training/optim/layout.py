@@ -7,8 +7,8 @@ edges on the trees.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 from typing import overload
 
 import numpy as np
@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from pathspace import Skeleton
+from pathspace.training.optim.sharding import Indices, Spread
 
 DYNAMIC, STATIC, PLAIN = "dynamic", "static", "plain"
 
@@ -35,7 +36,8 @@ class Part:
             where they are all 1 (both ends at the root, or outside path space).
         span: where its tails lie among those of all tensors; ``None`` where none of them moves.
         edges: where its tree edges lie among those of all tensors.
-        offset: flat position in the whole tensor of the first number held here (0 unless it is cut into shards).
+        indices: by dimension, what is held here of the whole tensor; ``None``: all.
+        among: which of the tensor's edges on the trees are held here.
         taps: columns that follow each other with the same tail, as the taps of a kernel do.
     """
 
@@ -48,7 +50,8 @@ class Part:
     kind: str
     span: slice | None
     edges: slice
-    offset: int = 0
+    indices: Indices | None = None
+    among: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int64))
     taps: int = 1
 
     @overload
@@ -92,7 +95,7 @@ class Layout:
         tails: number of tail entries.
         edges: number of tree edges.
         target: chain to which an entry contributes.
-        signs: sign with which it does, or ``None`` when all are +1.
+        signs: sign with which it does, 0 where another device counts it, or ``None`` when all are +1.
         of_tails: positions in ``[R, 1 / R]`` of the factors of tails.
         of_edges: those of the factors of tree edges.
         first: the unit that represents each chain.
@@ -128,7 +131,7 @@ def plain_part(parameter: Tensor, edges: slice) -> Part:
 
 def _rows_and_columns(tail: Tensor, head: Tensor, shape: tuple[int, ...]) -> tuple[Tensor, Tensor, int]:
     """Ids of tails of shape ``(1, tails)`` and of heads of a tensor seen as a matrix; taps per tail."""
-    last = max((d + 1 for d in range(1, len(shape)) if tail.shape[d] > 1), default=1)
+    last = max((d + 1 for d in range(1, len(shape)) if tail.shape[d] != 1), default=1)
     taps = max(1, int(np.prod(shape[last:], dtype=int)))
     tail = tail.expand(1, *shape[1:last], *[1] * (len(shape) - last)).reshape(1, -1)
     across = max(head.shape[1:], default=1) > 1
@@ -136,11 +139,38 @@ def _rows_and_columns(tail: Tensor, head: Tensor, shape: tuple[int, ...]) -> tup
     return tail, head.expand(-1, *shape[1:]).reshape(head.shape[0], rest) if across else head.reshape(-1, 1), taps
 
 
+def tree_edges(skeleton: Skeleton, block: int) -> tuple[np.ndarray, np.ndarray]:
+    """Flat positions of a tensor's edges that are in ``T_in`` alone, and of those in ``T_out``."""
+    outer = np.unique(skeleton.tree_out.index[skeleton.tree_out.block == block])
+    return np.setdiff1d(skeleton.tree_in.index[skeleton.tree_in.block == block], outer), outer
+
+
+def ratio_places(skeleton: Skeleton, count: int, ids: np.ndarray, divides: np.ndarray | bool) -> np.ndarray:
+    """Where in ``[R, 1 / R]`` the factor of some ids lies: that by which they are multiplied, or divided."""
+    against = np.where(ids < 0, -1, 1) * skeleton.chain_sign[np.abs(ids)] < 0
+    return np.asarray(skeleton.chain[np.abs(ids)] + count * (divides != against), np.int32)
+
+
+def find_held(indices: Indices | None, shape: tuple[int, ...], flat: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Which of some flat positions in a tensor are held, and where these lie in what is held of it."""
+    if indices is None or not len(flat):
+        return np.arange(len(flat)), flat
+    places = []
+    for index, held, size in zip(np.unravel_index(flat, shape), indices, shape, strict=True):
+        place = np.full(size, -1)
+        place[held] = np.arange(len(held))
+        places.append(place[index])
+    among = np.flatnonzero(np.min(places, axis=0) >= 0)
+    if not len(among):
+        return among, among
+    return among, np.ravel_multi_index([place[among] for place in places], [len(held) for held in indices])
+
+
 def make_part(
     skeleton: Skeleton,
     block: int,
     parameter: Tensor,
-    rows: tuple[int, int] | None,
+    indices: Indices | None,
     start: tuple[int, int],
 ) -> tuple[Part, np.ndarray, np.ndarray, np.ndarray]:
     """Lay out one tensor of path space.
@@ -148,8 +178,8 @@ def make_part(
     Args:
         skeleton: the skeleton.
         block: the block of the graph that the tensor is.
-        parameter: the tensor, or the rows of it that are held here.
-        rows: which rows those are; ``None`` for all.
+        parameter: the tensor, or what is held of it here.
+        indices: what that is, by dimension; ``None`` for all.
         start: how many tails and tree edges come before those of this tensor.
 
     Returns:
@@ -158,15 +188,13 @@ def make_part(
     """
     entry = skeleton.graph.blocks[block]
     order = memory_order(parameter)
-    tail, head, whole, offset = entry.tail, entry.head, tuple(entry.shape), 0
-    outer = np.unique(skeleton.tree_out.index[skeleton.tree_out.block == block])
-    inner = np.setdiff1d(skeleton.tree_in.index[skeleton.tree_in.block == block], outer)
-    if rows is not None:
-        first, after = rows
-        tail, head = (ids[first:after] if ids.shape[0] > 1 else ids for ids in (tail, head))
-        width = int(np.prod(whole[1:], dtype=int))
-        whole, offset = (after - first, *whole[1:]), first * width
-        outer, inner = (flat[(flat >= offset) & (flat < after * width)] - offset for flat in (outer, inner))
+    tail, head, whole = entry.tail, entry.head, tuple(entry.shape)
+    inner, outer = tree_edges(skeleton, block)
+    among, flat = find_held(indices, whole, np.concatenate([inner, outer]))
+    if indices is not None:
+        for d, held in enumerate(indices):
+            tail, head = (ids[(slice(None),) * d + (held,)] if ids.shape[d] > 1 else ids for ids in (tail, head))
+        whole = tuple(map(len, indices))
     tail, head = (ids if order is None else ids.permute(order) for ids in (tail, head))
     shape = view = whole if order is None else tuple(whole[d] for d in order)
     taps, reduced = 1, tuple(d for d in range(len(shape)) if tail.shape[d] == 1 and shape[d] > 1)
@@ -174,7 +202,6 @@ def make_part(
         # a row of numbers in memory has one tail each
         tail, head, taps = _rows_and_columns(tail, head, shape)
         view, reduced = (shape[0], int(np.prod(shape[1:], dtype=int))), (0,)
-    flat = np.concatenate([inner, outer])
     if order is not None and len(flat):
         index = np.unravel_index(flat, whole)
         flat = np.ravel_multi_index([index[d] for d in order], shape)
@@ -186,8 +213,8 @@ def make_part(
     span = slice(start[0], start[0] + tail.numel()) if chained else None
     edges = slice(start[1], start[1] + len(flat))
     place = torch.from_numpy(flat).to(parameter.device)
-    part = Part(order, view, tail, head, reduced, place, kind, span, edges, offset, taps)
-    moves = np.arange(len(flat)) < len(inner)
+    part = Part(order, view, tail, head, reduced, place, kind, span, edges, indices, among, taps)
+    moves = among < len(inner)
     return part, np.where(moves, units[1], 0), np.where(moves, units[0], 0), np.where(moves, units[1], units[0])
 
 
@@ -204,7 +231,7 @@ def make_layout(
     skeleton: Skeleton,
     parameters: Sequence[Tensor],
     blocks: Sequence[int | None],
-    rows: Callable[[int], tuple[int, int]],
+    spread: Spread,
     index: torch.dtype = torch.int64,
 ) -> Layout:
     """Lay out all tensors of an optimizer.
@@ -213,7 +240,7 @@ def make_layout(
         skeleton: the skeleton.
         parameters: the tensors.
         blocks: the block of the graph that each of them is, ``None`` for those outside path space.
-        rows: which rows are held here of a tensor of so many rows.
+        spread: what is held of them here, and which of them count here.
         index: type of positions; operations on whole tensors ask for int64, kernels are content with int32.
     """
     chain, sign = skeleton.chain, skeleton.chain_sign
@@ -221,24 +248,23 @@ def make_layout(
     none = np.zeros(0, np.int64)
     found: list[tuple[np.ndarray, ...]] = [(none, none, none, none)]
     tails = edges = 0
-    for parameter, block in zip(parameters, blocks, strict=True):
+    counted: tuple[list[np.ndarray], list[np.ndarray]] = ([none], [none])
+    for parameter, block, indices, counts in zip(parameters, blocks, spread.indices, spread.counted, strict=True):
         if block is None:
             parts.append(plain_part(parameter, slice(edges, edges)))
             continue
-        shape = skeleton.graph.blocks[block].shape
-        held = rows(shape[0]) if shape and rows(shape[0]) != (0, shape[0]) else None
-        part, *ids = make_part(skeleton, block, parameter, held, (tails, edges))
+        part, *ends = make_part(skeleton, block, parameter, indices, (tails, edges))
         parts.append(part)
-        found.append((part.tail.reshape(-1).numpy() if part.span is not None else none, *ids))
+        found.append((part.tail.reshape(-1).numpy() if part.span is not None else none, *ends))
         tails, edges = tails + len(found[-1][0]), part.edges.stop
+        for side, ids in zip(counted, found[-1], strict=False):
+            side.append(np.full(len(ids), int(counts)))
     tail, head, other, toward = (np.concatenate(side) for side in zip(*found, strict=True))
     if not chain[np.abs(other)].any():
         other = none
-    source = np.concatenate([tail, head, other])
-    against = np.where(source < 0, -1, 1) * sign[np.abs(source)] < 0
-    divides = np.repeat([True, False, True], [len(tail), len(head), len(other)]) != against
     target = np.concatenate([tail, toward])
-    signs = np.where(target < 0, -1, 1) * sign[np.abs(target)]
+    # what several devices hold is counted by one of them
+    signs = np.where(target < 0, -1, 1) * sign[np.abs(target)] * np.concatenate(counted[0] + counted[1])
     first = np.unique(chain, return_index=True)[1]
     device = parameters[0].device if parameters else torch.device("cpu")
 
@@ -246,16 +272,17 @@ def make_layout(
         return torch.from_numpy(array).to(device)
 
     places = torch.cat([put(none), *(part.tree for part in parts if len(part.tree))]).to(index)
-    source = (chain[np.abs(source)] + len(first) * divides).astype(np.int32)
+    sides = [(tail, True), (head, False), (other, True)]
+    of_tails, *of_edges = (ratio_places(skeleton, len(first), ids, divides) for ids, divides in sides)
     return Layout(
         parts=tuple(replace(part, tree=places[part.edges]) for part in parts),
         places=places,
         tails=tails,
         edges=edges,
         target=put(chain[np.abs(target)].astype(np.int32)),
-        signs=put(signs.astype(np.float64)) if (signs < 0).any() else None,
-        of_tails=put(source[:tails].copy()),
-        of_edges=put(source[tails:].copy()),
+        signs=put(signs.astype(np.float64)) if (signs < 1).any() else None,
+        of_tails=put(of_tails),
+        of_edges=put(np.concatenate(of_edges)),
         first=put(first.astype(np.int32)),
         count=len(first),
     )

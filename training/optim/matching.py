@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from traceback import walk_stack
 from typing import Any
 
 from torch import Tensor
@@ -67,6 +68,29 @@ def find_names(given: Iterable[str], wanted: Iterable[str]) -> dict[str, str]:
     return found
 
 
+def refuse_parts(owner: str, parameters: Sequence[tuple[str | None, Tensor]]) -> None:
+    """Refuse what wrappers make of parameters when they join them and cut what comes out.
+
+    Raises:
+        UnsupportedError: naming the wrapper.
+    """
+    words = {part for name, _ in parameters for part in (name or "").split(".")}
+    makers = {
+        "FullyShardedDataParallel": bool(words & {"_fsdp_wrapped_module", "_flat_param"})
+        or any(hasattr(parameter, "_is_flat_param") for _, parameter in parameters),
+        "DeepSpeed (ZeRO 3)": any(hasattr(parameter, "ds_id") for _, parameter in parameters),
+        "ZeroRedundancyOptimizer": any(
+            type(frame.f_locals.get("self")).__name__ == "ZeroRedundancyOptimizer" for frame, _ in walk_stack(None)
+        ),
+    }
+    maker = next((maker for maker, found in makers.items() if found), None)
+    if maker is not None:
+        raise UnsupportedError(
+            f"{owner} found parts of parameters, or some of them, as {maker} hands them out, expected all parameters "
+            "of the model; shard it by torch.distributed.fsdp.fully_shard instead."
+        )
+
+
 def match(
     owner: str, parameters: Sequence[tuple[str | None, Tensor]], graph: Structure
 ) -> tuple[list[int | None], dict[int, Tensor]]:
@@ -85,7 +109,7 @@ def match(
 
     Raises:
         InputError: a block has no parameter, two of them, or one of another shape.
-        UnsupportedError: complex parameters, or parameters that a constant is added to.
+        UnsupportedError: complex parameters, parts of parameters, or parameters that a constant is added to.
     """
     refuse_complex(owner, parameters)
     refuse_shifts(owner, graph)
@@ -103,6 +127,7 @@ def match(
         if block is None:
             continue
         if tuple(parameter.shape) != graph.blocks[block].shape:
+            refuse_parts(owner, parameters)
             raise InputError(
                 f"{owner} found parameter {name!r} of shape {tuple(parameter.shape)}, expected "
                 f"{graph.blocks[block].shape} as traced; trace the model that is being trained."
@@ -115,6 +140,8 @@ def match(
         seen.add(block)
         result[i] = block
     missing = {i: block.name for i, block in enumerate(graph.blocks) if i not in seen}
+    if missing:
+        refuse_parts(owner, parameters)
     # of a copy nobody knows where the rest is
     own_only = bool(taken) and seen <= taken and all(name in graph.parameters for name in missing.values())
     if missing and not own_only:
@@ -126,4 +153,4 @@ def match(
     return result, {i: graph.parameters[name] for i, name in missing.items()}
 
 
-__all__ = ["find_names", "match", "named", "refuse_complex", "refuse_shifts"]
+__all__ = ["find_names", "match", "named", "refuse_complex", "refuse_parts", "refuse_shifts"]

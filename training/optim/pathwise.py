@@ -32,7 +32,7 @@ from pathspace.training.optim.fused import Fused
 from pathspace.training.optim.matching import match, named, refuse_complex
 from pathspace.training.optim.multipliers import warn_of_multipliers, warn_of_zeros
 from pathspace.training.optim.settings import SMALLEST, check_group, expect_parameters, number
-from pathspace.training.optim.sharding import local, sharded
+from pathspace.training.optim.sharding import local, local_gradient, sharded
 from pathspace.training.optim.space import Groups, Manner, PathSpace
 from pathspace.training.optim.vectors import Parts
 
@@ -109,8 +109,8 @@ class PathOptimizer(Optimizer):
 
     Raises:
         InputError: a parameter of the skeleton is missing, given twice or of another shape.
-        UnsupportedError: complex parameters, shards other than those of ``fully_shard``, a skeleton weight of 0, or
-            path values too small to be divided by.
+        UnsupportedError: complex parameters, parts of parameters that FullyShardedDataParallel or ZeRO have made, a
+            skeleton weight of 0, or path values too small to be divided by.
 
     Reference:
         The two-tree basis and its closed form: ``docs/g-sgd.md``.
@@ -203,6 +203,12 @@ class PathOptimizer(Optimizer):
                     "embeddings."
                 )
         if all(slot.grad is None for slot in self.space.slots):
+            if any(p.grad is not None for group in self.param_groups for p in group["params"]):
+                raise UnsupportedError(
+                    f"{type(self).__name__} found other parameters in its groups than it was made with, as the ZeRO "
+                    "optimizers of DeepSpeed put there, expected those; shard the model by "
+                    "torch.distributed.fsdp.fully_shard instead."
+                )
             return False
         if not torch.compiler.is_compiling():
             if self.space.moved():
@@ -213,7 +219,8 @@ class PathOptimizer(Optimizer):
     def _working(self) -> Step:
         """What a step works on; gradients of 0 where there are none."""
         space = self.space
-        grads = [torch.zeros_like(s.held) if s.grad is None else local(s.grad) for s in space.slots]
+        found = [local_gradient(slot.parameter) if slot.given else None for slot in space.slots]
+        grads = [torch.zeros_like(s.held) if g is None else g for s, g in zip(space.slots, found, strict=True)]
         heads = [space.head(i) for i in range(len(space.slots))]
         tensors = space.weights(), space.views(grads), heads
         return Step(space, self.param_groups, self.state, self._kept, space.vectors.parts, *tensors)
@@ -283,12 +290,14 @@ class PathOptimizer(Optimizer):
         total = torch.zeros_like(chains)
         by_square = space.manner.linear or space.manner.relative
         for i, (slot, grad) in enumerate(zip(space.slots, step.grads, strict=True)):
+            if not space.spread.counted[i]:
+                continue
             square = grad.double().square()
             for side in space.applied(i):
                 square = square * (side.double().square() if by_square else side.double())
             square = square.reshape(-1).index_fill(0, slot.part.tree.long(), 0.0)
             total = total + square.sum().to(total) * space.share(i) ** (2 if space.manner.linear else 1)
-        norm = (chains + space.shards.sum(total)).sqrt()
+        norm = (chains + space.spread.sum(total)).sqrt()
         scale = (max_norm / (norm + 1e-6)).clamp(max=1.0)
         for slot in space.slots:
             if slot.grad is not None:
@@ -303,23 +312,21 @@ class PathOptimizer(Optimizer):
         return state.fingerprint(self.skeleton)
 
     def state_dict(self) -> dict[str, Any]:
-        """State of the optimizer, with what is kept by unit and the skeleton's fingerprint."""
-
-        def add(_: Optimizer, found: dict[str, Any]) -> None:
-            found["path_space"] = state.described(type(self).__name__, self.space, self._kept)
-
-        # before the hooks of others, so that they see it
-        handle = self.register_state_dict_post_hook(add, prepend=True)
+        """State of the optimizer, with copies of what is kept by unit and the skeleton's fingerprint."""
+        fresh = not self.state
+        state.publish(type(self).__name__, self.space, self._kept, self.state)
         try:
             return super().state_dict()
         finally:
-            handle.remove()
+            if fresh:
+                # before the first step there are no moments yet, and who looks for a state is to find that
+                self.state.clear()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load a state made with the same skeleton; weights may be loaded before or after.
 
         Raises:
-            InputError: the state belongs to another optimizer, another skeleton or other shards.
+            InputError: the state belongs to another optimizer or another skeleton.
         """
         owner, found = type(self).__name__, []
 
@@ -338,6 +345,7 @@ class PathOptimizer(Optimizer):
         finally:
             handle.remove()
         state.restore(found[0], self.space, self._kept)
+        state.publish(owner, self.space, self._kept, self.state)
 
     def __getstate__(self) -> dict[str, Any]:
         """For copies and pickles: everything but the traced model."""

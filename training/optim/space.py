@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from types import MappingProxyType
 from typing import Any
 
@@ -19,9 +20,10 @@ from pathspace import Skeleton, UnsupportedError
 from pathspace.training.optim.bounds import Bounds
 from pathspace.training.optim.frozen import held_chains
 from pathspace.training.optim.kernels import group_size, leaving, rows_of_group, summed
-from pathspace.training.optim.layout import DYNAMIC, PLAIN, STATIC, Part, make_layout
+from pathspace.training.optim.layout import DYNAMIC, PLAIN, STATIC, Part, find_held, make_layout
 from pathspace.training.optim.matching import named
-from pathspace.training.optim.sharding import Whole, find_shards, local, version
+from pathspace.training.optim.record import Record
+from pathspace.training.optim.sharding import find_spread, local, sharded, version
 from pathspace.training.optim.vectors import Parts, Vectors
 
 Groups = Sequence[dict[str, Any]]
@@ -124,7 +126,7 @@ class PathSpace:
         self.blocks = blocks = [*blocks, *absent]
         names = [*named(groups), *((skeleton.graph.blocks[block].name, p) for block, p in absent.items())]
         self.names = [name for name, _ in names]
-        self.shards: Whole = find_shards(owner, names)
+        self.spread, self.cut = find_spread(owner, names), any(sharded(parameter) for _, parameter in names)
         held = [local(parameter) for _, parameter in names]
         fused = any(group.get("fused") for group in groups)
         index = torch.int32 if fused else torch.int64
@@ -134,7 +136,7 @@ class PathSpace:
                 f"{owner} found path space spread over {', '.join(sorted(map(str, devices)))}, expected one device; "
                 "give every device a model of its own."
             )
-        self.layout = make_layout(skeleton, held, blocks, self.shards.rows, index)
+        self.layout = make_layout(skeleton, held, blocks, self.spread, index)
         self.device = self.layout.first.device
         dtypes = [None if block is None else p.dtype for p, block in zip(held, blocks, strict=True)]
         self.vectors = Vectors(self.layout, dtypes, self.device, fused)
@@ -146,8 +148,8 @@ class PathSpace:
         self.one[0] = torch.inf
         self._find_groups()
         self.counts = torch.zeros(2, self.layout.count, dtype=torch.int32, device=self.device)
-        # whether the factors by tail of a state that was loaded lie in another order; whether one was loaded
-        self.stale = self.loaded = self.frozen = False
+        # whether a state was loaded
+        self.loaded = self.frozen = False
         # how often the factors that no step changes were computed
         self.constants = 0
         self.held: Tensor | None = None
@@ -224,6 +226,11 @@ class PathSpace:
             shaped = slot.part.shaped(local(state[key]))
         return shaped
 
+    @cached_property
+    def record(self) -> Record:
+        """What a state holds of tails and of edges on the trees."""
+        return Record(self.skeleton, self.blocks, self.vectors, self.cut)
+
     # --- products along the trees
 
     @torch.no_grad()
@@ -233,7 +240,7 @@ class PathSpace:
         Raises:
             UnsupportedError: a skeleton weight is 0, or path values are too small.
         """
-        prefix, suffix = self._products()
+        prefix, suffix, *tables = self._products()
         vectors, parts = self.vectors, self.vectors.kept
         vectors.factor.copy_(self._factors_by_tail(prefix))
         vectors.value.copy_((prefix * suffix)[self.layout.first.cpu()])
@@ -241,17 +248,15 @@ class PathSpace:
         # the root has no path value: dividing by infinity leaves its ratio at 1
         vectors.value[0] = torch.inf
         parts.tree.copy_(self._tree_weights())
+        if self.cut:
+            self.record.start(self._inverse(prefix, torch.from_numpy(self.record.ids)), tables)
         self._constants(prefix, suffix)
         self._check_range()
         self.note_versions()
 
     def recall(self) -> None:
         """Recompute what a state does not hold, from the weights that belong to it."""
-        prefix, suffix = self._products()
-        if self.stale:
-            self.vectors.factor.copy_(self._factors_by_tail(prefix))
-            self.stale = False
-        self._constants(prefix, suffix)
+        self._constants(*self._products()[:2])
 
     def _tree_weights(self) -> Tensor:
         """Present weights of the edges on the trees, in the order of the layout, in float64."""
@@ -265,20 +270,21 @@ class PathSpace:
         some = [tree[s.part.edges].to(s.held.dtype).double() for s in self.slots if s.block is not None]
         return torch.cat(some) if some else tree
 
-    def _products(self) -> tuple[Tensor, Tensor]:
-        """Prefixes and suffixes of all units, from the weights."""
+    def _products(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Prefixes and suffixes of all units, from the weights, and the weights of their edges in both trees."""
         skeleton, tables = self.skeleton, []
-        slot_of = {slot.block: slot for slot in self.slots if slot.block is not None}
+        slots = zip(self.slots, self.spread.counted, strict=True)
+        slot_of = {slot.block: slot for slot, counted in slots if slot.block is not None and counted}
         for tree in (skeleton.tree_in, skeleton.tree_out):
             values = torch.zeros(len(tree.block), dtype=torch.float64)
             for block, units in tree.by_block():
-                slot = slot_of[block]
-                flat = slot.held.detach().reshape(-1)
-                index = tree.index[units] - slot.part.offset
-                held = (index >= 0) & (index < flat.numel())
-                some = flat[torch.from_numpy(index[held]).to(flat.device)]
-                values[torch.from_numpy(units[held])] = some.double().cpu()
-            values = self.shards.sum(values.to(self.device)).cpu()
+                if block not in slot_of:
+                    continue
+                slot, shape = slot_of[block], skeleton.graph.blocks[block].shape
+                among, index = find_held(slot.part.indices, shape, tree.index[units])
+                some = slot.held.detach().reshape(-1)[torch.from_numpy(index).to(slot.held.device)]
+                values[torch.from_numpy(units[among])] = some.double().cpu()
+            values = self.spread.sum(values.to(self.device)).cpu()
             # the root and dead units have no edge
             values[torch.from_numpy(tree.block < 0)] = 1
             bad = (values == 0) | ~values.isfinite()
@@ -295,7 +301,7 @@ class PathSpace:
                     )
                 )
             tables.append(values)
-        return skeleton.prefixes(tables[0]), skeleton.suffixes(tables[1])
+        return skeleton.prefixes(tables[0]), skeleton.suffixes(tables[1]), tables[0], tables[1]
 
     def _inverse(self, table: Tensor, ids: Tensor) -> Tensor:
         """What a step takes from ``1 / table``, for some ids; 0 at dead units, so that weights there stay."""
@@ -375,7 +381,7 @@ class PathSpace:
                 # squares of moments are kept: those of gradients as small as one rounding should be numbers
                 sizes += [math.prod(sizes), (math.prod(sizes) * numbers.eps) * (math.prod(sizes) * numbers.eps)]
             bad.append(not all(size <= numbers.max for size in sizes))
-        everywhere = self.shards.sum(torch.tensor(bad, device=self.device).to(torch.int64)).tolist()
+        everywhere = self.spread.sum(torch.tensor(bad, device=self.device).to(torch.int64)).tolist()
         if any(everywhere):
             names = [f" at {name!r}" if name else "" for name in self.names]
             where = next((name for name, wrong in zip(names, everywhere[1:], strict=True) if wrong), "")
@@ -393,7 +399,7 @@ class PathSpace:
 
     def _look(self) -> list[tuple[int, int, tuple[int, ...]]]:
         """Where the weights are, how often they were written to, and how they lie."""
-        if type(self.shards) is not Whole:
+        if self.cut:
             pairs = [(version(slot.parameter), local(slot.parameter)) for slot in self.slots]
             return [(held.data_ptr(), count, held.stride()) for count, held in pairs]
         return [(s.held.data_ptr(), s.held._version, s.held.stride()) for s in self.slots]
@@ -409,7 +415,7 @@ class PathSpace:
         if now != self._seen or self.loaded:
             # weights off the trees may change freely; with shards, all devices decide together
             changed = self._tree_weights() != self._as_written()
-            if bool(self.shards.sum(changed.any().to(torch.int64))):
+            if bool(self.spread.sum(changed.any().to(torch.int64))):
                 self.resync()
             elif self.loaded:
                 self.recall()
@@ -462,7 +468,7 @@ class PathSpace:
             if layout.signs is not None:
                 everything.mul_(layout.signs)
             total = total.index_add(0, layout.target, everything)
-        total = self.shards.sum(total)
+        total = self.spread.sum(total)
         if any(group["maximize"] for group in groups):
             total = total * (1 - 2 * self.setting(groups, "maximize"))
         return total if self.held is None else total.masked_fill_(self.held, 0.0)
@@ -485,6 +491,8 @@ class PathSpace:
         """Carry out the ratios on everything that is kept by unit."""
         bound = None if self.bounds is None else self.bounds.limit
         self.vectors.carry(parts, self.counts, self.held, self.manner.linear, bound)
+        if self.cut:
+            self.record.follow(self.vectors.ratios, self.manner.linear)
 
     def finish(self, parts: Parts, weights: Sequence[Tensor]) -> None:
         """Put the tree weights, which are kept in float64, into the tensors; write back where there was no view."""

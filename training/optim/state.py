@@ -1,17 +1,26 @@
-"""What is kept of an optimizer on path values: states tied to the two trees, to be saved, checked and restored."""
+"""What is kept of an optimizer on path values: states tied to the two trees, to be saved, checked and restored.
+
+All of it lies inside ``state``, as tensors that are the same on every device: with the first tensor of path space what
+is kept by chain and by tail, with each tensor its weights on the trees and how many steps it has taken. So
+``torch.distributed.checkpoint`` carries it, and any number of devices reads it.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Mapping, MutableMapping
 from typing import Any
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from pathspace import InputError, Skeleton
 from pathspace.training.optim.space import PathSpace
+
+# what lies elsewhere than with the first tensor
+_APART = ("factor", "tree", "steps")
 
 
 def fingerprint(skeleton: Skeleton) -> str:
@@ -29,73 +38,103 @@ def without_model(skeleton: Skeleton) -> Skeleton:
     return dataclasses.replace(skeleton, graph=graph)
 
 
-def _order(space: PathSpace) -> list[list[int] | None]:
-    """How the dimensions of every tensor lie in memory."""
-    return [None if part.order is None else list(part.order) for part in space.layout.parts]
+def _owned(owner: str, skeleton: Skeleton) -> Tensor:
+    """A hash of the trees and of the optimizer's class."""
+    digest = hashlib.sha256(f"{owner} {fingerprint(skeleton)}".encode()).digest()
+    return torch.tensor(list(digest), dtype=torch.uint8)
 
 
-def described(owner: str, space: PathSpace, kept: Mapping[str, Tensor]) -> dict[str, Any]:
-    """What an optimizer adds to its state.
+def _by_chain(kept: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {name: vector for name, vector in kept.items() if name not in _APART}
+
+
+def publish(
+    owner: str, space: PathSpace, kept: Mapping[str, Tensor], state: MutableMapping[Tensor, dict[str, Any]]
+) -> None:
+    """Put copies of everything that belongs to path space into the state of an optimizer.
 
     Args:
         owner: its class.
         space: its path space.
         kept: the vectors it keeps from step to step, by name.
+        state: what it keeps of every parameter; added to.
     """
-    return {
-        "fingerprint": fingerprint(space.skeleton),
-        "optimizer": owner,
-        "shard": [space.shards.rank, space.shards.world],
-        "order": _order(space),
-        **{name: vector.clone() for name, vector in kept.items()},
+    record = space.record
+    record.fill()
+    given = [slot for slot in space.slots if slot.given]
+    for number, slot in enumerate(given):
+        own = record.tree[record.spans[slot.block]] if slot.block is not None else record.tree[:0]
+        state[slot.parameter]["path_space"] = {"tree": own.clone()}
+        if "steps" in kept:
+            state[slot.parameter]["path_space"]["steps"] = kept["steps"][number].clone()
+    # a loader of shards reads states of trained parameters only
+    first = min(given, key=lambda slot: (not slot.parameter.requires_grad, slot.block is None))
+    state[first.parameter]["path_space"] |= {
+        "fingerprint": _owned(owner, space.skeleton).to(space.device),
+        "factor": record.factor.clone(),
+        **{name: vector.clone() for name, vector in _by_chain(kept).items()},
     }
 
 
-def checked(owner: str, state: dict[str, Any], space: PathSpace, kept: Mapping[str, Tensor]) -> dict[str, Any]:
-    """What a state holds of path space, if it belongs here.
+def checked(owner: str, state: dict[str, Any], space: PathSpace, kept: Mapping[str, Tensor]) -> list[dict[str, Any]]:
+    """What a state holds of path space, parameter by parameter, if it belongs here.
 
     Raises:
-        InputError: it belongs to another optimizer, another skeleton or other shards.
+        InputError: it belongs to another optimizer or another skeleton, or is damaged.
     """
-    extra: Any = state.get("path_space")
-    here = [space.shards.rank, space.shards.world]
-    if isinstance(extra, dict) and extra.get("shard", here) != here:
-        raise InputError(
-            f"{owner} found a state saved by device {extra['shard'][0]} of {extra['shard'][1]}, expected that of "
-            f"device {here[0]} of {here[1]}; each device keeps and loads the state of its own shards."
-        )
-    known = isinstance(extra, dict) and {"state", "param_groups"} <= set(state)
-    if not known or (extra.get("fingerprint"), extra.get("optimizer")) != (fingerprint(space.skeleton), owner):
+    entries: Any = state.get("state")
+    keys = [key for group in state.get("param_groups", ()) for key in group.get("params", ())]
+    mine = [entries.get(key, {}).get("path_space") for key in keys] if isinstance(entries, Mapping) else []
+    found = [entry if isinstance(entry, dict) else {} for entry in mine]
+    inside = next((entry for entry in found if "fingerprint" in entry), {})
+    mark = inside.get("fingerprint")
+    if not isinstance(mark, Tensor) or not torch.equal(mark.cpu(), _owned(owner, space.skeleton)):
         raise InputError(
             f"{owner} found a state dict of another optimizer or skeleton, expected one saved with these two trees; "
             "rebuild the skeleton with the rule and seed it was trained with."
         )
-    for name, vector in kept.items():
-        # factors by tail as they lay in memory may be in another order now
-        if name == "factor" and extra.get("order") != _order(space):
-            continue
-        if getattr(extra.get(name), "shape", None) != vector.shape:
+    wanted = {"factor": space.record.factor, **_by_chain(kept)}
+    pairs: list[tuple[str, Any, tuple[int, ...]]]
+    pairs = [(f"path_space[{name!r}]", inside.get(name), tuple(vector.shape)) for name, vector in wanted.items()]
+    spans = [space.record.spans[slot.block] for slot in space.slots if slot.given and slot.block is not None]
+    owned = [entry for entry, slot in zip(found, space.slots, strict=False) if slot.block is not None]
+    pairs += [
+        ("tree", entry["tree"], (span.stop - span.start,))
+        for entry, span in zip(owned, spans, strict=False)
+        if "tree" in entry
+    ]
+    for name, value, shape in pairs:
+        if getattr(value, "shape", None) != torch.Size(shape):
             raise InputError(
-                f"{owner} found a damaged state: path_space[{name!r}] is not a tensor of shape {tuple(vector.shape)}, "
-                "expected what optimizer.state_dict() returned; load another checkpoint."
+                f"{owner} found a damaged state: {name} is not a tensor of shape {shape}, expected what "
+                "optimizer.state_dict() returned; load another checkpoint."
             )
-    return extra  # type: ignore[no-any-return]
+    return found
 
 
-def restore(extra: Mapping[str, Any], space: PathSpace, kept: Mapping[str, Tensor]) -> None:
+def restore(found: list[dict[str, Any]], space: PathSpace, kept: Mapping[str, Tensor]) -> None:
     """Take over what a state holds of path space; weights may be loaded before or after.
 
     Args:
-        extra: what :func:`checked` returned.
+        found: what :func:`checked` returned.
         space: the path space.
         kept: the vectors, written in place.
     """
-    space.stale = extra["order"] != _order(space)
-    for name, vector in kept.items():
-        if name != "factor" or not space.stale:
-            vector.copy_(extra[name])
+    record = space.record
+    record.fill()
+    inside = next(entry for entry in found if "fingerprint" in entry)
+    record.factor.copy_(inside["factor"])
+    for name, vector in _by_chain(kept).items():
+        vector.copy_(inside[name])
+    for number, (slot, entry) in enumerate(zip(space.slots, found, strict=False)):
+        # of weights that were frozen, a loader of shards may have left them out
+        if slot.block is not None and "tree" in entry:
+            record.tree[record.spans[slot.block]] = entry["tree"].to(record.tree)
+        if "steps" in kept and "steps" in entry:
+            kept["steps"][number] = entry["steps"].to(kept["steps"])
+    record.hand_out()
     # the next step compares the weights with the state, whichever of them was loaded last
     space.loaded = True
 
 
-__all__ = ["checked", "described", "fingerprint", "restore", "without_model"]
+__all__ = ["checked", "fingerprint", "publish", "restore", "without_model"]
