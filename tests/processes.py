@@ -25,10 +25,9 @@ def several_processes(work: Work, folder: Path, count: int) -> None:
         count: number of processes.
     """
     # all of them come from one process that has imported everything once
-    multiprocessing.set_forkserver_preload(
-        ["torch.distributed.fsdp", "torch.distributed.tensor.parallel", "torch._functorch.aot_autograd"]
-        + ["pathspace.training", "torch.distributed.checkpoint.state_dict"]
-    )
+    distributed = ("fsdp", "tensor.parallel", "checkpoint.state_dict")
+    modules = [f"torch.distributed.{name}" for name in distributed]
+    multiprocessing.set_forkserver_preload([*modules, "torch._functorch.aot_autograd", "pathspace.training"])
     mp.start_processes(_join, args=(work, folder, count), nprocs=count, join=True, start_method="forkserver")
 
 
