@@ -503,5 +503,5 @@ def test_wrong_numbers_are_refused(settings: dict[str, Any], why: str) -> None:
         gsgd(model, skeleton, **settings)
     with pytest.raises(InputError, match="two numbers"):
         gadam(model, skeleton, betas=(0.9,))
-    with pytest.raises(InputError, match="of type int"):
+    with pytest.raises(ps.InputTypeError, match="a int as its skeleton"):
         init_skeleton(model, 3)  # type: ignore[arg-type]
