@@ -90,6 +90,11 @@ class Degeneracy:
     notes: tuple[str, ...]
 
     @property
+    def bounded_by_sample(self) -> bool:
+        """Whether there are too few outputs to determine all parameters: ``deficit`` is then an upper bound."""
+        return self.undetermined > 0
+
+    @property
     def clear(self) -> bool:
         """Whether a factor of 1000 at least separates the singular values counted from those dropped."""
         return self.largest_dropped * 1000 < self.smallest_kept
@@ -216,8 +221,8 @@ def degeneracy(
         notes.append(f"All {rows} combinations of outputs were independent, so the rank may be larger; raise max_rows.")
     if undetermined:
         notes.append(
-            f"{outputs.numel()} outputs cannot determine {int(live.sum()) - gauge} parameters; more data would lower "
-            "the deficit."
+            f"The deficit is bounded by the sample: its {outputs.numel()} outputs cannot determine "
+            f"{int(live.sum()) - gauge} parameters, so more data would lower it."
         )
     table = []
     for name, (a, b) in zip(parameters, itertools.pairwise(starts), strict=True):

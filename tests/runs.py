@@ -355,5 +355,15 @@ BROKEN: dict[str, tuple[str, str, Run]] = {
         Run(lambda: mlp((20, 64, 8, 64, 20)), identity, torch.optim.Adagrad, {"lr": 1e-3}, fill("0.bias", -20.0)),
     ),
     "leaky-rate": ("rate", "", Run(lambda: mlp(act=nn.LeakyReLU), optimizer=torch.optim.ASGD, options={"lr": 50.0})),
+    "rounded": (
+        "rounded",
+        "0.weight",
+        Run(
+            lambda: mlp().bfloat16(),
+            lambda: (vectors()[0].bfloat16(), torch.randint(0, 3, (512,))),
+            options={"lr": 2e-5},
+        ),
+    ),
+    "zero-inputs": ("input scale", "", Run(mlp, inputs=0.0)),
     "saturated": ("saturated", "1", Run(lambda: mlp(act=nn.Tanh), spoil=fill("0.bias", 12.0))),
 }

@@ -42,6 +42,23 @@ def test_healthy_runs_raise_none(name: str) -> None:
     assert watch.alarms == [] and [int(row["step"]) for row in watch.rows] == [1, 2, 4, 8, 10, 20, 30, 40]
 
 
+def test_passes_for_another_network_leave_no_stale_gradients() -> None:
+    torch.manual_seed(0)
+    maker, judge = runs.mlp((8, 32, 20)), runs.mlp((20, 32, 1))
+    optimizers = [torch.optim.Adam(model.parameters(), 2e-4) for model in (maker, judge)]
+    data, loss = runs.vectors()[0], nn.functional.binary_cross_entropy_with_logits
+    with watching(judge, every=4, structure=False) as watch:
+        for _ in range(12):
+            made = maker(torch.randn(64, 8))
+            optimizers[1].zero_grad()
+            (loss(judge(data[:64]), torch.ones(64, 1)) + loss(judge(made.detach()), torch.zeros(64, 1))).backward()
+            optimizers[1].step()
+            optimizers[0].zero_grad()
+            loss(judge(made), torch.ones(64, 1)).backward()
+            optimizers[0].step()
+    assert watch.alarms == [] and watch.notes == ["Units and chain are not measured: structure=False."]
+
+
 def test_every_kind_of_alarm_is_documented() -> None:
     page = (Path(__file__).parent.parent / "docs" / "watching.md").read_text()
     assert all(f"| {rule.kind} |" in page for rule in RULES)

@@ -271,4 +271,4 @@ def the_degeneracy(subject: Subject, explanation: Explanation) -> Facts:
         max_exact=EXACT_DEGENERACY,
     )
     tensors = [asdict(row) for row in found.tensors if row.dead or (row.gauge or 0) > 0.005]
-    return {**{key: value for key, value in asdict(found).items() if key != "tensors"}, "tensors": tensors}
+    return {**asdict(found), "tensors": tensors, "bounded_by_sample": found.bounded_by_sample}

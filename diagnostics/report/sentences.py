@@ -342,7 +342,7 @@ def degeneracy(facts: Facts) -> str:
             ("gauge", "from rescaling"),
             ("symmetric", "from other symmetries"),
             ("dead", "dead on these data"),
-            ("undetermined", "because there are no data"),
+            ("undetermined", "because the sample is too small"),
             ("unexplained", "unexplained"),
         )
         if facts[key]
@@ -352,4 +352,5 @@ def degeneracy(facts: Facts) -> str:
         f"{bound}{number(facts['deficit'])} of {plural(facts['parameters'], 'direction')} ({share:.0%}) of parameter "
         f"space leave all {plural(facts['outputs'], 'output')} alone"
     )
-    return text[:1].upper() + text[1:] + (": " + ", ".join(causes) if causes else "") + "."
+    text = text[:1].upper() + text[1:] + (": " + ", ".join(causes) if causes else "") + "."
+    return text + (" The number is bounded by the sample: more data would lower it." if facts["undetermined"] else "")

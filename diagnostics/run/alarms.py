@@ -12,6 +12,8 @@ from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from statistics import median
 
+import torch
+
 from pathspace.diagnostics.run.probe import LayerFacts
 from pathspace.diagnostics.run.snapshot import Snapshot
 from pathspace.diagnostics.run.weights import TensorFacts
@@ -100,7 +102,7 @@ def _input_scale(run: Sequence[Snapshot]) -> Found:
     size, layers = run[-1].layers.rms_inputs, run[-1].layers.layers
     if size is None or not layers or "Norm" in layers[0].kind or not layers[0].weighted:
         return
-    if size > 50 or 0 < size < 1e-3:
+    if size > 50 or size < 1e-3:
         yield "", size, f"The model's inputs have a root mean square of {size:.3g}, expected about 1."
 
 
@@ -152,30 +154,33 @@ def _vanishing(run: Sequence[Snapshot]) -> Found:
 
 
 def _dead(run: Sequence[Snapshot]) -> Found:
-    recent = run[-3:]
-    if len(recent) < 3 and run[-1].rate is not None:
+    if len(run) < 3 and run[-1].rate is not None:
         return
     layers = run[-1].layers.layers
     for i, layer in enumerate(layers):
         if not (layer.weighted or "Norm" in layer.kind) or layer.live is None:
             continue
-        same = [each for snap in recent for each in snap.layers.layers if each.name == layer.name]
-        known = [each.live for each in same if each.live is not None and each.live.shape == layer.live.shape]
-        live = known[0].clone()
-        for more in known[1:]:
-            live |= more
-        share = 1 - float(live.float().mean())
+        recent = run[-3:]
+        share = _dead_share(recent, layer)
         following = next((each for each in layers[i + 1 :] if each.weighted), None)
         hands_on = following is not None and following.gradient is not None and following.gradient > 0
         if i + 1 < len(layers) and _normed(layers, i) and _share(layers[i + 1]) >= _share(layer):
             continue
         if share == 1 and not (hands_on and following is not None and following.idle > 0.5):
             continue
-        if share >= 0.5 and len(live) > 3:
+        # where biases outweigh what arrives, as in deep networks at the start, half of the units are always off
+        if share >= 0.75 and len(layer.live) > 3:
             text = (
                 f"{share:.0%} of the units of {_layer(layer)} are dead: no sample of the last {len(recent)} measured "
             )
             yield layer.name, share, f"{text}batches passes a gradient through them."
+
+
+def _dead_share(recent: Sequence[Snapshot], layer: LayerFacts) -> float:
+    """Share of a layer's units that no gradient passed in any of some snapshots; 0 without snapshots."""
+    same = [each.live for snap in recent for each in snap.layers.layers if each.name == layer.name]
+    known = [live for live in same if live is not None and layer.live is not None and live.shape == layer.live.shape]
+    return 1 - float(torch.stack(known).any(0).float().mean()) if known else 0.0
 
 
 def _saturated(run: Sequence[Snapshot]) -> Found:
@@ -248,6 +253,16 @@ def _slow(run: Sequence[Snapshot]) -> Found:
     moved = [t.moved for snap in run for t in snap.tensors if t.matrix and t.moved is not None]
     if moved and max(moved) < 1e-7:
         yield "", max(moved), f"No step has moved any tensor by more than {max(moved):.1g} of its size."
+
+
+def _rounded(run: Sequence[Snapshot]) -> Found:
+    # a rate may be warmed up from 0
+    recent = [{t.name: t.still for t in snap.tensors} for snap in run[-4:]]
+    for name, still in recent[-1].items():
+        shares = [found.get(name) for found in recent]
+        if still is not None and len(run) > 3 and all(share is not None and share > 0.8 for share in shares):
+            text = f"A step leaves {still:.0%} of the weights of {name} as they are: in 16 bits"
+            yield name, still, f"{text} it is rounded to nothing."
 
 
 def _decay(run: Sequence[Snapshot]) -> Found:
@@ -373,6 +388,13 @@ RULES = (
         "Scale the branch down at the start (zero-initialise its last layer), or train it with a penal connection.",
     ),
     Rule("no gradient", _no_gradient, "Look for detach, no_grad or an output that the loss does not use."),
+    Rule(
+        "rounded",
+        _rounded,
+        "Keep the weights in float32 and compute in 16 bits by autocast, or raise the learning rate.",
+        frozenset({"slow"}),
+        late=True,
+    ),
     Rule("slow", _slow, "Raise the learning rate.", late=True),
     Rule("not finite", _not_finite, "Look there for a division, root or logarithm of zero, or an overflow.", _MOVES),
 )

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
+from weakref import ref
 
 import torch
 from torch import Tensor, nn
@@ -89,6 +90,7 @@ class Probe:
         self.held: set[int] = set()
         self._later: list[tuple[LayerFacts, str, Tensor]] = []
         self._last: Tensor | None = None
+        self._old: list[tuple[Tensor, ref[Tensor]]] = []
 
     def attach(self) -> None:
         """Wait for a pass."""
@@ -104,6 +106,9 @@ class Probe:
             handle.remove()
         self.handles.clear()
         self.active, self._last = False, None
+        # what was set to None since then belonged to another pass, such as that of a GAN's generator
+        self.current.stale = any(old() is not None and p.grad is old() for p, old in self._old)
+        self._old.clear()
         # one transfer of all numbers instead of one for each
         if self._later:
             values = torch.stack([value.detach().float().cpu() for _, _, value in self._later]).tolist()
@@ -134,8 +139,8 @@ class Probe:
 
     def _began(self, _gradient: Tensor) -> None:
         """Gradients that are there when the backward pass begins are those of a step before."""
-        found = [p.grad for p in self.model.parameters() if p.grad is not None and id(p) in self.held]
-        self.current.stale = any(bool((gradient != 0).any()) for gradient in found[:3])
+        found = [p for p in self.model.parameters() if p.grad is not None and id(p) in self.held]
+        self._old = [(p, ref(p.grad)) for p in found[:3] if p.grad is not None and bool((p.grad != 0).any())]
 
     @torch.no_grad()
     def _layer(self, name: str, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:

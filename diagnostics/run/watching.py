@@ -231,10 +231,12 @@ class Watching(RunLog):
         self._probe.example = None
         weights = sum(p.numel() for p in self.model.parameters())
         if example is None or self.structure is False or weights > MOST_WEIGHTS:
-            why = "the model is compiled" if self.compiled else f"it has {weights:,} weights"
-            self.notes.append(
-                f"Units and chain are not measured: {why if example is not None else 'no pass was seen'}."
-            )
+            why = f"the model has {weights:,} weights"
+            if self.structure is False:
+                why = "structure=False"
+            elif example is None:
+                why = "the model is compiled" if self.compiled else "no pass was seen"
+            self.notes.append(f"Units and chain are not measured: {why}.")
             return
         started = time.perf_counter()
         args, kwargs = example

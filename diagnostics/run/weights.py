@@ -32,6 +32,7 @@ class TensorFacts:
         copies: whether all units of it have the same weights, bit by bit.
         moved: norm of the last step over that of the weights (or over the size that layers start from, if larger).
         trained: whether an optimizer holds it.
+        still: of a tensor in 16 bits, the share of the weights with a gradient that the last step left as they were.
     """
 
     name: str
@@ -42,6 +43,7 @@ class TensorFacts:
     copies: bool = False
     moved: float | None = None
     trained: bool = True
+    still: float | None = None
 
 
 @dataclass
@@ -125,7 +127,7 @@ def moves(
     Args:
         before: copies by name.
         model: the model now.
-        facts: get their ``moved``.
+        facts: get their ``moved`` and ``still``.
         fans: from :func:`fan_in`.
     """
     now = {name: p for name, p in model.named_parameters() if name in before}
@@ -135,6 +137,9 @@ def moves(
             usual = math.sqrt(now[each.name].numel() / (3 * fans[each.name])) if each.name in fans else 0.0
             size = max(each.norm, usual)
             each.moved = steps[each.name] / size if size > 0 else None
+            slope = now[each.name].grad
+            if slope is not None and now[each.name].element_size() == 2 and bool((slope != 0).any()):
+                each.still = float((now[each.name] == before[each.name])[slope != 0].float().mean())
 
 
 def usual_squares(model: nn.Module, fans: Mapping[str, int]) -> dict[str, float]:
