@@ -28,6 +28,7 @@ from typer.testing import CliRunner, Result
 import pathspace.training.cli
 from pathspace.cli_errors import ErrorSentenceGroup
 from pathspace.errors import InputError
+from pathspace.training.experiments.intervals import t_interval
 from pathspace.training.experiments.models import Toy
 from pathspace.training.experiments.reproduce import EXPERIMENTS, Setting
 from pathspace.training.experiments.reproduce.baselines import baselines
@@ -46,6 +47,7 @@ from pathspace.training.experiments.reproduce.holm import (
 from pathspace.training.experiments.reproduce.page import render
 from pathspace.training.experiments.reproduce.provenance import code_digest
 from pathspace.training.experiments.reproduce.record import Record
+from pathspace.training.experiments.reproduce.timing import LEAST, PRECISION, alternate
 from pathspace.training.experiments.reproduce.toys import Toys, target, train_toys
 from pathspace.training.experiments.reproduce.trial import CHECKPOINT_SECONDS, Outcome, Trial, run_trial
 from pathspace.training.experiments.reproduce.trial_cache import TrialCache, run_all
@@ -450,6 +452,27 @@ def test_records_of_measured_experiments_hold_together(name: str, monkeypatch: p
     )
     record = EXPERIMENTS[name].run(Setting(run=pretend, shrink=5000))
     assert record.claims and EXPERIMENTS[name].draw(record).axes and record.ours.rows
+
+
+@pytest.mark.parametrize("noise", [0.0, 0.02, 0.1])
+def test_times_are_taken_in_turn_until_the_ratio_is_known_to_one_percent(noise: float) -> None:
+    """By a clock of our own: the machine slows down in waves, both contenders alike, and each turn is noisy."""
+    rng, turns = np.random.default_rng(1), []
+
+    def turn(name: str, seconds: float) -> float:
+        turns.append(name)
+        return float(seconds * (2 + math.sin((len(turns) - 1) // 2 / 5)) * math.exp(noise * rng.normal()))
+
+    times = alternate({"SGD": lambda: turn("SGD", 1e-3), "G-SGD": lambda: turn("G-SGD", 1.07e-3)})
+    assert turns == ["SGD", "G-SGD"] * (len(turns) // 2) and len(times["SGD"]) == len(turns) // 2 - 1
+    ratios = [b / a for a, b in zip(*times.values(), strict=True)]
+    found = t_interval(ratios)
+    assert (
+        found.half_width <= PRECISION * found.mean and abs(found.mean / 1.07 / math.exp(noise**2) - 1) < 3 * PRECISION
+    )
+    before = t_interval(ratios[:-1])
+    assert len(ratios) == LEAST if noise == 0 else before.half_width > PRECISION * before.mean
+    assert len(alternate({"a": lambda: turn("a", 1.0), "b": lambda: turn("b", 9.0)}, most=3)["b"]) == 3
 
 
 def test_all_experiments_of_the_papers_are_there() -> None:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 
 import torch
 from matplotlib.figure import Figure
@@ -21,7 +22,9 @@ from pathspace.training.launch import make_fabric
 from pathspace.training.optim import GSGD, PathSGD, init_skeleton
 from pathspace.training.threads import one_thread
 
-ROUNDS, STEPS = 8, 6
+STEPS = 4
+# Rounds are taken until the mean ratio is known to this, but at least and at most so many.
+PRECISION, LEAST, MOST = 0.01, 8, 2000
 ONE_THREAD = (
     "One processor thread in place of a GPU; processor time of the thread, so that other programs do not count.",
 )
@@ -66,13 +69,13 @@ def seconds_of_step(model: nn.Module, optimizer: torch.optim.Optimizer, batch: T
 def run(setting: Setting) -> Record:
     """Time steps of all optimizers in turn, round by round, so that they share whatever the machine does."""
     started = time.perf_counter()
-    rounds, steps = max(3, setting.budget(ROUNDS)), setting.budget(STEPS)
+    steps, most = setting.budget(STEPS), max(LEAST, setting.budget(MOST))
     data, rows, claims = {}, [], []
     with one_thread(), torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         for name, make, shape, printed, path_sgd in CASES:
             batch = torch.randn(shape).to(make_fabric(setting.device, 1).device)
-            times = _times(make, batch, rounds, steps, path_sgd)
+            times = alternate(_contenders(make, batch, steps, path_sgd), most)
             data[name] = times
             increase = [g / s - 1 for g, s in zip(times["G-SGD"], times["SGD"], strict=True)]
             claims.append(
@@ -84,11 +87,13 @@ def run(setting: Setting) -> Record:
             rows.append(
                 (
                     name,
+                    f"{len(increase)}",
                     f"{1e3 * t_interval(times['SGD']).mean:.2f}",
                     t_interval(increase).show("+.1%"),
                     t_interval(path).show("+.1%"),
                 )
             )
+    wide = [name for name, times in data.items() if not _known(times)]
     return Record(
         name="time",
         title="Time of a training step",
@@ -104,7 +109,7 @@ def run(setting: Setting) -> Record:
                 ("increase, Path-SGD", "72 %", "20 %", "24 %", "–"),
             ),
         ),
-        ours=Table(("model", "SGD, ms per step", "G-SGD more by", "Path-SGD more by"), tuple(rows)),
+        ours=Table(("model", "rounds", "SGD, ms per step", "G-SGD more by", "Path-SGD more by"), tuple(rows)),
         differs=(
             *(ONE_THREAD if setting.device == "cpu" else ()),
             "A step is forward, backward and update on random inputs of the shape; nothing is loaded.",
@@ -116,8 +121,10 @@ def run(setting: Setting) -> Record:
                 (f"Steps computed on the device {setting.device}, G-SGD's in fused kernels.",)
                 * (setting.device != "cpu")
             ),
-            f"{rounds} rounds of {steps} steps per optimizer, taken in turn; ratios are formed round by round, and the "
-            "interval is over rounds. A first round warms up and is not counted.",
+            f"Rounds of {steps} steps per optimizer, taken in turn; ratios are formed round by round, and the interval "
+            "is over rounds. A first round warms up and is not counted.",
+            f"Rounds were added until the 95 % interval of every ratio was within {PRECISION:.0%} of its mean"
+            + (f", but for {', '.join(wide)}, where {most} rounds did not suffice." if wide else "."),
         ),
         claims=judged(judge(claims)),
         caption="Time of a step relative to SGD, one dot per round; the line is the paper's increase for G-SGD",
@@ -126,10 +133,45 @@ def run(setting: Setting) -> Record:
     )
 
 
-def _times(
-    make: Callable[[], nn.Module], batch: Tensor, rounds: int, steps: int, path_sgd: bool
-) -> dict[str, list[float]]:
-    contenders: dict[str, tuple[nn.Module, torch.optim.Optimizer]] = {}
+def alternate(contenders: Mapping[str, Callable[[], float]], most: int = MOST) -> dict[str, list[float]]:
+    """Let contenders take turns until the ratios of their times to the first one's are known to one percent.
+
+    What a machine does meanwhile meets all of them alike. A first turn warms up and is not counted.
+
+    Args:
+        contenders: name -> measures one turn, in seconds.
+        most: stop after so many rounds.
+
+    Returns:
+        The times by contender, as many for each.
+
+    Example:
+        >>> alternate({"SGD": lambda: 1.0, "G-SGD": lambda: 1.1})["G-SGD"][:2]
+        [1.1, 1.1]
+    """
+    times: dict[str, list[float]] = {name: [] for name in contenders}
+    for measure in contenders.values():
+        measure()
+    for done in range(most):
+        if done >= LEAST and _known(times):
+            break
+        for name, measure in contenders.items():
+            times[name].append(float(f"{measure():.5g}"))
+    return times
+
+
+def _known(times: Mapping[str, Sequence[float]]) -> bool:
+    """Tell whether the mean ratio of every contender to the first lies in an interval of one percent to either side."""
+    first, *others = times.values()
+    ratios = [t_interval([v / base for v, base in zip(values, first, strict=True)]) for values in others]
+    return all(ratio.half_width <= PRECISION * ratio.mean for ratio in ratios)
+
+
+def _contenders(
+    make: Callable[[], nn.Module], batch: Tensor, steps: int, path_sgd: bool
+) -> dict[str, Callable[[], float]]:
+    """Return what measures the steps of each optimizer, SGD first."""
+    contenders: dict[str, Callable[[], float]] = {}
     for name in ("SGD", "G-SGD", *(("Path-SGD",) if path_sgd else ())):
         model = make()
         skeleton = ps.trace(model, batch[:2].cpu()).skeleton()
@@ -143,14 +185,8 @@ def _times(
             optimizer = PathSGD(model.named_parameters(), lr=1e-6, model=model, example=(batch[:1],), second=False)
         else:
             optimizer = torch.optim.SGD(model.parameters(), lr=1e-6)
-        contenders[name] = (model, optimizer)
-    times: dict[str, list[float]] = {name: [] for name in contenders}
-    for turn in range(rounds + 1):
-        for name, (model, optimizer) in contenders.items():
-            seconds = seconds_of_step(model, optimizer, batch, steps)
-            if turn:
-                times[name].append(float(f"{seconds:.5g}"))
-    return times
+        contenders[name] = partial(seconds_of_step, model, optimizer, batch, steps)
+    return contenders
 
 
 def draw(record: Record) -> Figure:
