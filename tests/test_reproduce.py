@@ -33,6 +33,7 @@ from pathspace.training.experiments.models import Toy
 from pathspace.training.experiments.reproduce import EXPERIMENTS, Setting
 from pathspace.training.experiments.reproduce.baselines import baselines
 from pathspace.training.experiments.reproduce.command import records, run_counted, run_reproduction
+from pathspace.training.experiments.reproduce.estimate import planned
 from pathspace.training.experiments.reproduce.holm import (
     LEVEL,
     POWER,
@@ -516,9 +517,26 @@ def test_a_shrunk_run_says_so_and_the_command_writes_everything(
     assert (tmp_path / "reproduction.md").read_text() == page and "## ideal-direction" in page
 
 
+def test_a_dry_run_counts_the_runs_and_runs_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("pathspace.training.experiments.reproduce.estimate.seconds_of", lambda trial: 60.0)
+    monkeypatch.setattr(
+        "pathspace.training.experiments.reproduce.trial_cache.run_trial", lambda *_: pytest.fail("was run")
+    )
+    result = call("reproduce", "race", "--dry-run", "--jobs", 2)
+    # three arms: five rates of two seeds, and five fresh seeds
+    assert result.exit_code == 0 and "45 runs; 0 are known." in flat(result.output), result.output
+    assert "about 22 minutes with --jobs 2" in flat(result.output) and not list(tmp_path.iterdir())
+    known = planned(EXPERIMENTS["race"], Setting(run=pretend))[0]
+    TrialCache(tmp_path / "runs" / "trials").keep(known, Outcome((1.0,), (1.0,), (1.0,), 0.1, False))
+    assert "45 runs; 1 are known." in flat(call("reproduce", "race", "--dry-run").output)
+    assert "'toy' takes about 2 minutes" in flat(call("reproduce", "toy", "--dry-run").output)
+
+
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
+        (["reproduce", "race", "--scale", "fetched"], "Experiment 'race' has no setting for fetched data"),
         (["reproduce", "table-9"], "There is no experiment 'table-9'; choose one of: optimizers, race, smnist"),
         (["reproduce", "smnist", "--scale", "full"], "needs MNIST's four idx files; give their folder with --data DIR"),
         (["reproduce", "depth", "--scale", "full", "--data", "nowhere"], "There is no folder 'nowhere'"),

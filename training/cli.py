@@ -347,6 +347,9 @@ def reproduce(
         float | None,
         typer.Option(min=0, help="For optimizers: begin no run after so many; the journal in --out knows the others."),
     ] = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Say how many runs there are and about how long they take; run none.")
+    ] = False,
 ) -> None:
     """Rerun one of the papers' tables or figures, with intervals, a paired test and a verdict by rule.
 
@@ -374,6 +377,7 @@ def reproduce(
             shrink=shrink,
             device=device,
             minutes=minutes,
+            dry_run=dry_run,
         )
     except KeyboardInterrupt:
         console.print("Interrupted; runs that had ended are kept: the same command goes on from there.", markup=False)

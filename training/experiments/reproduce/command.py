@@ -14,6 +14,7 @@ from rich.table import Table as RichTable
 from pathspace.errors import InputError, expect_known
 from pathspace.files import ensure_writable, make_folder
 from pathspace.training.experiments.reproduce import EXPERIMENTS, Experiment, Setting
+from pathspace.training.experiments.reproduce.estimate import show_estimate
 from pathspace.training.experiments.reproduce.experiment import TUNING_SEEDS
 from pathspace.training.experiments.reproduce.page import write_page
 from pathspace.training.experiments.reproduce.pictures import save_png
@@ -41,6 +42,7 @@ def run_reproduction(
     shrink: int = 1,
     device: str = "cpu",
     minutes: float | None = None,
+    dry_run: bool = False,
 ) -> Record | None:
     """Run one experiment and write its record, its picture and the page of all records in the folder.
 
@@ -56,9 +58,10 @@ def run_reproduction(
         shrink: divide budgets by this.
         device: where runs compute.
         minutes: after so many, a contest of many runs begins no further one.
+        dry_run: say how long the runs would take, and write nothing.
 
     Returns:
-        The record, ``None`` for ``page``, ``claims`` and ``recipes``.
+        The record, ``None`` for ``page``, ``claims``, ``recipes`` and a dry run.
 
     Raises:
         InputError: an unknown name, missing data or records, or a file that cannot be written.
@@ -79,7 +82,14 @@ def run_reproduction(
         check_scale(experiment, scale, data)
     # before anything is computed: the device has to be there
     make_fabric(device, 1)
-    folder = make_folder(out)
+    folder = Path(out)
+    trials, journal = Path("runs") / "trials", folder / f"{name}-trials.jsonl" if scale == "fetched" else None
+    if dry_run and experiment is not None:
+        setting = _setting(experiment, scale, data, seeds, shrink, device, minutes)
+        known = TrialCache(trials if trials.is_dir() else None, journal)
+        show_estimate(experiment, setting, known, jobs, console)
+        return None
+    make_folder(folder)
     ensure_writable(folder.with_suffix(".md"))
     if experiment is None:
         for record in records(folder):
@@ -89,28 +99,41 @@ def run_reproduction(
         console.print(f"Wrote {folder.with_suffix('.md')} from {len(records(folder))} records.", highlight=False)
         return None
     # The trials are kept apart from what is published, so that an interrupted experiment goes on where it was.
-    cache = TrialCache(Path("runs") / "trials", folder / f"{name}-trials.jsonl" if scale == "fetched" else None)
+    cache = TrialCache(trials, journal)
     with counting(console) as progress:
-        setting = Setting(
-            run=partial(run_counted, cache=cache, jobs=jobs, progress=progress, device=device),
-            scale=scale,
-            data=Path(data) if data else None,
-            seeds=tuple(range(seeds or experiment.seeds)),
-            # what takes hours begins with one seed per rate, and ends with as many seeds as are needed
-            tuning_seeds=TUNING_SEEDS[:1] if scale == "fetched" else TUNING_SEEDS,
-            by_power=scale == "fetched" and seeds is None,
-            shrink=shrink,
-            device=device,
-            folder=folder,
-            minutes=minutes,
-        )
-        record = experiment.run(setting)
+        run = partial(run_counted, cache=cache, jobs=jobs, progress=progress, device=device)
+        setting = _setting(experiment, scale, data, seeds, shrink, device, minutes)
+        record = experiment.run(replace(setting, run=run, folder=folder))
     record.write(folder / f"{name}.json")
     save_png(experiment.draw(record), folder / f"{name}.png")
     _write_pages(folder)
     show(record, console)
     console.print(f"Wrote {folder / name}.json, {folder / name}.png and {folder.with_suffix('.md')}.", highlight=False)
     return record
+
+
+def _setting(
+    experiment: Experiment,
+    scale: str,
+    data: str | None,
+    seeds: int | None,
+    shrink: int,
+    device: str,
+    minutes: float | None,
+) -> Setting:
+    """Return what an experiment is handed, but for the runner of its trials."""
+    return Setting(
+        run=lambda _: [],
+        scale=scale,
+        data=Path(data) if data else None,
+        seeds=tuple(range(seeds or experiment.seeds)),
+        # what takes hours begins with one seed per rate, and ends with as many seeds as are needed
+        tuning_seeds=TUNING_SEEDS[:1] if scale == "fetched" else TUNING_SEEDS,
+        by_power=scale == "fetched" and seeds is None,
+        shrink=shrink,
+        device=device,
+        minutes=minutes,
+    )
 
 
 def _write_pages(folder: Path) -> None:

@@ -84,6 +84,7 @@ class Experiment:
         run: does it.
         draw: draws its picture from the record alone.
         seeds: how many seeds are reported if nobody says.
+        trials: it consists of trials, which can be counted before they are run.
         fetched: there is a setting for data that ``pathspace data fetch`` brings.
     """
 
@@ -95,3 +96,4 @@ class Experiment:
     draw: Callable[[Record], Figure]
     seeds: int = 5
     fetched: bool = False
+    trials: bool = True

@@ -339,7 +339,14 @@ def draw(found: Record) -> Figure:
 
 
 OPTIMIZERS = Experiment(
-    "optimizers", "optimizers from default, rescaled and unit-skeleton starts", 90, "", run, draw, seeds=10
+    "optimizers",
+    "optimizers from default, rescaled and unit-skeleton starts",
+    90,
+    "",
+    run,
+    draw,
+    seeds=10,
+    trials=False,
 )
 
 __all__ = ["OPTIMIZERS", "TUNING_SEEDS", "Entry", "Journal", "TimeIsUp", "cases", "contest", "draw", "record", "run"]

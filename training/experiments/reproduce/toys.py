@@ -347,7 +347,13 @@ def draw_directions(record: Record) -> Figure:
         return figure
 
 
-TOY = Experiment("toy", "28 parameters: plain, skip, penal connection", 2, "", toy, draw_toy)
+TOY = Experiment("toy", "28 parameters: plain, skip, penal connection", 2, "", toy, draw_toy, trials=False)
 IDEAL = Experiment(
-    "ideal-direction", "how often the ideal direction lowers the loss", 1, "", ideal_direction, draw_directions
+    "ideal-direction",
+    "how often the ideal direction lowers the loss",
+    1,
+    "",
+    ideal_direction,
+    draw_directions,
+    trials=False,
 )
