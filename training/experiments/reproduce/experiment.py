@@ -58,7 +58,8 @@ class Setting:
         """Say how rates were chosen."""
         return (
             f"Learning rates: the same grid size and budget for every arm, chosen by the mean validation metric of "
-            f"{len(self.tuning_seeds)} tuning seeds at the last epoch; * marks a choice at the edge of the grid.",
+            f"{_count(len(self.tuning_seeds), 'tuning seed')} at the last epoch; * marks a choice at the edge of the "
+            "grid.",
             "Reported: fresh seeds at the chosen rate, each shown the test split once"
             + (
                 f"; the first {len(self.seeds)} say how many find the paper's effect with a probability of 80 %."
@@ -70,6 +71,10 @@ class Setting:
             *((f"Runs computed on the device {self.device}.",) * (self.device != "cpu")),
             *((f"Budgets were divided by {self.shrink}: a trial of the command, not a result.",) * (self.shrink > 1)),
         )
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}{'s' * (number != 1)}"
 
 
 @dataclass(frozen=True)

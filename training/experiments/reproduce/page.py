@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from pathspace.files import replacing
+from pathspace.training.experiments.reproduce.holm import LEVEL
 from pathspace.training.experiments.reproduce.record import Record, Table
 
 HEAD = """# The papers' experiments, rerun
@@ -19,9 +20,10 @@ it again. No number on it is typed by hand, and no verdict is a matter of taste:
 * Figures are means over those seeds with a 95 % t-interval. Arms are compared seed by seed.
 * A claim says that a quantity is positive. The verdict is **better** or **worse** where it differs from zero (paired
   t-test), **no difference that matters** where it lies within a margin on both sides of zero (two one-sided tests), and
-  **undecided** otherwise. The margin is the effect that the paper prints, and 5 % (or 0.05) where it prints none.
-* Both kinds of p-values are corrected for the number of claims of the experiment (Holm). At most one
-  experiment in twenty finds a difference where there is none; at most one in twenty misses one as large as the margin.
+  **undecided** otherwise. The margin is the effect that the paper prints, and 5 % (or 0.05) where it prints none. A
+  difference can be there and be smaller than the margin; the verdict then says so.
+* Both kinds of p-values are corrected for the number of claims of the experiment (Holm). At most one experiment in
+  twenty finds a difference where there is none; at most one in twenty misses one as large as the margin.
 * An undecided claim says how many repetitions decide it with a probability of 80 %. They follow from the spread that
   was found, for an effect of the size of the margin as well as for none.
 * A run that diverged counts with the error that its task calls hopeless. An arm that is no better than simple means
@@ -151,6 +153,8 @@ def _verdict(claim: dict[str, Any]) -> str:
         why = (
             f": {claim['nothing']}" if claim["nothing"] else f", needs about {claim['needed']}" * bool(claim["needed"])
         )
+    elif claim["verdict"] in ("better", "worse") and (claim["equivalence"] or 0) < LEVEL:
+        why = ", by less than the margin"
     return f"**{claim['verdict']}**{why}"
 
 

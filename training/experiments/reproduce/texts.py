@@ -75,7 +75,11 @@ def language(setting: Setting) -> Record:
         differs=(
             "The paper's Figure 4 gives its numbers as bars only, so no size of the effect is put on trial.",
             *LANGUAGE_DIFFERS[scale],
-            *(() if scale == "full" else (f"{base.epochs} epochs, no dropout, states not carried over.",)),
+            *(
+                ()
+                if scale == "full"
+                else (f"Passes over the data: {base.epochs}; no dropout, states not carried over.",)
+            ),
             "Embedding and read-out are in path space, too; the paper has only its recurrent layers there. Path-SGD is "
             "left out: its scaling is defined for inputs that can be set to one, which tokens cannot.",
             "Both arms start from the same ±1 skeleton.",
