@@ -179,8 +179,8 @@ def chain(facts: Facts) -> str:
         return f"Values or gradients at {lost} of {plural(len(nodes), 'node')} are not finite; no direction is known."
     if not known:
         return (
-            f"No gradient reaches any of the {plural(len(nodes), 'node')} (a last layer of zeros, as some models start "
-            f"with, lets none through), so nothing can be said of their directions{started(facts) or '.'}"
+            f"The direction or its gradient is 0 at each of {plural(len(nodes), 'node')}, as where last layers start "
+            f"at zero, so nothing can be said of their directions{started(facts) or '.'}"
         )
     text = (
         f"{down} of {plural(len(nodes), 'node')} {'points' if down == 1 else 'point'} down the loss on average over "
