@@ -18,6 +18,8 @@ from torch.overrides import TorchFunctionMode
 
 # where the functional normalisations take their eps
 EPS_POSITION = {"layer_norm": 4, "group_norm": 4, "rms_norm": 3, "batch_norm": 7, "instance_norm": 7}
+# where they take whether they use statistics of the data, and what they do by default
+BY_DATA = {nn.functional.batch_norm: ("training", False), nn.functional.instance_norm: ("use_input_stats", True)}
 FROZEN = ("input", "running_mean", "running_var", "weight", "bias")
 
 
@@ -65,13 +67,10 @@ class NoEps(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = dict(kwargs or {})
-        if func is nn.functional.batch_norm and not (args[5] if len(args) > 5 else kwargs.get("training", False)):
+        at_work = BY_DATA.get(func)
+        if at_work is not None and not (args[5] if len(args) > 5 else kwargs.get(*at_work)):
             own = args[7] if len(args) > 7 else kwargs.get("eps", 1e-5)
             return _frozen_batch_norm(*args[:5], **{key: kwargs[key] for key in FROZEN if key in kwargs}, eps=own)
-        if func is nn.functional.instance_norm and not (
-            args[5] if len(args) > 5 else kwargs.get("use_input_stats", True)
-        ):
-            return func(*args, **kwargs)
         if self.eps is None:
             return func(*args, **kwargs)
         name = getattr(func, "__name__", "")

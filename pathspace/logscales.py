@@ -17,6 +17,7 @@ from scipy.sparse.csgraph import connected_components
 from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd
 
+from pathspace.null_space import MOST_DENSE
 from pathspace.structure import Structure
 
 
@@ -106,13 +107,23 @@ class Entry:
                 shape=(len(edges), int(starts[-1])),
             )
         )
-        gram = (table.T @ table).toarray()
+        own = np.concatenate([side.start + np.arange(side.count) for side in self.sides])
+        gram = csr_array(table.T @ table)
         used = np.flatnonzero(gram.diagonal() > 0)
-        values, vectors = np.linalg.eigh(gram[np.ix_(used, used)])
-        null = vectors[:, values <= 1e-9 * max(1.0, float(gram.max(initial=1)))]
-        own = np.concatenate([side.start + np.arange(side.count) for side in self.sides])[used]
-        place = np.indices(null.shape)
-        return own[place[0].reshape(-1)], place[1].reshape(-1), null.reshape(-1), null.shape[1]
+        _, label = connected_components(gram[used][:, used], directed=False)
+        found, width = [nothing[:3]], 0
+        # (what has no scalar in common, as the channels of a depthwise kernel, is looked at by itself)
+        for part in np.split(used[np.argsort(label, kind="stable")], np.cumsum(np.bincount(label))[:-1]):
+            if len(part) > MOST_DENSE:
+                raise ValueError(f"{len(part):,} log-scales of {self.name} hang together in more than two ways")
+            dense = gram[part][:, part].toarray()
+            values, vectors = np.linalg.eigh(dense)
+            null = vectors[:, values <= 1e-9 * max(1.0, float(dense.max()))]
+            place = np.indices(null.shape)
+            found.append((own[part][place[0].reshape(-1)], width + place[1].reshape(-1), null.reshape(-1)))
+            width += null.shape[1]
+        rows, columns, entries = (np.concatenate([held[k] for held in found]) for k in range(3))
+        return rows, columns, entries, width
 
 
 def _met(one: Side, other: Side, alive: Tensor) -> np.ndarray:

@@ -137,6 +137,8 @@ def upper_bound(
         model = repeatable(stand_in(model, share_tensors=False).double(), written)
         args, kwargs = cast(args, torch.float64), cast(kwargs, torch.float64)
     scales = family(graph, model, statistics=not model.training)
+    if not scales.size:
+        return UpperBound(None, graph.num_units, None, "not attempted: no parameter of real numbers is in it")
     try:
         everything = [torch.ones(entry.shape, dtype=torch.bool) for entry in scales.entries]
         known = pivots(csr_array(hstack([scales.units, scales.exchanged(everything)])))

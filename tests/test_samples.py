@@ -11,6 +11,7 @@ from torch.nn import functional as F
 
 import pathspace as ps
 from pathspace.convolutions import convolved
+from pathspace.logscales import family
 from pathspace.sample_sizes import sample_sizes
 
 
@@ -106,3 +107,23 @@ def test_batching_rules_that_are_wrong_are_not_used() -> None:
     torch.manual_seed(0)
     certificate = ps.verify(Far(), torch.randn(4, 3), torch.randn(3, 3), upper_bound=True)
     assert certificate.units == certificate.units_at_most == 15
+
+
+def test_norms_by_running_statistics_are_differentiated_by_them() -> None:
+    torch.manual_seed(0)
+    norm = nn.InstanceNorm2d(4, affine=True, track_running_stats=True)
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), norm, nn.ReLU(), nn.Conv2d(4, 2, 1)).eval()
+    certificate = ps.verify(model, torch.randn(2, 3, 6, 6), upper_bound=True)
+    assert certificate.units == certificate.units_at_most == 8
+
+
+def test_a_kernel_of_which_few_taps_are_used_is_looked_at_by_channels() -> None:
+    """Seen at one pixel, a depthwise kernel has a used tap and others: a third kind of log-scales."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(3, 900, 1), nn.ReLU(), nn.Conv2d(900, 900, 5, padding=2, groups=900), nn.ReLU())
+    graph = ps.trace(model, torch.randn(2, 3, 1, 1), sizes="given")
+    kernel = next(entry for entry in family(graph, model, statistics=True).entries if entry.name == "2.weight")
+    assert len(kernel.sides) == 3
+    rows, columns, _, count = kernel.exchanged(torch.ones(kernel.shape, dtype=torch.bool))
+    assert count == 2 * 900 == len(set(columns.tolist()))
+    assert len(set(rows.tolist())) == sum(side.count for side in kernel.sides)

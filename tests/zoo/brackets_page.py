@@ -39,6 +39,10 @@ OPEN: dict[str, str] = {
     "logarithm fixes the scale",
     "orthogonal_mlp": "the parametrisation rounds the diagonal of a parameter to whole numbers, 0 for most redrawn "
     "weights, so that only samples at its own weights reach what follows",
+    "hf_levit": "in training mode its last batch norm turns the two samples of most batches into 1 and -1, so that few "
+    "samples tell anything",
+    "detr": "in its time fewer samples were taken than in training mode, where the bracket is closed: some singular "
+    "values lie just below the threshold of 1e-8",
     "crepe-tiny": "its singular values fall through the threshold of 1e-8 without a gap, so that small derivatives "
     "cannot be told from none",
 }
