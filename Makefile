@@ -28,10 +28,12 @@ lint: $(READY)
 	$(BIN)/python tests/prose.py
 	$(BIN)/vulture --version && ! $(BIN)/vulture | grep -E "^(pathspace|diagnostics|training)/"
 
-# The pages of 'pathspace report' in a real browser, which has to be there (PATHSPACE_BROWSER names another one).
+# The pages of 'pathspace report', and those that 'make docs' has made, in a real browser, which has to be there
+# (PATHSPACE_BROWSER names another one).
 browser: $(READY)
 	PYTHONPATH=tests $(BIN)/python -c 'import sys, test_report_browser as t; sys.exit(None if t.CHROME else "found no browser: install chromium, or set PATHSPACE_BROWSER")'
 	$(BIN)/pytest tests/test_report_browser.py
+	[ ! -d site ] || PYTHONPATH=tests $(BIN)/python tests/overflow.py site
 
 # The optimizers on a GPU, which has to be there, with a build of torch that knows it: tests and benchmarks, one file, one page.
 gpu: $(READY)

@@ -44,4 +44,5 @@ bare = ps.trace(large, kwargs={"input_ids": torch.zeros(1, 8, dtype=torch.long, 
 print(bare.num_units == graph.num_units)
 
 # %% [markdown]
-# Next: `pathspace masks transformers:path/to/config.json -o masks.safetensors`; for checkpoints on disk `pathspace balance`.
+# Next: `model.config.save_pretrained("llama")` writes a configuration. `pathspace masks transformers:llama/config.json -o masks.safetensors`
+# reads it. For checkpoints on disk there is `pathspace balance`.

@@ -62,4 +62,8 @@ certificate = ps.verify(model, x)
 print(certificate.units, certificate.holds)
 
 # %% [markdown]
+# A rectifier of degree 2, $f(s x) = s^2 f(x)$, would say `semantics.product((2, semantics.activation(x)))`.
+# [All primitives](../reduction-graph.md#a-rule-for-an-operation-of-your-own) are in one table.
+
+# %% [markdown]
 # Next: [all operations with their rules](../operations.md), and `pathspace explain net.py:Net --input 2x3` for what is still fixed.

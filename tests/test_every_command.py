@@ -1,0 +1,107 @@
+"""Every command with what is no model, no file, or no number: exit code 2, one sentence, and no file is touched."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from torch import nn
+from typer.core import TyperGroup
+from typer.main import get_command
+from typer.testing import CliRunner
+
+import pathspace as ps
+from pathspace import cli
+
+NET = """
+import torch
+from torch import nn
+
+def good():
+    return nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2)), torch.randn(4, 3)"""
+
+# one line that works for each command; {} stands around what is read, <> around what is written
+LINES = {
+    "verify": "{kit.py:good} --json <c.json> --proof <p.json>",
+    "check": "{proof.json} {kit.py:good}",
+    "explain": "{kit.py:good} --json <e.json>",
+    "draw": "{kit.py:good} -o <g.svg>",
+    "masks": "{kit.py:good} -o <m.safetensors>",
+    "rescale": "{kit.py:good} {good.safetensors} <r.safetensors> --phi {phi.npy}",
+    "balance": "{kit.py:good} {good.safetensors} <b.safetensors> --json <b.json>",
+    "equalise": "{kit.py:good} --calibration {x.npy} -o <q.safetensors> --json <q.json>",
+    "fit": "{kit.py:good} --calibration {x.npy} -o <f.safetensors> --json <f.json>",
+    "prune": "{kit.py:good} -o <s.pt> --json <s.json>",
+    "match": "{kit.py:good} {good.safetensors} {good.pt} -o <o.safetensors> --json <o.json>",
+    "compare": "{kit.py:good} {good.safetensors} {good.pt} --json <d.json>",
+    "smooth": "{kit.py:good}",
+    "diagnose": "{kit.py:good} --checkpoint {good.pt} --json <x.json>",
+    "report": "{kit.py:good} --checkpoint {good.pt} -o <page.html> --json <page.json>",
+    "train": "digits-rows --config {run.toml} --out <run> --json <t.json>",
+    "sweep": "digits-rows --out <sweep>",
+    "reproduce": "toy --out <again>",
+    "demo": "--out <demo>",
+    "data list": "",
+    "data fetch": "bible --out <bible>",
+}
+
+
+def load() -> None:
+    """Load the commands of the other packages, once."""
+    if not any(command.callback.__name__ == "report" for command in cli.app.registered_commands if command.callback):
+        cli.load_extensions()
+
+
+def commands(group: TyperGroup, above: str = "") -> Iterator[str]:
+    for name, command in group.commands.items():
+        yield from commands(command, f"{above}{name} ") if isinstance(command, TyperGroup) else [above + name]
+
+
+def test_the_table_has_every_command() -> None:
+    load()
+    assert set(commands(get_command(cli.app))) == set(LINES)  # type: ignore[arg-type]
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    Path("kit.py").write_text(NET)
+    model = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2))
+    x = torch.randn(4, 3)
+    save_file(model.state_dict(), "good.safetensors")
+    torch.save(model.state_dict(), "good.pt")
+    Path("proof.json").write_text(json.dumps(ps.proof(ps.trace(model, x).skeleton())))
+    for suffix in ("safetensors", "pt", "npy", "json", "toml", "py"):
+        Path(f"noise.{suffix}").write_bytes(b"\x93\xa7" + os.urandom(300))
+    Path("folder").mkdir()
+    Path("file").touch()
+    return tmp_path
+
+
+def wrong() -> Iterator[str]:
+    for command, line in LINES.items():
+        words = line.split()
+        plain = [word.strip("{}<>") for word in words]
+        for place, word in enumerate(words):
+            if word.startswith("{"):
+                other = "noise.py:Net" if ".py:" in word else f"noise.{plain[place].rsplit('.')[-1]}"
+                yield " ".join([command, *plain[:place], other, *plain[place + 1 :]])
+            elif word.startswith("<"):
+                other = "file/below" if "." in word else "file"
+                yield " ".join([command, *plain[:place], other, *plain[place + 1 :]])
+
+
+@pytest.mark.parametrize("line", list(wrong()))
+def test_what_is_wrong_is_refused_in_one_sentence(line: str, folder: Path) -> None:
+    load()
+    before = {path: path.stat().st_mtime_ns for path in folder.rglob("*") if "__pycache__" not in path.parts}
+    result = CliRunner().invoke(cli.app, line.split())
+    assert result.exit_code == 2 and result.stdout == "", result.output
+    assert result.stderr.startswith("Error: ") and result.stderr.count("\n") == 1 and "Internal" not in result.stderr
+    after = {path: path.stat().st_mtime_ns for path in folder.rglob("*") if "__pycache__" not in path.parts}
+    assert after == before
