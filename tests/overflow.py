@@ -40,6 +40,9 @@ const next = (number) => {
     return;
   }
   frame.onload = () => {
+    const still = frame.contentDocument.createElement("style");
+    still.textContent = "* { transition: none !important }";
+    frame.contentDocument.head.append(still);
     for (const width of widths) { frame.width = width; look(pages[number], width); }
     next(number + 1);
   };
