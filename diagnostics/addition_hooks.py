@@ -135,6 +135,7 @@ class Sites:
         if torch.compiler.is_compiling() and not self.compiled:
             return
         if not self.stack:
+            self.recomputed = 0
             if not name:
                 self.calls.clear()
                 if self.start is not None:

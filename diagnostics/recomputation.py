@@ -84,7 +84,17 @@ def _patch(stack: ExitStack) -> None:
 
         @wraps(other)
         def generator(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-            return other(_remembering(fn), *args, **kwargs)
+            # torch runs the function itself between the two halves of its generator
+            inner, following = other(_remembering(fn), *args, **kwargs), [sites for sites in RUNNING if sites.stack]
+            next(inner)
+            for sites in following:
+                sites.recomputed += 1
+            try:
+                yield
+            finally:
+                for sites in following:
+                    sites.recomputed = max(0, sites.recomputed - 1)
+            yield from inner
 
         setattr(torch_checkpoint, name, generator)
         stack.callback(setattr, torch_checkpoint, name, other)

@@ -772,3 +772,47 @@ def test_no_memory_where_a_norm_ends_the_branch() -> None:
         bare = nn.Sequential(nn.Conv2d(4, 4, 1), nn.ReLU(), Block(nn.Identity(), in_place)).double()
         plain = kept(bare, x)
         assert kept(penalize(bare, x, tau=TAU), x) == plain + x.numel() * x.element_size()
+
+
+@pytest.mark.parametrize("part", ["body", "tail", "module"])
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_checkpointing_where_a_norm_ends_the_branch(reentrant: bool, part: str) -> None:
+    class Block(nn.Module):
+        part = ""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv, self.norm = nn.Conv2d(4, 4, 3, padding=1), nn.GroupNorm(2, 4)
+
+        def tail(self, x: Tensor, z: Tensor) -> Tensor:
+            return torch.relu(x + z)
+
+        def body(self, x: Tensor) -> Tensor:
+            z = self.norm(self.conv(x))
+            return checkpoint(self.tail, x, z, use_reentrant=reentrant) if self.part == "tail" else self.tail(x, z)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return checkpoint(self.body, x, use_reentrant=reentrant) if self.part == "body" else self.body(x)
+
+    class Net(nn.Module):
+        part = ""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.stem, self.blocks = nn.Conv2d(4, 4, 1), nn.ModuleList([Block(), Block()])
+
+        def forward(self, x: Tensor) -> Tensor:
+            x = self.stem(x)
+            for block in self.blocks:
+                x = checkpoint(block, x, use_reentrant=reentrant) if self.part == "module" else block(x)
+            return x
+
+    model, x = Net().double(), torch.randn(2, 4, 5, 5, dtype=torch.float64)
+    chain = MarkovChain.trace(model, x)
+    explicit = explicit_on(model, chain, lambda: model(x).square().sum(), TAU)
+    penalize(model, x, tau=TAU)
+    for module in (model, *model.blocks):
+        module.part = part  # type: ignore[assignment]
+    model(x).square().sum().backward()
+    assert_equal({name: p.grad for name, p in model.named_parameters() if p.grad is not None}, explicit)
+    assert not RUNNING
