@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -25,64 +26,100 @@ SMALLEST = np.finfo(np.float64).tiny
 LARGE = 0.1
 
 
+def _at(table: Tensor, shape: tuple[int, ...], flat: Tensor) -> Tensor:
+    """Entries of a table that broadcasts to a shape, at flat positions of it."""
+    index = torch.unravel_index(flat, shape) if shape else ()
+    return table[tuple(i if n > 1 else i * 0 for i, n in zip(index, table.shape, strict=True))].expand(flat.shape)
+
+
 @dataclass(frozen=True)
 class _Rows:
-    """A block seen from one side: row ``j`` holds the edges at one position of the near ids."""
+    """A block seen from one side: row ``j`` holds the edges at one position of the near ids.
+
+    Far ids are kept where they differ: rows with the same ones share one row of ``far``, and columns along which
+    nothing changes come first, as repetitions of those of ``far``.
+
+    Attributes:
+        near: ids at the near side, one per row.
+        far: the different rows of ids at the far side.
+        dead: which of them lead nowhere, or ``None``.
+        which: row of ``far`` of each row.
+        row_offset: flat position of the first edge of each row.
+        steps: sizes and strides of the columns: those that repeat, and those that differ.
+        repeats: how often the columns of ``far`` are repeated.
+        tap: offset of the chosen tap.
+        order: dimensions of the weight: rows, columns, taps.
+        tap_dims: the last of them.
+        shape: how many rows, columns and taps there are.
+        entering: whether near ids are heads.
+    """
 
     near: np.ndarray
     far: np.ndarray
-    row_offset: np.ndarray
-    column_offset: np.ndarray
-    tap: int
     dead: np.ndarray | None
+    which: np.ndarray
+    row_offset: np.ndarray
+    steps: tuple[tuple[int, ...], tuple[int, ...]]
+    repeats: int
+    tap: int
     order: tuple[int, ...]
     tap_dims: tuple[int, ...]
     shape: tuple[int, int, int]
     entering: bool
 
+    def open(self, reached: np.ndarray) -> np.ndarray:
+        """Which entries of ``far`` are reached."""
+        found: np.ndarray = reached[np.abs(self.far)]
+        return found if self.dead is None else found & ~self.dead
+
+    def ends(self, position: np.ndarray, column: np.ndarray) -> np.ndarray:
+        """Far ids of some edges."""
+        return np.asarray(self.far[self.which[position], column % self.far.shape[1]])
+
+    def flat(self, position: np.ndarray, column: np.ndarray) -> np.ndarray:
+        """Flat positions of some edges, at tap 0."""
+        sizes, strides = self.steps
+        index = np.unravel_index(column, sizes) if sizes else ()
+        return np.asarray(self.row_offset[position] + sum(i * step for i, step in zip(index, strides, strict=True)))
+
 
 def _rows(block: WeightBlock, entering: bool) -> _Rows:
     near, far = (block.head, block.tail) if entering else (block.tail, block.head)
-    dims = range(len(block.shape))
+    dims, shape = range(len(block.shape)), block.shape
+    tables = [far] if block.unused is None else [far, block.unused]
+    varies = [any(table.shape[d] > 1 for table in tables) for d in dims]
     rows = [d for d in dims if near.shape[d] > 1]
     # by convention the first two dimensions of a weight are out and in; further ones are taps of a kernel
     columns = [d for d in dims if d not in rows and (d < 2 or far.shape[d] > 1 or block.unused is not None)]
+    columns.sort(key=varies.__getitem__)
     taps = [d for d in dims if d not in rows and d not in columns]
-    strides = np.ones(len(block.shape), np.int64)
-    for d in range(len(block.shape) - 2, -1, -1):
-        strides[d] = strides[d + 1] * block.shape[d + 1]
+    strides = [math.prod(shape[d + 1 :]) for d in dims]
+    offset = np.zeros(1, np.int64)
+    for d in rows:
+        offset = (offset[:, None] + np.arange(shape[d])[None, :] * strides[d]).reshape(-1)
+    own = [shape[d] if varies[d] else 1 for d in rows]
+    which = np.broadcast_to(np.arange(math.prod(own)).reshape(own), [shape[d] for d in rows]).reshape(-1)
 
-    def offsets(chosen: list[int]) -> np.ndarray:
-        total = np.zeros(1, np.int64)
-        for d in chosen:
-            total = (total[:, None] + np.arange(block.shape[d])[None, :] * strides[d]).reshape(-1)
-        return total
+    def matrix(table: Tensor) -> np.ndarray:
+        wide = table.permute([*rows, *columns, *taps])
+        wide = wide.expand([*own, *(shape[d] if varies[d] else 1 for d in columns), *[1] * len(taps)])
+        return np.asarray(wide.reshape(math.prod(own), -1).numpy())
 
-    def matrix(ids: Tensor) -> np.ndarray:
-        wide = ids.permute([*rows, *columns, *taps])
-        size = list(wide.shape)
-        if any(n > 1 for n in size[: len(rows)]):
-            size[: len(rows)] = [block.shape[d] for d in rows]
-        size[len(rows) : len(rows) + len(columns)] = [block.shape[d] for d in columns]
-        wide = wide.expand(size)
-        return wide.reshape(int(np.prod(size[: len(rows)], dtype=int)), -1).numpy()
-
-    near_ids = near.permute([*rows, *columns, *taps]).reshape(-1).numpy()
-    # the middle tap: with padding, the outer ones may meet little data
-    tap = int(sum((block.shape[d] // 2) * strides[d] for d in taps))
-    dead = None if block.unused is None else matrix(block.unused)
-    sizes = [int(np.prod([block.shape[d] for d in group], dtype=int)) for group in (rows, columns, taps)]
+    sizes = [math.prod(shape[d] for d in group) for group in (rows, columns, taps)]
     return _Rows(
-        near_ids,
-        matrix(far),
-        offsets(rows),
-        offsets(columns),
-        tap,
-        dead,
-        (*rows, *columns, *taps),
-        tuple(taps),
-        (sizes[0], sizes[1], sizes[2]),
-        entering,
+        near=near.permute([*rows, *columns, *taps]).reshape(-1).numpy(),
+        far=matrix(far),
+        dead=None if block.unused is None else matrix(block.unused),
+        which=which,
+        row_offset=offset,
+        steps=(tuple(shape[d] for d in columns), tuple(strides[d] for d in columns)),
+        repeats=math.prod(shape[d] for d in columns if not varies[d]),
+        # the middle tap: with padding, the outer ones may meet little data
+        tap=sum((shape[d] // 2) * strides[d] for d in taps),
+        order=(*rows, *columns, *taps),
+        tap_dims=tuple(taps),
+        shape=(sizes[0], sizes[1], sizes[2]),
+        entering=entering,
     )
 
 
@@ -241,18 +278,14 @@ class SpanningTreeBuilder:
         self._rest.append((units, csr_array(others.multiply(-coefficient[:, None]))))
 
     def _round(self, blocks: list[int], forward: bool, choosy: bool, zeros: bool) -> bool:
-        found: list[tuple[int, np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray]] = []
+        found: list[tuple[int, np.ndarray, np.ndarray, np.ndarray, np.ndarray]] = []
         for block in blocks:
             rows = self.rows(block, forward)
             wanted = self.lacks[np.abs(rows.near)] > 0
             if not wanted.any():
                 continue
-            open_ = self.reached[np.abs(rows.far)]
-            if rows.dead is not None:
-                open_ = open_ & ~rows.dead
-            if not open_.any():
-                continue
-            wanted &= np.broadcast_to(open_.any(1), wanted.shape)
+            open_ = rows.open(self.reached)
+            wanted &= np.asarray(open_.any(1))[rows.which]
             position = np.flatnonzero(wanted)
             if len(position) == 0:
                 continue
@@ -269,8 +302,7 @@ class SpanningTreeBuilder:
                 if not large.any():
                     continue
                 flat, column, score, position = flat[large], column[large], score[large], position[large]
-            far = rows.far[position if len(rows.far) > 1 else 0, column]
-            found.append((block, rows.near[position], flat, far, score, position))
+            found.append((block, rows.near[position], flat, rows.ends(position, column), score))
         if not found:
             return False
         near = np.concatenate([entry[1] for entry in found])
@@ -303,20 +335,18 @@ class SpanningTreeBuilder:
         """Where both ends of every open edge are products: edges on which exactly one unit is left in the quotient."""
         expand, count = self.graph.expand, len(self._reached)
         for block, entry in enumerate(self.graph.blocks):
-            positions = torch.arange(entry.numel).reshape(entry.shape)
             if entry.numel > STAR:
                 # one row and one column along every dimension show every pair of ends up to a shift
-                corner = [
-                    positions[tuple(slice(None) if d == e else slice(0, 1) for e in range(positions.dim()))]
-                    for d in range(positions.dim())
-                ]
-                positions = torch.cat([part.reshape(-1) for part in corner]).unique()
-            flat = positions.reshape(-1)
+                steps = [math.prod(entry.shape[d + 1 :]) for d in range(len(entry.shape))]
+                corner = [torch.arange(n) * step for n, step in zip(entry.shape, steps, strict=True)]
+                flat = torch.cat(corner).unique()
+            else:
+                flat = torch.arange(entry.numel)
             if entry.unused is not None:
-                flat = flat[~entry.unused.expand(entry.shape).reshape(-1)[flat]]
+                flat = flat[~_at(entry.unused, entry.shape, flat)]
             if not zeros and has_values(self.graph.parameters[entry.name]):
                 flat = flat[(self.graph.parameters[entry.name].detach().reshape(-1)[flat] != 0).cpu()]
-            tails, heads = (ids.expand(entry.shape).reshape(-1)[flat].numpy() for ids in (entry.tail, entry.head))
+            tails, heads = (_at(ids, entry.shape, flat).numpy() for ids in (entry.tail, entry.head))
             change = csr_array(
                 expand[np.abs(heads)].multiply(np.sign(heads)[:, None])
                 - expand[np.abs(tails)].multiply(np.sign(tails)[:, None])
@@ -347,17 +377,14 @@ class SpanningTreeBuilder:
         """For each row, one open column: flat positions, columns, and scores to compare blocks by (-1: weight 0)."""
         if self.rule == "magnitude":
             return self._largest(block, rows, position, open_)
-        wide = len(open_) > 1
-        count = open_.sum(1)[position] if wide else np.full(len(position), int(open_[0].sum()))
-        turn = position % count if self.rule == "modulo" else self.random.integers(count)
-        if wide:
-            rank = np.cumsum(open_[position], 1)
-            column = np.argmax(rank == (turn + 1)[:, None], 1)
-        else:
-            column = np.flatnonzero(open_[0])[turn]
-        tap = rows.tap
+        every = open_.sum(1)
+        count, first = (table[rows.which[position]] for table in (every, np.cumsum(every) - every))
+        total = count * rows.repeats
+        turn = position % total if self.rule == "modulo" else self.random.integers(total)
+        width = open_.shape[1]
+        column = np.flatnonzero(open_)[first + turn % count] % width + turn // count * width
         score = np.zeros(len(position)) if self.rule == "modulo" else self.random.random(len(position))
-        flat = rows.row_offset[position] + rows.column_offset[column] + tap
+        flat = rows.flat(position, column) + rows.tap
         parameter = self.graph.parameters[self._name(block)]
         if self.blind or not has_values(parameter):
             return flat, column, score
@@ -386,13 +413,11 @@ class SpanningTreeBuilder:
             part = position[start : start + step]
             size = table[torch.from_numpy(part)].abs().double().cpu().numpy()
             if measured:
-                size = (
-                    size
-                    * np.exp(side * (near[part][:, None] - far[slice(None) if len(far) == 1 else part]))[:, :, None]
-                )
+                factor = np.exp(side * (near[part][:, None] - np.tile(far[rows.which[part]], rows.repeats)))
+                size = size * factor[:, :, None]
             else:
                 size = (size != 0).astype(np.float64)
-            shut = ~(open_[part] if len(open_) > 1 else open_)
+            shut = ~np.tile(open_[rows.which[part]], rows.repeats)
             # an edge of weight 0 where there is no other, but never one that lies on no path
             size = np.where(shut[:, :, None], -2.0, np.where(size == 0, -1.0, size)).reshape(len(part), -1)
             top = size.max(1)
@@ -407,4 +432,4 @@ class SpanningTreeBuilder:
             stride = int(np.prod(shape[d + 1 :], dtype=np.int64))
             offset += rest % shape[d] * stride
             rest = rest // shape[d]
-        return rows.row_offset[position] + rows.column_offset[column] + offset, column, np.concatenate(scores)
+        return rows.flat(position, column) + offset, column, np.concatenate(scores)

@@ -171,3 +171,13 @@ def test_some_tensors_without_values_and_a_fake_mode_around() -> None:
     model[1].running_mean = model[1].running_mean.to("meta")
     assert ps.trace(model, x).num_units == expected
     assert ps.verify(model, x).theorem2["holds"] is None
+
+
+def test_trees_of_large_models_take_memory_by_rows_and_columns() -> None:
+    with ps.without_weights():
+        model = nn.Sequential(nn.Linear(4, 8192), nn.ReLU(), nn.Linear(8192, 2_000_000))
+    skeleton = ps.trace(model, torch.zeros(1, 4)).skeleton()
+    # 16 billion edges lead to the outputs; the j-th unit takes the j-th one on each side
+    assert skeleton.in_index[1:].tolist() == [4 * j + j % 4 for j in range(8192)]
+    assert skeleton.out_index[1:].tolist() == [8192 * j + j for j in range(8192)]
+    assert ps.check(ps.proof(skeleton)).dimension == skeleton.graph.dimension
