@@ -90,7 +90,7 @@ class ChannelGroups(Shown):
         from rich.markup import escape
         from rich.table import Table
 
-        table = Table(box=box.SIMPLE, title=f"{len(self)} groups of channels", title_justify="left")
+        table = Table(box=box.SIMPLE, title="Groups of channels", title_justify="left")
         table.add_column("written by")
         for heading in ("channels", "tensors"):
             table.add_column(heading, justify="right")
