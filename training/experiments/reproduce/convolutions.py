@@ -10,7 +10,7 @@ from typing import Any
 
 from pathspace.training.experiments.reproduce.experiment import Experiment, Setting
 from pathspace.training.experiments.reproduce.paired_comparison import PairedComparison, draw_paired_comparison, hold
-from pathspace.training.experiments.reproduce.recipes import Cell, full_arms, listed, table_cells
+from pathspace.training.experiments.reproduce.recipes import Cell, full_arms, table_cells
 from pathspace.training.experiments.reproduce.record import Record, Table
 from pathspace.training.experiments.reproduce.trial import Trial
 from pathspace.training.experiments.reproduce.tuning import Arm
@@ -53,8 +53,8 @@ def image(setting: Setting) -> Record:
                 ("Swin-S/4-7-224", "83.3", "83.2", "83.5", "83.3", "83.1"),
             ),
         ),
-        differs=(
-            *listed([(cells["ResNet50", "tau 3e-7" if arm.base.tau else "baseline"], arm) for arm in arms], setting),
+        cells=[cells["ResNet50", "tau 3e-7" if arm.base.tau else "baseline"] for arm in arms],
+        remarks=(
             "How strong a tau is depends on batch, sizes and loss.",
             "The paper's last column takes the best of four strengths on its test set, without repeated seeds; here "
             "each strength is a claim of its own, and p-values are corrected for their number.",
@@ -101,9 +101,8 @@ def depth(setting: Setting) -> Record:
             ("accuracy in % on CIFAR-10, layers", "20", "32", "44", "56"),
             (("ResNet", "92.1", "92.6", "93.2", "92.2"), ("Markov chain", "92.3", "93.2", "93.4", "93.4")),
         ),
-        differs=(*listed(pairs, setting), "Smaller strengths of the penal connection were not tried here.")
-        if setting.scale != "full"
-        else listed(pairs, setting),
+        cells=[cell for cell, _ in pairs],
+        remarks=() if setting.scale == "full" else ("Smaller strengths of the penal connection were not tried here.",),
         caption="Training loss and validation error, mean over seeds and range",
     )
     return record
@@ -144,8 +143,8 @@ def rcnn(setting: Setting) -> Record:
             ("error in %", *(column.replace("RCNN-", "") for column in columns)),
             tuple((row, *(cells[row, column].printed for column in columns)) for row in ("G-SGD", "SGD")),
         ),
-        differs=(
-            *listed(pairs, setting),
+        cells=[cell for cell, _ in pairs],
+        remarks=(
             "Momentum of G-SGD is that of path values. With batch norm, the norm's weights are part of the paths, as "
             "this library reads them; the paper does not say how it treats them.",
         ),

@@ -13,6 +13,7 @@ from pathspace.training.experiments.reproduce.baselines import PUBLISHED
 from pathspace.training.experiments.reproduce.experiment import Setting
 from pathspace.training.experiments.reproduce.holm import Claim
 from pathspace.training.experiments.reproduce.pictures import draw_curves, legend, panels
+from pathspace.training.experiments.reproduce.recipes import Cell, listed
 from pathspace.training.experiments.reproduce.record import Record, Table, judged
 from pathspace.training.experiments.reproduce.tuning import Arm, Measured, measure_enough, versus
 
@@ -65,7 +66,8 @@ def hold(
     title: str,
     source: str,
     paper: Table,
-    differs: Sequence[str],
+    cells: Sequence[Cell],
+    remarks: Sequence[str] = (),
     caption: str,
     show: Show = PERCENT,
     data: dict[str, Any] | None = None,
@@ -80,7 +82,8 @@ def hold(
         title: of the experiment.
         source: paper and table.
         paper: the paper's figures.
-        differs: what differs.
+        cells: the paper's recipe for each arm.
+        remarks: what else differs, one sentence each.
         caption: of the picture.
         show: how figures are written.
         data: further numbers for the picture.
@@ -88,11 +91,12 @@ def hold(
     Returns:
         The record, and the measured arms by label.
     """
-    bars = setting.bars(arms[0].base.task, arms[0].base.options)
+    tasks = {arm.base.task: arm.base.options for arm in arms}
+    bars = {task: setting.bars(task, options) for task, options in tasks.items()}
 
     def claims_of(measured: Sequence[Measured]) -> list[Claim]:
         by = {m.arm.label: m for m in measured}
-        return [versus(d.statement, by[d.ours], by[d.rival], d.printed, bars) for d in duels]
+        return [versus(d.statement, by[d.ours], by[d.rival], d.printed, bars[by[d.ours].arm.base.task]) for d in duels]
 
     measured, claims = measure_enough(arms, setting, claims_of)
     columns = ("arm", "learning rate", f"validation {show.metric}", f"test {show.metric}", "diverged")
@@ -102,8 +106,14 @@ def hold(
         source=source,
         scale=setting.scale,
         paper=paper,
-        ours=Table(columns, (*(row(m, show) for m in measured), *bar_rows(arms[0].base.task, bars, show))),
-        differs=tuple(differs),
+        ours=Table(
+            columns,
+            (*(row(m, show) for m in measured), *(r for task in tasks for r in bar_rows(task, bars[task], show))),
+        ),
+        differs=(
+            *listed(list(zip(cells, arms, strict=True)), setting, max(len(m.outcomes) for m in measured)),
+            *remarks,
+        ),
         protocol=setting.protocol,
         claims=judged(claims),
         caption=caption,

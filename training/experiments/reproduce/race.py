@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathspace.training.experiments.reproduce.experiment import Experiment, Setting
 from pathspace.training.experiments.reproduce.paired_comparison import PairedComparison, draw_paired_comparison, hold
+from pathspace.training.experiments.reproduce.recipes import table_cells
 from pathspace.training.experiments.reproduce.record import Record, Table
 from pathspace.training.experiments.reproduce.trial import Trial
 from pathspace.training.experiments.reproduce.tuning import Arm
@@ -28,7 +29,7 @@ def run(setting: Setting, rates: tuple[float, ...] = RATES) -> Record:
     Returns:
         The record.
     """
-    epochs = setting.budget(EPOCHS)
+    epochs, cells = setting.budget(EPOCHS), table_cells("path-space-table-1")
     record, _ = hold(
         setting,
         [
@@ -43,10 +44,7 @@ def run(setting: Setting, rates: tuple[float, ...] = RATES) -> Record:
         title="A ReLU RNN reads digits row by row: the start and the optimizer, told apart",
         source="Path space for recurrent neural networks with ReLU activations, section 5.1, at a small scale",
         paper=Table(("error in %", "G-SGD", "SGD"), (("sMNIST-28", "1.50", "1.59"),)),
-        differs=(
-            "Data: the 1797 digits of scikit-learn, 8 × 8 pixels in 8 steps, in place of MNIST's 70 000 of 28 × 28.",
-            f"{epochs} epochs in place of 400. The paper does not say how it starts.",
-        ),
+        cells=[cells["sMNIST-28", "G-SGD" if optimizer == "gsgd" else "SGD"] for _, optimizer, _ in ARMS],
         caption="Training loss and validation error at the chosen learning rates: mean over seeds and range",
     )
     return record

@@ -12,6 +12,7 @@ from pathspace.training.experiments.reproduce.experiment import Experiment, Sett
 from pathspace.training.experiments.reproduce.holm import Claim
 from pathspace.training.experiments.reproduce.paired_comparison import PERCENT, bar_rows, row
 from pathspace.training.experiments.reproduce.pictures import draw_curves, legend, panels
+from pathspace.training.experiments.reproduce.recipes import Cell, full_arm, listed, table_cells
 from pathspace.training.experiments.reproduce.record import Record, Table, judged
 from pathspace.training.experiments.reproduce.trial import Trial
 from pathspace.training.experiments.reproduce.tuning import Arm, Measured, measure_enough, versus
@@ -47,19 +48,7 @@ FETCHED = {"fashion-28": "sMNIST-28", "fashion-28-permuted": "permuted sMNIST-28
 TASKS = {"embedded": EMBEDDED, "fetched": FETCHED, "full": FULL}
 # Gradients of this network explode now and then: without the clip no arm reaches logistic regression in few epochs.
 FETCHED_EPOCHS, CLIP = 12, 1.0
-FULL_RATES = (0.1, 0.05, 0.01, 0.005, 0.001, 0.0005, 0.0001)
-DIFFERS: dict[str, tuple[str, ...]] = {
-    "embedded": (
-        "Data: the 1797 digits of scikit-learn, 8 × 8 pixels in 8 steps, in place of MNIST's 70 000 of 28 × 28. Errors "
-        "are not comparable in size, only the order of the optimizers is.",
-    ),
-    "fetched": (
-        "Data: Fashion-MNIST in place of MNIST, of the same size and format. Errors are not comparable in size, only "
-        "the order of the optimizers is.",
-        f"Gradients are clipped to a norm of {CLIP:g}, and learning rates fall to zero step by step, for every arm.",
-    ),
-    "full": (),
-}
+PATH_SPACE = "G-SGD", "SGD", "Path-SGD"
 # ours, its rival, and their places in PRINTED
 DUELS = (("G-SGD", "SGD", 0, 1), ("G-SGD", "Path-SGD", 0, 2), ("G-Adam", "Adam", 3, 4))
 
@@ -74,8 +63,7 @@ def run(setting: Setting) -> Record:
         The record.
     """
     names = TASKS[setting.scale]
-    epochs = setting.budget({"embedded": EPOCHS, "fetched": FETCHED_EPOCHS, "full": 400}[setting.scale])
-    arms = [arm for task in names for arm in _arms(task, setting, epochs)]
+    arms = [arm for task in names for arm in _arms(task, setting)]
     bars = {
         task: setting.bars(task, options) for task, options in {arm.base.task: arm.base.options for arm in arms}.items()
     }
@@ -85,6 +73,7 @@ def run(setting: Setting) -> Record:
         return _claims(names, by, bars)
 
     measured, claims = measure_enough(arms, setting, claims_of)
+    seeds, pairs = max(len(m.outcomes) for m in measured), [(_recipe(names[a.base.task], a.label), a) for a in arms]
     return Record(
         name="smnist",
         title="Test error of a ReLU RNN that reads images of digits row by row",
@@ -96,10 +85,10 @@ def run(setting: Setting) -> Record:
         ),
         ours=_ours(names, measured, bars),
         differs=(
-            *DIFFERS[setting.scale],
-            *(() if setting.scale == "full" else (f"{epochs} epochs in place of 400.",)),
-            "Starting point: the skeleton's weights are set to ±1 for every arm, because the step of G-SGD needs "
-            "it and the paper does not say how it starts; SGD and Adam are also run from torch's own start.",
+            *listed(pairs, setting, seeds),
+            *(() if setting.scale == "full" else ("Errors are not comparable in size, only the order of arms is.",)),
+            "The skeleton's weights are set to ±1 for every arm, because the step of G-SGD needs it; SGD and Adam are "
+            "also run from torch's own start.",
             "G-SGD is the corrected step (see the page on G-SGD), with the skeleton of Algorithm 1.",
             "Path-SGD uses the first term of the scaling of Neyshabur et al., as their published code means to; run "
             "today that code leaves the gradient unchanged, and whether the paper's authors noticed is unknown.",
@@ -112,23 +101,24 @@ def run(setting: Setting) -> Record:
     )
 
 
-def _arms(task: str, setting: Setting, epochs: int) -> list[Arm]:
+def _arms(task: str, setting: Setting) -> list[Arm]:
     """Return the arms of a data set; torch's own start is tried on the first only, where it says what it can say."""
     first = task in {next(iter(names)) for names in TASKS.values()}
-    base = Trial(task, "sgd", 0.0, 0, epochs, BATCH, options=(("hidden", 100),))
+    chosen = [arm for arm in ARMS if first or arm[2] == "unit-skeleton"]
     if setting.scale == "full":
-        base = replace(base, options=(*base.options, ("data", str(setting.data))))
+        recipes = [(label, init, full_arm(label, _recipe(FULL[task], label), setting)) for label, _, init, _ in chosen]
+        return [replace(arm, label=label, base=replace(arm.base, init=init)) for label, init, arm in recipes]
+    epochs = setting.budget({"embedded": EPOCHS, "fetched": FETCHED_EPOCHS}[setting.scale])
+    base = Trial(task, "sgd", 0.0, 0, epochs, BATCH, options=(("hidden", 100),))
     if setting.scale == "fetched":
         base = replace(base, schedule="linear", clip=CLIP)
-    return [
-        Arm(
-            label,
-            replace(base, optimizer=optimizer, init=init),
-            FULL_RATES if setting.scale == "full" and optimizer != "path-sgd" else rates,
-        )
-        for label, optimizer, init, rates in ARMS
-        if first or init == "unit-skeleton"
-    ]
+    return [Arm(label, replace(base, optimizer=kind, init=init), rates) for label, kind, init, rates in chosen]
+
+
+def _recipe(printed: str, label: str) -> Cell:
+    """Return the paper's recipe for an arm on one of the paper's data sets."""
+    name = label.split(",", maxsplit=1)[0]
+    return table_cells(f"path-space-table-{1 if name in PATH_SPACE else 7}")[printed, name]
 
 
 def _ours(names: dict[str, str], measured: Sequence[Measured], bars: dict[str, dict[str, float]]) -> Table:

@@ -17,6 +17,7 @@ from pathspace.training.experiments.reproduce.paired_comparison import (
     hold,
 )
 from pathspace.training.experiments.reproduce.pictures import draw_curves, legend, panels
+from pathspace.training.experiments.reproduce.recipes import Cell, full_arms, table_cells
 from pathspace.training.experiments.reproduce.record import Record, Table, judged
 from pathspace.training.experiments.reproduce.trial import Trial
 from pathspace.training.experiments.reproduce.tuning import Arm, versus
@@ -29,39 +30,33 @@ LANGUAGE_SCALES: dict[str, tuple[str, int, int, tuple[float, ...], Options]] = {
         "text-characters", 8, 32, (0.03, 0.1, 0.3, 1.0), (("hidden", 32), ("layers", 4), ("limit", 1000)),
     ),
     "fetched": ("bible-characters", 1, 64, (0.7, 2.0, 6.0), (("hidden", 64), ("layers", 1), ("limit", 24_000))),
-    "full": ("enwik8", 100, 128, (10.0, 5.0, 2.5, 1.0, 0.5, 0.1), (("hidden", 1550),)),
 }  # fmt: skip
-LANGUAGE_DIFFERS: dict[str, tuple[str, ...]] = {
-    "embedded": (
-        "Data: documentation topics of Python in place of PTB, WikiText-2 and enwik8, 1000 pieces of 32 characters.",
-        "Model: 4 layers of 32 units in place of 1550.",
-    ),
-    "fetched": (
-        "Data: the King James Bible in place of PTB, WikiText-2 and enwik8: 24 000 pieces of 64 characters.",
-        "Model: one layer of 64 units in place of 4 of 1550.",
-        "Gradients are clipped to a norm of 1, and the learning rate falls to zero step by step, for both arms.",
-    ),
-    "full": (),
-}
 
 
 def language(setting: Setting) -> Record:
     """A stacked ReLU RNN on text, with G-SGD and with SGD."""
-    scale = setting.scale
-    task, epochs, batch, rates, options = LANGUAGE_SCALES[scale]
-    base = Trial(task, "sgd", 0, 0, setting.budget(epochs), batch, init="unit-skeleton", options=options)
-    if scale == "full":
-        base = replace(base, options=(*options, ("data", str(setting.data))))
-    if scale == "fetched":
-        base = replace(base, schedule="linear", clip=1.0)
-    arms = [
-        Arm("G-SGD", replace(base, optimizer="gsgd"), rates),
-        Arm("SGD", base, rates),
-    ]
+    cells = table_cells("path-space-figure-4")
+    if setting.scale == "full":
+        contenders = full_arms("path-space-figure-4", setting)
+        pairs = [(cells[place], arm) for place, arm in contenders.items()]
+        duels = [
+            PairedComparison(f"{data}: G-SGD needs fewer bits than SGD", f"{data}: G-SGD", f"{data}: SGD")
+            for data in dict.fromkeys(row for row, _ in contenders)
+        ]
+    else:
+        task, epochs, batch, rates, options = LANGUAGE_SCALES[setting.scale]
+        base = Trial(task, "sgd", 0, 0, setting.budget(epochs), batch, init="unit-skeleton", options=options)
+        if setting.scale == "fetched":
+            base = replace(base, schedule="linear", clip=1.0)
+        pairs = [
+            (cells["PTB-c", label], Arm(label, replace(base, optimizer=kind), rates))
+            for label, kind in (("G-SGD", "gsgd"), ("SGD", "sgd"))
+        ]
+        duels = [PairedComparison("G-SGD needs fewer bits per character than SGD", "G-SGD", "SGD")]
     record, _ = hold(
         setting,
-        arms,
-        [PairedComparison("G-SGD needs fewer bits per character than SGD", "G-SGD", "SGD")],
+        [arm for _, arm in pairs],
+        duels,
         name="language",
         title="Language model: a stack of four ReLU recurrent layers",
         source="Path space for recurrent neural networks with ReLU activations, Figure 4",
@@ -72,17 +67,10 @@ def language(setting: Setting) -> Record:
                 ("PTB-c, enwik8 (bits per character)", "G-SGD below SGD and Path-SGD"),
             ),
         ),
-        differs=(
+        cells=[cell for cell, _ in pairs],
+        remarks=(
             "The paper's Figure 4 gives its numbers as bars only, so no size of the effect is put on trial.",
-            *LANGUAGE_DIFFERS[scale],
-            *(
-                ()
-                if scale == "full"
-                else (f"Passes over the data: {base.epochs}; no dropout, states not carried over.",)
-            ),
-            "Embedding and read-out are in path space, too; the paper has only its recurrent layers there. Path-SGD is "
-            "left out: its scaling is defined for inputs that can be set to one, which tokens cannot.",
-            "Both arms start from the same ±1 skeleton.",
+            "Path-SGD is left out: its scaling is defined for inputs that can be set to one, which tokens cannot.",
         ),
         caption="Training loss and validation bits per character, mean over seeds and range",
         show=Show("bits per character", 1.0, ".3f"),
@@ -92,20 +80,22 @@ def language(setting: Setting) -> Record:
 
 def translation(setting: Setting) -> Record:
     """A transformer that translates, without and with the penal connection, and the efficiency of its chain."""
-    full = setting.scale == "full"
-    epochs = setting.budget(200 if full else 15)
-    task, batch = ("wmt16", 1024) if full else ("number-words", 32)
-    options: tuple[tuple[str, Any], ...] = (
-        (("hidden", 512), ("layers", 6), ("data", str(setting.data))) if full else (("hidden", 32), ("limit", 600))
-    )
-    rates = (0.0001, 0.0003, 0.001) if full else (0.002, 0.005, 0.01)
-    arms = [
-        Arm(label, Trial(task, "adam", 0, 0, epochs, batch, tau=tau, options=options, efficiency=True), rates)
-        for label, tau in (("transformer", 0.0), ("Markov chain", TAU))
-    ]
+    cells, columns = table_cells("markov-chain-table-1"), ("transformer", "Markov chain")
+    if setting.scale == "full":
+        contenders = full_arms("markov-chain-table-1", setting)
+        pairs = [
+            (cells[place], replace(arm, base=replace(arm.base, efficiency=True))) for place, arm in contenders.items()
+        ]
+        rows = [f"{row}: " for row in dict.fromkeys(row for row, _ in contenders)]
+    else:
+        base = Trial("number-words", "adam", 0, 0, setting.budget(15), 32, options=(("hidden", 32), ("limit", 600)))
+        pairs, rows = [], [""]
+        for label, tau in zip(columns, (0.0, TAU), strict=True):
+            trial = replace(base, tau=tau, efficiency=True)
+            pairs.append((cells["WMT-16 EN/DE (Q)", label], Arm(label, trial, (0.002, 0.005, 0.01))))
     record, by = hold(
         setting,
-        arms,
+        [arm for _, arm in pairs],
         # Claimed below, together with the efficiency.
         [],
         name="translation",
@@ -120,37 +110,36 @@ def translation(setting: Setting) -> Record:
                 ("WMT-16 EN/DE (2000 epochs)", "68.7", "72.8", "13.4", "8.5"),
             ),
         ),
-        differs=(
-            *(
-                ()
-                if full
-                else (
-                    "Data: 600 numbers in words, English to German, made by the languages' rules, in place of "
-                    "WMT-16. No "
-                    "package this library depends on ships a German message catalogue.",
-                    f"Model: one encoder and one decoder layer of 32 features in place of 6 of 512; {epochs} epochs.",
-                )
-            ),
-            f"tau = {TAU:g} as in the paper; its strength against a mean loss depends on the batch, {batch} here.",
-            "A constant learning rate, no warm-up, no decay of weights, no dropout; the norms are inside the branches.",
+        cells=[cell for cell, _ in pairs],
+        remarks=(
+            "How strong a tau is against a mean loss depends on the batch.",
             "Error is one minus the accuracy of the next token, the true ones before it being given. Efficiency is the "
-            "mean cosine per example with the gradient of the loss alone, on 64 validation pairs; the paper's "
-            "average is "
-            "not stated.",
+            "mean cosine per example with the gradient of the loss alone, on 64 validation pairs; the paper does not "
+            "state its average.",
         ),
         caption="Validation error, and efficiency of the chain, against epochs: mean over seeds and range",
         show=PERCENT,
     )
     final = {label: [o.efficiencies[-1] if o.efficiencies else 0.0 for o in m.outcomes] for label, m in by.items()}
-    plain, penal = final["transformer"], final["Markov chain"]
-    raised = positive(
-        "the penal connection makes the chain more efficient (difference after the last epoch)",
-        [b - a for a, b in zip(plain, penal, strict=True)],
-        pattern="+.3f",
-    )
-    error = versus("the penal connection errs less", by["Markov chain"], by["transformer"], (28.2, 56.9))
+    claims = []
+    for row in rows:
+        plain, penal = (f"{row}{column}" for column in columns)
+        errors = [_error(cells[row.removesuffix(": ") or "WMT-16 EN/DE (Q)", column]) for column in columns]
+        claims.append(versus(f"{row}the penal connection errs less", by[penal], by[plain], (errors[1], errors[0])))
+        claims.append(
+            positive(
+                f"{row}the penal connection makes the chain more efficient (difference after the last epoch)",
+                [b - a for a, b in zip(final[plain], final[penal], strict=True)],
+                pattern="+.3f",
+            )
+        )
     record.data["final_efficiency"] = final
-    return replace(record, claims=judged(judge([error, raised])))
+    return replace(record, claims=judged(judge(claims)))
+
+
+def _error(cell: Cell) -> float:
+    """Return the error in percent that a cell of perplexity and accuracy prints."""
+    return round(100 - float(cell.printed.split()[-2]), 6)
 
 
 def draw_translation(record: Record) -> Figure:
@@ -171,7 +160,7 @@ LANGUAGE = Experiment(
     "language",
     "stacked ReLU RNN on text with G-SGD and SGD",
     4,
-    "enwik8",
+    "the files of PTB, WikiText-2 and enwik8",
     language,
     draw_paired_comparison,
     fetched=True,

@@ -7,7 +7,7 @@ A folder per table holds what its cells share (``shared.toml``) and a file per c
 
 from pathspace.training.experiments.reproduce.recipes.cells import FIELDS, UNSAID, Cell, load_cells, table_cells
 from pathspace.training.experiments.reproduce.recipes.compare import describe, differences
-from pathspace.training.experiments.reproduce.recipes.full import full_arms, full_trial, listed, runnable
+from pathspace.training.experiments.reproduce.recipes.full import full_arm, full_arms, full_trial, listed, runnable
 
 __all__ = [
     "FIELDS",
@@ -15,6 +15,7 @@ __all__ = [
     "Cell",
     "describe",
     "differences",
+    "full_arm",
     "full_arms",
     "full_trial",
     "listed",

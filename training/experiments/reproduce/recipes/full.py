@@ -108,12 +108,13 @@ def full_arms(table: str, setting: Setting) -> dict[tuple[str, str], Arm]:
     return arms
 
 
-def listed(pairs: Sequence[tuple[Cell, Arm]], setting: Setting) -> tuple[str, ...]:
+def listed(pairs: Sequence[tuple[Cell, Arm]], setting: Setting, seeds: int | None = None) -> tuple[str, ...]:
     """List all in which contenders differ from their recipes: first what holds for all of them.
 
     Args:
         pairs: each contender with the cell that it stands for.
-        setting: says how many seeds there are.
+        setting: says how many seeds there are, and where runs compute.
+        seeds: how many were reported in the end.
 
     Returns:
         One sentence per field that differs, with the contenders' names where it does not hold for all.
@@ -121,7 +122,7 @@ def listed(pairs: Sequence[tuple[Cell, Arm]], setting: Setting) -> tuple[str, ..
     found: dict[str, list[str]] = {}
     for cell, arm in pairs:
         trial = replace(arm.base, device=setting.device)
-        run = describe(trial, arm.rates, len(setting.seeds), len(setting.tuning_seeds))
+        run = describe(trial, arm.rates, seeds or len(setting.seeds), len(setting.tuning_seeds))
         for line in differences(cell, run):
             found.setdefault(line, []).append(arm.label)
     common = [line for line, labels in found.items() if len(labels) == len(pairs)]
