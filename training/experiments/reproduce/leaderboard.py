@@ -124,10 +124,9 @@ Case = tuple[str, str, str]
 
 
 def cases() -> Iterator[Case]:
-    """Start, task and contender of all that is compared, in order of worth."""
+    """Start, task and contender of all that is compared: the question, then all else, small tasks first."""
     seen: set[Case] = set()
-    rest = [arm for arm in ARMS if arm not in (OURS, RIVAL)]
-    for starts, arms in (((DEFAULT, SCRAMBLED), (RIVAL, OURS)), ((DEFAULT, SCRAMBLED), rest), (STARTS[2:], list(ARMS))):
+    for starts, arms in (((DEFAULT, SCRAMBLED), (RIVAL, OURS)), (STARTS, tuple(ARMS))):
         for task in STEPS:
             for arm in arms:
                 for start in starts:
@@ -135,6 +134,24 @@ def cases() -> Iterator[Case]:
                     if task in ONLY.get(arm, TASKS) and case not in seen:
                         seen.add(case)
                         yield case
+
+
+def seeds_of(case: Case, seeds: Sequence[int]) -> Sequence[int]:
+    """The seeds that are reported of a case: more for the question and where they cost little.
+
+    Args:
+        case: start, task and contender.
+        seeds: as many as the question gets where runs cost much.
+
+    Example:
+        >>> [len(seeds_of((start, "ViT", "AdamW"), range(5, 15))) for start in ("default", "scrambled 10")]
+        [10, 5]
+    """
+    start, task, arm = case
+    question = arm in (OURS, RIVAL) and start in (DEFAULT, SCRAMBLED)
+    if question and task in CHEAP:
+        return [*seeds, *(seed + len(seeds) for seed in seeds)]
+    return seeds if question or task in CHEAP or arm in ONLY else seeds[: max(2, len(seeds) // 2)]
 
 
 def contest(
@@ -147,7 +164,7 @@ def contest(
     Args:
         result: carries out a run, or raises :class:`TimeIsUp`: what is incomplete is left out.
         chosen: start, task and contender.
-        seeds: seeds that are reported.
+        seeds: seeds that are reported (:func:`seeds_of`).
         shrink: divide steps by this.
 
     Yields:
@@ -155,15 +172,13 @@ def contest(
     """
     for start, task, arm in chosen:
         steps = max(1, STEPS[task] // shrink)
-        twice = task in CHEAP and arm in (OURS, RIVAL) and start in (DEFAULT, SCRAMBLED)
-        mine = [*seeds, *(seed + len(seeds) for seed in seeds)] if twice else seeds
         table = {}
         try:
             for rate in rates(arm):
                 tried = [result(Run(task, start, arm, rate, seed, steps)) for seed in TUNING_SEEDS]
                 table[rate] = math.inf if any(one.failed for one in tried) else sum(one.valid for one in tried)
             best = min(table, key=lambda rate: (table[rate], rate))
-            fresh = [result(Run(task, start, arm, best, seed, steps)) for seed in mine]
+            fresh = [result(Run(task, start, arm, best, seed, steps)) for seed in seeds_of((start, task, arm), seeds)]
         except TimeIsUp:
             continue
         yield Entry(start, task, arm, best, tuple(fresh))
@@ -272,7 +287,9 @@ def record(entries: Sequence[Entry], setting: Setting) -> Record:
             "A scrambled start is the default start, rescaled by factors between 1/100 and 100 (1/10 and 10), even in "
             "logarithm; for adapters, by their own gauge.",
             "Muon moves matrices; all else, kernels included, moves by AdamW at a tenth of its rate. G-SGD and "
-            "G-Adam take the magnitude rule, G-SGD with max_multiplier=1. Path-SGD takes sums over paths only; LoRA+ "
+            "G-Adam take the magnitude rule, G-SGD with max_multiplier=1. A balanced or conditioned start is the same "
+            "function in another gauge, from which plain AdamW goes on: of least squares, or of least spread of the "
+            "path kernel's diagonal. Path-SGD and conditioning take sums over paths only (Path-SGD no maxima); LoRA+ "
             "and LoRA-RITE are for adapters.",
             *((f"Not run: {', '.join(lacking)}.",) if lacking else ()),
         ),
@@ -280,9 +297,10 @@ def record(entries: Sequence[Entry], setting: Setting) -> Record:
             f"Batches of 32, the rate falling to 0 in a straight line, steps: {steps}. For each contender, task and "
             f"start 8 rates by factors of about 3, chosen by the mean validation loss of {len(TUNING_SEEDS)} tuning "
             "seeds; in brackets the rate, * at the edge of the search.",
-            f"Reported: {len(setting.seeds)} fresh seeds ({2 * len(setting.seeds)} for {RIVAL} and {OURS} on "
-            f"{', '.join(CHEAP)}), mean test loss with its 95 % interval. A run that fails (not finite, ends above its "
-            "start, or refused) counts as a guess.",
+            f"Reported: {len(setting.seeds)} fresh seeds for {RIVAL} and {OURS} from {DEFAULT} and {SCRAMBLED} starts "
+            f"and for contenders of one task ({2 * len(setting.seeds)} and {len(setting.seeds)} on {', '.join(CHEAP)}), "
+            f"{max(2, len(setting.seeds) // 2)} for all else; mean test loss with its 95 % interval. A run that fails "
+            "(not finite, ends above its start, or refused) counts as a guess.",
             f"The question is whether {OURS} ends lower than {RIVAL} from {SCRAMBLED} starts: p-values are corrected "
             f"for the {len(table.rows)} claims of that family; those that scrambling hurts {RIVAL}, and all others, "
             "are families of their own. Seeds 0 to 4 were spent on finding how many seeds are needed. On the "

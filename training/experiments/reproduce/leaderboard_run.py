@@ -132,6 +132,11 @@ def _balanced_adamw(model: nn.Module, graph: ps.ReductionGraph, lr: float) -> Op
     return AdamW(_trained(model), lr=lr)
 
 
+def _conditioned_adamw(model: nn.Module, graph: ps.ReductionGraph, lr: float) -> Optimizer:
+    ps.rescale(model, graph, ps.choose_gauge(model, graph, ps.Conditioning()))
+    return AdamW(_trained(model), lr=lr)
+
+
 def _gauge_fixed(model: nn.Module, graph: ps.ReductionGraph, lr: float, norms: str = "unit") -> Optimizer:
     return GaugeFixed(AdamW(_trained(model), lr=lr), graph, model=model, norms=norms)
 
@@ -160,6 +165,7 @@ ARMS: dict[str, tuple[float, Maker]] = {
     "gauge-fixed AdamW, initial norms": (1e-4, partial(_gauge_fixed, norms="initial")),
     "gauge-fixed Muon": (1e-3, lambda m, g, lr: GaugeFixed(_muon(m, lr), g, model=m)),
     "balanced start, AdamW": (1e-4, _balanced_adamw),
+    "conditioned start, AdamW": (1e-4, _conditioned_adamw),
     "G-SGD, bound 1": (
         1e-3,
         lambda m, g, lr: GSGD(m.named_parameters(), lr=lr, skeleton=g.skeleton("magnitude"), max_multiplier=1.0),
@@ -170,9 +176,10 @@ ARMS: dict[str, tuple[float, Maker]] = {
     "gauge-fixed LoRA+": (1e-5, lambda m, g, lr: GaugeFixed(lora_plus(_pairs(m), lr), g, model=m)),
     "LoRA-RITE": (1e-4, lambda m, _g, lr: LoRARite(_pairs(m), lr)),
 }
-# Path-SGD takes sums over paths only: no maxima, norms or attention
+# Path-SGD and conditioning take sums over paths only: no norms or attention, Path-SGD no maxima either
 ONLY = {
     "Path-SGD": ("MLP",),
+    "conditioned start, AdamW": ("MLP", "CNN", "adapters"),
     "LoRA+": ("adapters",),
     "gauge-fixed LoRA+": ("adapters",),
     "LoRA-RITE": ("adapters",),
