@@ -501,7 +501,7 @@ def test_wrong_use_is_refused_in_a_sentence() -> None:
 
 def test_a_compiled_step_is_the_same_step_and_compiled_once() -> None:
     torch._dynamo.reset()
-    model, x, y = made(resnet)
+    model, x, y = made(cnn)
     # (compiled, torch's AdamW computes its correction of the start in float32)
     graph, losses, frames = ps.trace(model, x[:2]), [], []
 

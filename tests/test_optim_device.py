@@ -15,7 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from training_pairs import Problem, largest_difference
 
 import pathspace as ps
-from pathspace.training import GSGD, GAdam, init_skeleton
+from pathspace.training import GSGD, GAdam, GaugeFixed, init_skeleton
 from pathspace.training.experiments.models import RecurrentCNN
 
 MEMBERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
@@ -87,6 +87,33 @@ def test_a_second_compiled_step_may_have_other_sizes(member: str) -> None:
             one(x).square().mean().backward()
             move()
         assert largest_difference(model, twin) < 1e-5
+
+
+@pytest.mark.parametrize("kind", ["gsgd", "gauge-fixed"])
+def test_a_compiler_leaves_steps_of_many_tensors_as_they_are(kind: str) -> None:
+    """On a processor it would make a kernel of nearly every tensor."""
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+    model = nn.Sequential(*(layer for _ in range(10) for layer in (nn.Linear(6, 6), nn.ReLU())), nn.Linear(6, 2))
+    x, twin, frames, hooks = torch.randn(4, 6), copy.deepcopy(model), [], []
+    for one in (model, twin):
+        graph = ps.trace(one, x)
+        if kind == "gsgd":
+            skeleton = graph.skeleton()
+            init_skeleton(one, skeleton)
+            optimizer: torch.optim.Optimizer = GSGD(one.parameters(), lr=0.01, skeleton=skeleton)
+        else:
+            optimizer = GaugeFixed(torch.optim.AdamW(one.parameters(), lr=0.01), graph)
+        optimizer.register_step_post_hook(lambda *_: hooks.append(1))
+        move = (
+            optimizer.step if one is twin else torch.compile(optimizer.step, backend=lambda f, _: frames.append(f) or f)
+        )
+        for _ in range(3):
+            one.zero_grad()
+            one(x).square().mean().backward()
+            move()
+    assert not frames and len(hooks) == 6
+    assert largest_difference(model, twin) == 0
 
 
 class Largest(TorchDispatchMode):

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import math
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor
 
 from pathspace.training.optim.layout import Part
+
+# of so many tensors a compiler makes kernels for a processor in a minute
+COMPILED = 16
 
 
 def group_size(weights: int, device: torch.device) -> int:
@@ -25,6 +29,21 @@ def rows_of_group(part: Part, size: int) -> int:
     if not part.by_rows or part.view[0] * part.view[1] <= size:
         return 0
     return max(1, size // max(part.view[1], 1))
+
+
+def worth_compiling(tensors: Sequence[Tensor], most: float = math.inf) -> bool:
+    """Whether a step on these tensors is left to ``torch.compile``.
+
+    On a processor a compiler makes a kernel for nearly every tensor, some seconds each: a ResNet-50 takes it many
+    minutes. It does not work in groups of rows either, which costs more than it saves where tensors are large.
+
+    Args:
+        tensors: the weights.
+        most: how many numbers they may have.
+    """
+    if any(tensor.device.type != "cpu" for tensor in tensors):
+        return True
+    return len(tensors) <= COMPILED and sum(tensor.numel() for tensor in tensors) <= most
 
 
 def groups(count: int, *tensors: Tensor | None) -> Iterator[list[Tensor | None]]:

@@ -14,6 +14,7 @@ and the derivative by the logarithm of ``p_k`` is, with ``lambda_e = w_e dL/dw_e
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -29,6 +30,7 @@ from pathspace.errors import expect_arguments
 from pathspace.skeleton import warn_of_dead
 from pathspace.training.optim import state
 from pathspace.training.optim.fused import Fused
+from pathspace.training.optim.kernels import worth_compiling
 from pathspace.training.optim.matching import match, named, refuse_complex
 from pathspace.training.optim.multipliers import warn_of_multipliers, warn_of_zeros
 from pathspace.training.optim.settings import SMALLEST, check_group, expect_parameters, number
@@ -186,6 +188,7 @@ class PathOptimizer(Optimizer):
         fused = any(group.get("fused") for group in self.param_groups)
         self._fused = Fused(space, everything, self._rule.chains, self._rule.buffers) if fused else None
         self._space, self._kept = space, everything
+        self._compiles = worth_compiling([slot.held for slot in space.slots], math.inf if space.few else 0)
 
     @property
     def space(self) -> PathSpace:
@@ -228,6 +231,15 @@ class PathOptimizer(Optimizer):
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """One step; with a closure, the loss it returns."""
+        if self._compiles or not torch.compiler.is_compiling():
+            return self._take(closure)
+        return self._uncompiled(closure)
+
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    def _uncompiled(self, closure: Callable[[], Any] | None) -> Any:
+        return self._take(closure)
+
+    def _take(self, closure: Callable[[], Any] | None) -> Any:
         loss = None
         if closure is not None:
             with torch.enable_grad():
