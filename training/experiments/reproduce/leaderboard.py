@@ -297,10 +297,10 @@ def record(entries: Sequence[Entry], setting: Setting) -> Record:
             f"Batches of 32, the rate falling to 0 in a straight line, steps: {steps}. For each contender, task and "
             f"start 8 rates by factors of about 3, chosen by the mean validation loss of {len(TUNING_SEEDS)} tuning "
             "seeds; in brackets the rate, * at the edge of the search.",
-            f"Reported: {len(setting.seeds)} fresh seeds for {RIVAL} and {OURS} from {DEFAULT} and {SCRAMBLED} starts "
-            f"and for contenders of one task ({2 * len(setting.seeds)} and {len(setting.seeds)} on {', '.join(CHEAP)}), "
-            f"{max(2, len(setting.seeds) // 2)} for all else; mean test loss with its 95 % interval. A run that fails "
-            "(not finite, ends above its start, or refused) counts as a guess.",
+            f"Reported: {len(setting.seeds)} fresh seeds for {RIVAL} and {OURS} from {DEFAULT} and {SCRAMBLED} "
+            f"starts (twice as many on {', '.join(CHEAP)}), as many for all else on {', '.join(CHEAP)} and for "
+            f"contenders of one task, {max(2, len(setting.seeds) // 2)} otherwise; mean test loss with its 95 % "
+            "interval. A run that fails (not finite, ends above its start, or refused) counts as a guess.",
             f"The question is whether {OURS} ends lower than {RIVAL} from {SCRAMBLED} starts: p-values are corrected "
             f"for the {len(table.rows)} claims of that family; those that scrambling hurts {RIVAL}, and all others, "
             "are families of their own. Seeds 0 to 4 were spent on finding how many seeds are needed. On the "
