@@ -89,12 +89,12 @@ def test_ten_steps_as_advised(name: str, tried: bool, capsys: pytest.CaptureFixt
 )
 def test_ten_steps_on_trained_networks(name: str) -> None:
     (subject,) = advice.trained_ones([name])
-    assert advice.follow(subject, tried=False)["falls"]
+    assert advice.followed(subject, tried=False)["falls"]
 
 
 def test_ten_steps_on_the_leaderboards_tasks_and_on_other_networks() -> None:
     torch.manual_seed(0)
-    rows = [advice.follow(subject, tried=False) for subject in (*advice.others(), *advice.tasks(("scrambled 100",)))]
+    rows = [advice.followed(subject, tried=False) for subject in (*advice.others(), *advice.tasks(("scrambled 100",)))]
     assert [row["network"] for row in rows if not row["falls"]] == []
     assert {row["optimizer"] for row in rows} == {"AdamW", "GaugeFixed(AdamW)"}
 

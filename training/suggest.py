@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -164,24 +164,39 @@ def _try(model: nn.Module, graph: Structure, loss: Callable[[nn.Module], Tensor]
     seen = []
     for relative in TRIED:
         twin = copy.deepcopy(model)
-        optimizer = _make(graph, twin, relative * size)
-        losses = []
-        for _ in range(STEPS):
-            optimizer.zero_grad()
-            value = loss(twin)
-            value.backward()
-            optimizer.step()
-            losses.append(value.item())
-        with torch.no_grad():
-            losses.append(loss(twin).item())
+        losses = follow(twin, _make(graph, twin, relative * size), loss)
         seen.append(f"{relative * size:.1e}: {losses[-1] / losses[0] if losses[0] else math.nan:.3f}")
-        if all(map(math.isfinite, losses)) and losses[-1] < losses[0]:
+        if falls(losses):
             # one below the largest that works: the eleventh step should fall, too
             return relative * size / 3, ", ".join(seen)
     raise InputError(
         f"suggest found no rate at which the loss falls over {STEPS} steps ({', '.join(seen)}); look at the loss "
         "and at what is trained."
     )
+
+
+def follow(model: nn.Module, optimizer: torch.optim.Optimizer, loss: Callable[[nn.Module], Tensor]) -> list[float]:
+    """Losses before each of ten steps, and after the last.
+
+    Args:
+        model: what is trained.
+        optimizer: its optimizer.
+        loss: the loss of the model.
+    """
+    losses = []
+    for _ in range(STEPS):
+        optimizer.zero_grad()
+        value = loss(model)
+        value.backward()
+        optimizer.step()
+        losses.append(value.item())
+    with torch.no_grad():
+        return [*losses, loss(model).item()]
+
+
+def falls(losses: Sequence[float]) -> bool:
+    """Whether all losses are numbers, and the last is below the first."""
+    return all(map(math.isfinite, losses)) and losses[-1] < losses[0]
 
 
 def _of_rules(graph: Structure, reasons: list[str]) -> tuple[dict[str, Multipliers], float | None]:
@@ -204,4 +219,4 @@ def _of_rules(graph: Structure, reasons: list[str]) -> tuple[dict[str, Multiplie
     return found, bound
 
 
-__all__ = ["Advice", "suggest"]
+__all__ = ["STEPS", "Advice", "falls", "follow", "suggest"]

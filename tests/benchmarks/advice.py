@@ -1,15 +1,15 @@
 """The advice of ``suggest`` followed literally: trained networks, the leaderboard's tasks, and others.
 
-    PYTHONPATH=tests python -m benchmarks.advice docs/data/advice.json
+    PYTHONPATH=tests python -m benchmarks.advice docs/data/advice.json [TRAINED NETWORK ...]
 
-Ten steps with the advised optimizer and rate, once without a loss given to ``suggest`` and once with it.
+With names, only these trained networks are taken again. Ten steps with the advised optimizer and rate, once without a
+loss given to ``suggest`` and once with it.
 """
 
 from __future__ import annotations
 
 import copy
 import json
-import math
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -24,10 +24,10 @@ import pathspace as ps
 from pathspace.training import suggest
 from pathspace.training.experiments.reproduce.leaderboard_run import TASKS, Run, prepared
 from pathspace.training.experiments.tasks.text import token_loss
+from pathspace.training.suggest import STEPS, falls, follow
 
 Loss = Callable[[nn.Module], Tensor]
 Subject = tuple[str, nn.Module, ps.ReductionGraph, Loss]
-STEPS = 10
 
 
 def trained_ones(names: list[str]) -> Iterator[Subject]:
@@ -107,21 +107,12 @@ def _relu_rnn() -> Recurrent:
     return model
 
 
-def follow(subject: Subject, tried: bool) -> dict[str, Any]:
+def followed(subject: Subject, tried: bool) -> dict[str, Any]:
     """Ten steps as advised, of a copy."""
     name, model, graph, loss = subject
     advice = suggest(model, graph, loss if tried else None, show=False)
     twin = copy.deepcopy(model)
-    optimizer = advice.make(twin)
-    losses = []
-    for _ in range(STEPS):
-        optimizer.zero_grad()
-        value = loss(twin)
-        value.backward()
-        optimizer.step()
-        losses.append(value.item())
-    with torch.no_grad():
-        losses.append(loss(twin).item())
+    losses = follow(twin, advice.make(twin), loss)
     return {
         "network": name,
         "optimizer": advice.optimizer,
@@ -129,7 +120,7 @@ def follow(subject: Subject, tried: bool) -> dict[str, Any]:
         "lr": advice.lr,
         "before": losses[0],
         "after": losses[-1],
-        "falls": all(map(math.isfinite, losses)) and losses[-1] < losses[0],
+        "falls": falls(losses),
     }
 
 
@@ -144,16 +135,17 @@ def table(rows: list[dict[str, Any]]) -> list[dict[str, str]]:
 
 
 def main(path: Path, names: list[str]) -> None:
-    """Follow the advice everywhere and keep what happened."""
+    """Follow the advice everywhere, or on the trained networks that are named, and keep what happened."""
     torch.manual_seed(0)
-    rows = []
-    for subjects in (others(), tasks(), trained_ones(names)):
+    kept = json.loads(path.read_text())["rows"] if names else []
+    rows = [row for row in kept if row["network"] not in names]
+    for subjects in (() if names else (others(), tasks())) + (trained_ones(names or list(trained.TRAINED)),):
         for subject in subjects:
             for tried in (False, True):
-                rows.append(follow(subject, tried))
+                rows.append(followed(subject, tried))
                 print(rows[-1], flush=True)
-    path.write_text(json.dumps({"torch": torch.__version__, "steps": STEPS, "rows": rows}, indent=1) + "\n")
+                path.write_text(json.dumps({"torch": torch.__version__, "steps": STEPS, "rows": rows}, indent=1) + "\n")
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), sys.argv[2:] or list(trained.TRAINED))
+    main(Path(sys.argv[1]), sys.argv[2:])
