@@ -8,7 +8,7 @@ $(PYTHON) -c 'import sys; sys.exit("pathspace needs Python 3.11 or newer, found 
 $(PYTHON) -m venv .venv
 endef
 
-.PHONY: demo test lint browser gpu docs dist matrix bench setup clean
+.PHONY: demo test lint browser gpu docs dist matrix mutants bench setup clean
 
 # What the demo needs and no more; a complete set-up serves as well.
 demo: $(if $(wildcard $(READY)),$(READY),.venv/.demo)
@@ -38,6 +38,11 @@ browser: $(READY)
 # The optimizers on a GPU, which has to be there, with a build of torch that knows it: tests and benchmarks, one file, one page.
 gpu: $(READY)
 	PYTHONPATH=tests $(BIN)/python -m benchmarks.gpu
+
+# Does a test fail where the code is wrong? A fixed sample of changes, each on its own; goes on where it was stopped.
+mutants: $(READY)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[test,mutants]'
+	PYTHONPATH=tests HYPOTHESIS_PROFILE=same OMP_NUM_THREADS=1 $(BIN)/python tests/mutants.py
 
 docs: $(READY)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[docs]'

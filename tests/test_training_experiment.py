@@ -34,7 +34,7 @@ def test_demo_leaves_what_it_names(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         "report.html",
     }
     text = console.file.getvalue()  # type: ignore[attr-defined]
-    assert "pathspace train digits-rows" in text and "holds" in text and "fails" not in text
+    assert "pathspace train digits-rows" in text and "1 2 3" in text and "fails" not in text
 
 
 def test_demo_names_what_is_not_installed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
