@@ -13,6 +13,7 @@ import pytest
 import torch
 from oracles.adam import train_on_path_values
 from torch import Tensor, nn
+from torch.nn import functional as F
 from torch.optim import Adam, AdamW, Optimizer
 from training_pairs import Problem, largest_difference, problem
 
@@ -72,24 +73,27 @@ def test_relative_steps_multiply_path_values(name: str, member: str) -> None:
 @pytest.mark.parametrize("cap", [0.3, 3.0])
 @pytest.mark.parametrize("name", ["opposite_parents", "rnn_op", "transformer_block"])
 def test_bounded_adam_is_adam_on_path_values_over_their_bound(name: str, cap: float, rule: str) -> None:
-    """One step: ``b = min(1, sqrt(cap |p_u|)) min(1, sqrt(cap |p_v|))`` of an edge, ``min(1, cap |p|)`` of a chain."""
+    """One step: ``b = min(1, sqrt(cap) |pre_u|) min(1, sqrt(cap) |s_v|)``, balanced; ``min(1, cap |p|)`` of a chain."""
     case = problem(name, rule)
     oracle, skeleton = case.oracle(), case.skeleton(case.model)
-    p = (skeleton.prefixes() * skeleton.suffixes()).abs()
-    p[torch.from_numpy(skeleton.chain == 0)] = 1.0
+    graph = skeleton.graph
+    phi = GaugeFixed(torch.optim.SGD(copy.deepcopy(case.model).named_parameters(), lr=1.0), graph).phi
+    balancing = torch.cat([torch.zeros(1), phi, torch.from_numpy(graph.forms @ phi.numpy())]).exp()
+    entering, leaving = skeleton.prefixes().abs() * balancing, skeleton.suffixes().abs() / balancing
 
-    def at(unit: int) -> float:
-        return float(p[unit] if unit >= 0 else 1 / p[-unit])
+    def at(table: torch.Tensor, unit: int) -> float:
+        return float(table[unit] if unit >= 0 else 1 / table[-unit])
 
     blocks = {block.name: block for block in skeleton.graph.blocks}
     # in the order of the oracle: chains by their first units, then edges in neither tree
     firsts = {int(chain): unit for unit, chain in reversed(list(enumerate(skeleton.chain))) if chain}
-    bounds = [min(1.0, cap * at(unit)) for unit in sorted(firsts.values())]
+    bounds = [min(1.0, cap * at(entering * leaving, unit)) for unit in sorted(firsts.values())]
     for key, flat in oracle.slots:
         block = blocks[key]
         if not bool(skeleton.masks[key].reshape(-1)[flat]):
             ends = [int(ids.expand(block.shape).reshape(-1)[flat]) for ids in (block.tail, block.head)]
-            bounds.append(math.prod(min(1.0, (cap * at(unit)) ** 0.5) for unit in ends))
+            scales = [at(table, unit) for table, unit in zip((entering, leaving), ends, strict=True)]
+            bounds.append(math.prod(min(1.0, cap**0.5 * scale) for scale in scales))
     factor = torch.tensor(bounds, dtype=torch.float64)
 
     class Bounded(Adam):
@@ -294,3 +298,56 @@ def test_modules_that_are_called_like_wrappers_keep_their_names() -> None:
     graph, twin = ps.trace(model, x), copy.deepcopy(model)
     optimizer = GSGD(twin.named_parameters(), lr=0.1, skeleton=graph.skeleton())
     assert all(optimizer.weights[name] is p for name, p in twin.named_parameters())
+
+
+def _with_a_tiny_weight(seed: int) -> tuple[nn.Module, Tensor, Tensor, ps.Skeleton]:
+    """A network with a weight of 1e-4 that is on both trees of the default rule."""
+    torch.manual_seed(seed)
+    layers = nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 3)
+    model, x, y = nn.Sequential(*layers).double(), torch.randn(64, 6).double(), torch.randint(0, 3, (64,))
+    skeleton = ps.trace(model, x).skeleton()
+    trees = [set(zip(tree.block.tolist(), tree.index.tolist(), strict=True)) for tree in _trees(skeleton)]
+    block, index = min(pair for pair in trees[0] & trees[1] if pair[0] >= 0)
+    with torch.no_grad():
+        model.get_parameter(skeleton.graph.blocks[block].name).view(-1)[index] = 1e-4
+    return model, x, y, ps.trace(model, x).skeleton()
+
+
+def _trees(skeleton: ps.Skeleton) -> tuple[Any, Any]:
+    return skeleton.tree_in, skeleton.tree_out
+
+
+@pytest.mark.parametrize("kind", [GSGD, GAdam])
+@pytest.mark.parametrize("seed", range(3))
+def test_a_tiny_weight_on_both_trees_does_not_undo_the_bound(seed: int, kind: type[Any]) -> None:
+    model, x, y, skeleton = _with_a_tiny_weight(seed)
+    rate = 0.1 if kind is GSGD else 0.01
+    optimizer = kind(model.named_parameters(), lr=rate, skeleton=skeleton, max_multiplier=1.0)
+    losses = []
+    for _ in range(5):
+        optimizer.zero_grad()
+        loss = F.cross_entropy(model(x), y)
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    assert losses == sorted(losses, reverse=True)
+
+
+@pytest.mark.parametrize("kind", [GSGD, GAdam])
+def test_a_rescaling_in_mid_run_does_not_move_the_bound(kind: type[Any]) -> None:
+    runs = []
+    for rescaled in (False, True):
+        model, x, y, skeleton = _with_a_tiny_weight(0)
+        optimizer = kind(model.named_parameters(), lr=0.01, skeleton=skeleton, max_multiplier=0.7)
+        losses = []
+        for step in range(12):
+            if rescaled and step in (3, 8):
+                graph = skeleton.graph
+                ps.rescale(model, graph, torch.linspace(-2, 2, graph.num_units).double() * (step - 5))
+            optimizer.zero_grad()
+            loss = F.cross_entropy(model(x), y)
+            loss.backward()
+            optimizer.step()
+            losses.append(loss.item())
+        runs.append(losses)
+    assert runs[1] == pytest.approx(runs[0], rel=1e-9)

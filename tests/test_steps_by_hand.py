@@ -12,7 +12,7 @@ from torch.nn import functional as F
 from training_pairs import problem
 
 import pathspace as ps
-from pathspace.training import GSGD, GAdam
+from pathspace.training import GSGD, GAdam, GaugeFixed
 
 RULES = ("modulo", "magnitude", "random")
 
@@ -31,7 +31,7 @@ def ends(block: ps.WeightBlock) -> list[tuple[int, int]]:
 @pytest.mark.parametrize("cap", [0.3, 1.0, 30.0])
 @pytest.mark.parametrize("name", ["opposite_parents", "residual_cnn", "transformer_block"])
 def test_multipliers_are_bounded_edge_by_edge(name: str, cap: float, rule: str) -> None:
-    """``w <- (w - lr M g) / R_tail`` with ``M = 1 / (pre s)^2``, times ``min(1, sqrt(cap) |p|)`` at either end."""
+    """``w <- (w - lr M g) / R_tail`` with ``M = 1 / (pre s)^2``, at either end at most ``sqrt(cap)`` when balanced."""
     case = problem(name)
     model = copy.deepcopy(case.model)
     graph = ps.trace(model, *case.args)
@@ -39,6 +39,8 @@ def test_multipliers_are_bounded_edge_by_edge(name: str, cap: float, rule: str) 
     pre, suffix = skeleton.prefixes(), skeleton.suffixes()
     p = pre * suffix
     chain = skeleton.chain
+    phi = GaugeFixed(torch.optim.SGD(copy.deepcopy(model).named_parameters(), lr=1.0), graph).phi
+    balancing = torch.cat([torch.zeros(1), phi, torch.from_numpy(graph.forms @ phi.numpy())]).exp()
     start = {key: value.detach().clone() for key, value in model.named_parameters()}
     lr = 1e-4
     optimizer = GSGD(model.named_parameters(), lr=lr, skeleton=skeleton, max_multiplier=cap)
@@ -53,11 +55,11 @@ def test_multipliers_are_bounded_edge_by_edge(name: str, cap: float, rule: str) 
         for edge, (tail, head) in enumerate(ends(block)):
             if tree[edge] or (unused is not None and unused[edge]):
                 continue
-            multiplier = 1 / (at(pre, tail) * at(suffix, head)) ** 2
-            for unit in (tail, head):
-                size = 1.0 if chain[abs(unit)] == 0 else abs(at(p, unit))
-                multiplier *= min(1.0, cap**0.5 * size)
-                against += unit < 0 or skeleton.chain_sign[abs(unit)] < 0
+            ends_when_balanced = at(pre, tail) * at(balancing, tail), at(suffix, head) / at(balancing, head)
+            multiplier = (at(balancing, tail) / at(balancing, head)) ** 2
+            for scale in ends_when_balanced:
+                multiplier *= min(1 / scale**2, cap**0.5)
+            against += tail < 0 or head < 0
             expected = (old[edge] - lr * multiplier * grad[edge]) / at(ratio, tail)
             assert new[edge] - old[edge] == pytest.approx(expected - old[edge], rel=1e-6, abs=1e-12)
             checked += 1

@@ -1,74 +1,55 @@
-"""An upper bound on the multipliers of a step, invariant under rescaling."""
+r"""An upper bound on the multipliers of a step, as seen in the balanced gauge.
+
+A step multiplies the gradient of a weight ``u -> v`` by ``1 / (pre_u s_v)^2``. In the gauge in which the network is
+balanced, where ``pre`` is ``pre E`` and ``s`` is ``s / E``, each end is bounded by the root of the bound::
+
+    1 / (pre_u E_u)^2 <= sqrt(cap)        1 / (s_v / E_v)^2 <= sqrt(cap)
+
+A step changes neither ``s`` nor ``E``, so that both bounds are constants. Steps that take ``1 / scale`` itself are
+bounded in the same way without the squares.
+"""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping
+
+import numpy as np
 import torch
 from torch import Tensor
 
-from pathspace import Skeleton
-from pathspace.training.optim.layout import PLAIN, Layout
+from pathspace.structure import Structure
+from pathspace.training.optim.canonical_gauge import canonical
 
 
-class Bounds:
-    """Bounds by tail and by head: ``min(1, sqrt(cap) |p|)`` at either end of an edge, ``1 / p^2 <= cap`` for a chain.
-
-    Of steps that take ``1 / scale`` itself: ``min(1, sqrt(cap |p|))``, ``1 / |p| <= cap``.
+def balancing_factors(graph: Structure, tensors: Mapping[str, Tensor]) -> Tensor:
+    """``E``: by what every id is multiplied on the way to the balanced gauge, 1 for the root, ``(H + 1 + derived,)``.
 
     Args:
+        graph: the reduction graph.
+        tensors: its parameters by name, whole.
+    """
+    phi = canonical(graph, tensors).phi
+    return torch.from_numpy(np.exp(np.concatenate([np.zeros(1), phi, graph.forms @ phi])))
+
+
+def limited(factor: Tensor, balancing: Tensor, cap: float, linear: bool) -> Tensor:
+    """Factors of one end of edges, bounded.
+
+    Args:
+        factor: ``1 / pre`` of tails or ``1 / s`` of heads, to the power that a step takes.
+        balancing: what they are divided by in the balanced gauge: ``E`` of tails, ``1 / E`` of heads.
         cap: the bound.
-        skeleton: the skeleton.
-        layout: the tensors.
-        value: path values by chain, kept up to date by others.
         linear: whether a step takes ``1 / scale`` or its square.
     """
-
-    def __init__(self, cap: float, skeleton: Skeleton, layout: Layout, value: Tensor, linear: bool) -> None:
-        self.cap, self.layout, self.value, self.linear = cap, layout, value, linear
-        chain, sign = (torch.from_numpy(table) for table in (skeleton.chain, skeleton.chain_sign))
-
-        def ends(ids: Tensor) -> tuple[Tensor, Tensor | None]:
-            """Chains of some ids, and where they move against them."""
-            ids = ids.reshape(-1)
-            flip = torch.where(ids < 0, -1, 1) * sign[ids.abs()] < 0
-            found = chain[ids.abs()].to(value.device, torch.int32)
-            return found, flip.to(value.device) if bool(flip.any()) else None
-
-        self._tails = [ends(part.tail) for part in layout.parts]
-        self._heads = [ends(part.head) for part in layout.parts]
-        # the root's share of the bound, where no chain is at the tail
-        self.shares = [
-            1.0 if part.span is not None else min(1.0, cap ** (1.0 if part.kind == PLAIN else 0.5))
-            for part in layout.parts
-        ]
-
-    def _at(self, end: tuple[Tensor, Tensor | None], keep: Tensor | None = None) -> Tensor:
-        """The bound at one end, with 1 for the root's ``p``."""
-        chains, flipped = end
-        value = self.value.index_select(0, chains).abs_()
-        if flipped is not None:
-            value = torch.where(flipped, value.reciprocal(), value)
-        value = torch.where(chains == 0, 1.0, value if keep is None else value * keep.abs())
-        size = value.mul_(self.cap).sqrt_() if self.linear else value.mul_(self.cap**0.5)
-        return size.clamp_(max=1.0)
-
-    def tail(self, number: int) -> Tensor:
-        """The bound by tail of one tensor, flat."""
-        return self._at(self._tails[number])
-
-    def head(self, number: int) -> Tensor:
-        """The bound by head of one tensor, in the shape of its heads."""
-        return self._at(self._heads[number]).view(self.layout.parts[number].head.shape)
-
-    def limit(self, step: Tensor, keep: Tensor) -> None:
-        """Bound the step by tail in place.
-
-        Args:
-            step: by tail, what gradients are multiplied by.
-            keep: by tail, ``1 / R``: by these the change of path values is taken back.
-        """
-        for part, end in zip(self.layout.parts, self._tails, strict=True):
-            if part.span is not None:
-                step[part.span].mul_(self._at(end, keep[part.span]))
+    most = limits(balancing, cap, linear)
+    return factor.clamp(-most, most)
 
 
-__all__ = ["Bounds"]
+def limits(balancing: Tensor, cap: float, linear: bool) -> Tensor:
+    """The largest size of factors of one end of edges; arguments as of :func:`limited`."""
+    size = balancing.abs() if linear else balancing.square()
+    return size * math.sqrt(cap)
+
+
+__all__ = ["balancing_factors", "limited", "limits"]

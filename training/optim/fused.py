@@ -8,7 +8,6 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -188,24 +187,12 @@ class Fused:
         self.grids = len(tiles), len(sums) + len(edges), len(edges)
         self.heads = torch.ones(heads, dtype=torch.float64, device=device)
         self.static = torch.ones(tails, dtype=torch.float64, device=device)
-        self.head_chain = self._head_chains(heads)
-        # a bound at the root's end; the kernel knows that of the head
-        root = min(1.0, (self.space.manner.cap or 1.0) ** 0.5)
-        shares = [1.0 if slot.part.span is not None else root for slot in self.space.slots]
+        shares = [self.space.share(i) for i in range(len(self.space.slots))]
         self.shares = torch.tensor(shares, dtype=torch.float64, device=device)
 
     def _by_head(self, slot: Slot) -> bool:
         """Whether a tensor has factors by head."""
-        return slot.part.kind != PLAIN and (slot.head is not None or self.space.bounds is not None)
-
-    def _head_chains(self, count: int) -> Tensor:
-        """The chain of every head, negative where it moves against it; 0 where no bound asks for it."""
-        found, skeleton = np.zeros(count, np.int32), self.space.skeleton
-        for slot, place in self._head_slots if self.space.bounds is not None else ():
-            ids = slot.part.head.reshape(-1).numpy()
-            sign = np.where(ids < 0, -1, 1) * skeleton.chain_sign[np.abs(ids)]
-            found[place] = skeleton.chain[np.abs(ids)] * sign
-        return torch.from_numpy(found).to(self.space.device)
+        return slot.part.kind != PLAIN and (slot.head is not None or self.space.manner.cap is not None)
 
     # --- what may change from step to step
 
@@ -246,6 +233,7 @@ class Fused:
         """Follow what others have changed: constants of a step, and which chains stay."""
         space = self.space
         if self._constants != space.constants:
+            self.limits = self.space.vectors.factor if space.limits is None else space.limits
             for slot, place in self._head_slots:
                 self.heads[place] = 1.0 if slot.head is None else slot.head.reshape(-1).double()
             for slot, place in self._tail_slots:
@@ -303,13 +291,13 @@ class Fused:
         )  # fmt: skip
         space.spread.sum(self.total)
         self._launch(
-            k.pass_on, -(-(tails + layout.edges) // self.block), *by_chain, vectors.factor, parts.step, parts.keep,
-            parts.tree, layout.of_tails, layout.of_edges, tails, layout.edges,
+            k.pass_on, -(-(tails + layout.edges) // self.block), *by_chain, vectors.factor, self.limits, parts.step,
+            parts.keep, parts.tree, layout.of_tails, layout.of_edges, tails, layout.edges,
             OTHERS=len(layout.of_edges) > layout.edges, **sizes,
         )  # fmt: skip
         self._launch(
             k.update, tiles, pointers, self.numbers, self.tiles, settings, parts.step, parts.keep, self.static,
-            self.heads, self.head_chain, chains, self.shares, self.ages, AT_ONCE=AT_ONCE, **sizes,
+            self.heads, self.shares, self.ages, AT_ONCE=AT_ONCE, **sizes,
         )  # fmt: skip
         blocks = -(-count // self.block)
         self._launch(

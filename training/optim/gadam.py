@@ -103,10 +103,7 @@ class Moments(Rule):
         first, head, own = slot.tail, step.heads[number], None
         if part.span is not None:
             # 1 / pre before this step, bounded
-            before, parts = step.space.vectors.factor[part.span], step.parts
-            if step.space.bounds is not None:
-                before = parts.step[part.span] / parts.keep[part.span]
-            first = before.view(part.tail.shape).to(weight.dtype)
+            first = step.space.bounded_factor[part.span].view(part.tail.shape).to(weight.dtype)
         if self.manner.relative and slot.block is not None:
             # gradients by logarithms of path values, and steps back: times the weight
             first, factor, head, own = None, keep, None, weight.clone()
@@ -181,9 +178,9 @@ class GAdam(PathOptimizer):
         fused: take each step in four kernels, whatever the number of tensors (needs Triton and a CUDA device).
         differentiable: refused when true.
         min_ratio: how much smaller a path value may get than it was; see :class:`pathspace.training.GSGD`.
-        max_multiplier: upper bound of the multiplier of the learning rate, in the balanced gauge:
-            ``1 / sqrt(|p_u p_v|)`` for an edge ``u -> v``, bounded at either end by its root, and ``1 / |p_k|`` for a
-            chain. With ``b`` for the bounded over the unbounded one, this is Adam on ``v / b``:
+        max_multiplier: upper bound of the multiplier of the learning rate, as it is where the network is balanced at
+            the start: of ``1 / |pre_u s_v|`` for an edge ``u -> v``, at either end by its root, and of ``1 / |p_k|``
+            for a chain. With ``b`` for the bounded over the unbounded one, this is Adam on ``v / b``:
             ``v <- v - lr b U(b dL/dv)``. Invariant.
         relative: steps of the size of the path value, ``v <- v (1 - lr U)`` with Adam's direction ``U`` for
             ``v dL/dv``: no multipliers, and invariant. A path value of 0 stays 0, and with ``lr`` below 1 hardly any

@@ -191,9 +191,9 @@ class GSGD(PathOptimizer):
             by others); one that would come closer to zero is stopped there with its sign, because the weights behind
             it could not be recovered. Ratios ``R_k`` below 0 (a path value that changes sign) are carried out exactly.
             Both are counted in :attr:`clip_counts`.
-        max_multiplier: upper bound of the multiplier of the learning rate, in the balanced gauge (the one in which
-            ``|pre_v| = |s_v|``): ``1 / |p_u p_v|`` for an edge ``u -> v``, bounded at either end by its root, and
-            ``1 / p_k^2`` for a chain. These are invariant under rescaling, so the bounded step is, too.
+        max_multiplier: upper bound of the multiplier of the learning rate, as it is where the network is balanced at
+            the start: of ``1 / (pre_u s_v)^2`` for an edge ``u -> v``, at either end by its root, and of ``1 / p_k^2``
+            for a chain. These are invariant under rescaling, so the bounded step is, too.
         relative: steps of the size of the path value, ``v <- v (1 - lr v dL/dv)``: no multipliers, and invariant. A
             path value of 0 stays 0, and signs change only where ``lr v dL/dv`` exceeds 1.
 

@@ -1,7 +1,7 @@
 r"""By what a step on path values multiplies the learning rate: known before the first step.
 
-A step of G-SGD moves a weight ``u -> v`` by ``lr / |p_u p_v|`` times its gradient in the balanced gauge (where
-``|pre_v| = |s_v|``), and the logarithm of a chain's path value by ``lr / p_k^2`` times its derivative. Both are
+A step of G-SGD moves a weight ``u -> v`` by ``lr / |p_u p_v|`` times its gradient in the gauge where
+``|pre_v| = |s_v|``, and the logarithm of a chain's path value by ``lr / p_k^2`` times its derivative. Both are
 invariant under rescaling. Products of many small weights make them as large as ``1e13``.
 """
 

@@ -51,7 +51,7 @@ class Step:
         parts: the vectors of path space.
         weights: the weights in the shapes they are worked on.
         grads: their gradients as given (zeros where there are none).
-        heads: factors by head; where they are bounded, they belong to the path values before the step.
+        heads: factors by head.
     """
 
     space: PathSpace
@@ -168,7 +168,8 @@ class PathOptimizer(Optimizer):
     def _connect(self, blocks: Sequence[int | None]) -> None:
         """Lay out the weights as they lie now; what the rule keeps goes on."""
         owner, manner = type(self).__name__, self._rule.manner
-        space = PathSpace(owner, self.param_groups, blocks, self.skeleton, manner, self.min_ratio, self._absent)
+        given = owner, self.param_groups, blocks, self.skeleton, manner, self.min_ratio, self._absent
+        space = PathSpace(*given, before=self._space)
         kept = self._rule.vectors(space.vectors.value, len(space.slots))
         vectors, parts = space.vectors, space.vectors.kept
         everything = {
@@ -184,6 +185,8 @@ class PathOptimizer(Optimizer):
                 # tensors that joined since have taken no step
                 if name == "steps" or old.shape == vector.shape:
                     vector[: len(old)] = old.to(vector.device)[: len(vector)]
+        if self.max_multiplier is not None:
+            everything["balancing"] = space.balancing
         everything |= kept
         fused = any(group.get("fused") for group in self.param_groups)
         self._fused = Fused(space, everything, self._rule.chains, self._rule.buffers) if fused else None
@@ -224,8 +227,7 @@ class PathOptimizer(Optimizer):
         space = self.space
         found = [local_gradient(slot.parameter) if slot.given else None for slot in space.slots]
         grads = [torch.zeros_like(s.held) if g is None else g for s, g in zip(space.slots, found, strict=True)]
-        heads = [space.head(i) for i in range(len(space.slots))]
-        tensors = space.weights(), space.views(grads), heads
+        tensors = space.weights(), space.views(grads), [slot.head for slot in space.slots]
         return Step(space, self.param_groups, self.state, self._kept, space.vectors.parts, *tensors)
 
     @torch.no_grad()

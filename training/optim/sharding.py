@@ -74,6 +74,11 @@ def local_gradient(parameter: Tensor) -> Tensor | None:
     return None if grad is None else local(grad)
 
 
+def whole(tensor: Tensor) -> Tensor:
+    """All of a tensor; of shards, gathered from all devices."""
+    return tensor.full_tensor() if sharded(tensor) else tensor
+
+
 def version(tensor: Tensor) -> int:
     """How often a tensor was written to, as a whole or on this device alone."""
     return tensor._version + local(tensor)._version if sharded(tensor) else tensor._version

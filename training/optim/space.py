@@ -17,13 +17,13 @@ import torch
 from torch import Tensor
 
 from pathspace import Skeleton, UnsupportedError
-from pathspace.training.optim.bounds import Bounds
+from pathspace.training.optim.bounds import balancing_factors, limited, limits
 from pathspace.training.optim.frozen import held_chains
 from pathspace.training.optim.kernels import group_size, leaving, rows_of_group, summed
 from pathspace.training.optim.layout import DYNAMIC, PLAIN, STATIC, Part, find_held, make_layout
 from pathspace.training.optim.matching import named
 from pathspace.training.optim.record import Record
-from pathspace.training.optim.sharding import find_spread, local, sharded, version
+from pathspace.training.optim.sharding import find_spread, local, sharded, version, whole
 from pathspace.training.optim.vectors import Parts, Vectors
 
 Groups = Sequence[dict[str, Any]]
@@ -106,6 +106,7 @@ class PathSpace:
         manner: what the rule of a step asks for.
         min_ratio: how much smaller a path value may get than it is now.
         absent: block -> weight of the traced model that the optimizer was not given.
+        before: path space as these weights were laid out before.
 
     Raises:
         UnsupportedError: path space lies on several devices, a skeleton weight is 0, or path values are too small.
@@ -120,6 +121,7 @@ class PathSpace:
         manner: Manner,
         min_ratio: float,
         absent: Mapping[int, Tensor] = MappingProxyType({}),
+        before: PathSpace | None = None,
     ) -> None:
         self.owner, self.given, self.skeleton = owner, list(blocks), skeleton
         self.manner, self.min_ratio = manner, min_ratio
@@ -141,10 +143,16 @@ class PathSpace:
         dtypes = [None if block is None else p.dtype for p, block in zip(held, blocks, strict=True)]
         self.vectors = Vectors(self.layout, dtypes, self.device, fused)
         self.slots = self._slots(groups, held, absent)
-        cap, value = manner.cap, self.vectors.value
-        self.bounds = None if cap is None else Bounds(cap, skeleton, self.layout, value, manner.linear)
+        # by unit, what leads to the balanced gauge, and suffixes when it was found; the largest factors by tail
+        ids = 0 if manner.cap is None else 1 + skeleton.graph.num_units + skeleton.graph.forms.shape[0]
+        self.balancing = torch.ones(ids, dtype=torch.float64)
+        self.limits: Tensor | None = None
+        self.suffix_then: Tensor | None = None
+        if before is not None:
+            self.balancing, self.suffix_then = before.balancing.clone(), before.suffix_then
+            self.vectors.value.copy_(before.vectors.value)
         # what takes the place of path values where steps are relative
-        self.one = torch.ones_like(value)
+        self.one = torch.ones_like(self.vectors.value)
         self.one[0] = torch.inf
         self._find_groups()
         self.counts = torch.zeros(2, self.layout.count, dtype=torch.int32, device=self.device)
@@ -242,8 +250,11 @@ class PathSpace:
         """
         prefix, suffix, *tables = self._products()
         vectors, parts = self.vectors, self.vectors.kept
+        value = (prefix * suffix)[self.layout.first.cpu()]
+        if self.manner.cap is not None:
+            self._balance(suffix, value)
         vectors.factor.copy_(self._factors_by_tail(prefix))
-        vectors.value.copy_((prefix * suffix)[self.layout.first.cpu()])
+        vectors.value.copy_(value)
         parts.least.fill_(self.min_ratio)
         # the root has no path value: dividing by infinity leaves its ratio at 1
         vectors.value[0] = torch.inf
@@ -253,6 +264,17 @@ class PathSpace:
         self._constants(prefix, suffix)
         self._check_range()
         self.note_versions()
+
+    def _balance(self, suffix: Tensor, value: Tensor) -> None:
+        """Find the balanced gauge; of a network that was only rescaled since, it is the same."""
+        before, old = self.suffix_then, self.vectors.value.cpu()
+        self.suffix_then = suffix
+        if before is not None and torch.allclose(old[1:], value[1:], rtol=1e-4, atol=0.0):
+            self.balancing *= (suffix / before).abs()
+            return
+        blocks = self.skeleton.graph.blocks
+        tensors = {blocks[s.block].name: whole(s.parameter.detach()) for s in self.slots if s.block is not None}
+        self.balancing.copy_(balancing_factors(self.skeleton.graph, tensors))
 
     def recall(self) -> None:
         """Recompute what a state does not hold, from the weights that belong to it."""
@@ -312,42 +334,46 @@ class PathSpace:
 
     def _factors_by_tail(self, prefix: Tensor) -> Tensor:
         """``1 / pre`` of all tails that move, to the power that a step takes."""
+        return self._inverse(prefix, self._moving_tails()).to(self.vectors.factor)
+
+    def _moving_tails(self) -> Tensor:
         tails = [part.tail.reshape(-1) for part in self.layout.parts if part.kind == DYNAMIC]
-        ids = torch.cat(tails) if tails else torch.zeros(0, dtype=torch.int64)
-        return self._inverse(prefix, ids).to(self.vectors.factor)
+        return torch.cat(tails) if tails else torch.zeros(0, dtype=torch.int64)
 
     def _constants(self, prefix: Tensor, suffix: Tensor) -> None:
         """Factors that a step never changes: ``1 / s_head``, and ``1 / pre_tail`` where no chain is involved."""
         self.constants += 1
+        cap, linear = self.manner.cap, self.manner.linear
+        if cap is not None:
+            self.suffix_then = suffix
+            self.limits = limits(power(self.balancing, self._moving_tails()), cap, linear).to(self.vectors.factor)
         for slot in self.slots:
             head, tail = self._inverse(suffix, slot.part.head), self._inverse(prefix, slot.part.tail)
-            # with a bound, the bounded product is rounded, not its factors
-            like = self.vectors.factor if self.bounds is not None else slot.held
-            slot.head = None if slot.part.kind == PLAIN or bool((head == 1).all()) else head.to(like)
+            if cap is not None:
+                head = limited(head, power(self.balancing, slot.part.head).reciprocal(), cap, linear)
+                tail = limited(tail, power(self.balancing, slot.part.tail), cap, linear)
+            slot.head = None if slot.part.kind == PLAIN or bool((head == 1).all()) else head.to(slot.held)
             slot.tail = None if slot.part.kind != STATIC or bool((tail == 1).all()) else tail.to(slot.held)
 
-    def head(self, number: int) -> Tensor | None:
-        """The factor by head of one tensor; a bound on the multipliers follows the path values."""
-        slot = self.slots[number]
-        if self.bounds is None or slot.part.kind == PLAIN:
-            return slot.head
-        bound = self.bounds.head(number)
-        return (bound if slot.head is None else bound.mul_(slot.head)).to(slot.held.dtype)
-
     def share(self, number: int) -> float:
-        """What a bound leaves of the step of one tensor at the root's end."""
-        return 1.0 if self.bounds is None else self.bounds.shares[number]
+        """What a bound leaves of the step of a tensor whose multiplier is 1."""
+        return 1.0 if self.slots[number].part.kind != PLAIN else min(1.0, self.manner.cap or 1.0)
+
+    @property
+    def bounded_factor(self) -> Tensor:
+        """By tail, ``1 / pre`` to the power that a step takes, bounded."""
+        factor = self.vectors.factor
+        return factor if self.limits is None else factor.clamp(-self.limits, self.limits)
 
     def applied(self, number: int) -> list[Tensor]:
         """By head and by tail, what a step multiplies the gradient of a tensor by, broadcastable to its view."""
-        slot, head = self.slots[number], self.head(number)
+        slot = self.slots[number]
         if self.manner.relative:
             return [slot.part.shaped(slot.held.detach())] if slot.block is not None else []
         part, tail = slot.part, slot.tail
         if part.span is not None:
-            tail = self.vectors.factor[part.span]
-            tail = (tail if self.bounds is None else tail * self.bounds.tail(number)).view(part.tail.shape)
-        return [side for side in (head, part.spread(tail)) if side is not None]
+            tail = self.bounded_factor[part.span].view(part.tail.shape)
+        return [side for side in (slot.head, part.spread(tail)) if side is not None]
 
     @property
     def scales(self) -> Tensor:
@@ -373,7 +399,7 @@ class PathSpace:
         """
         if self.manner.relative:
             return
-        bad = [self.bounds is None and not bool(self.vectors.value.square().reciprocal().isfinite().all())]
+        bad = [self.manner.cap is None and not bool(self.vectors.value.square().reciprocal().isfinite().all())]
         for i, slot in enumerate(self.slots):
             sizes = [float(factor.abs().amax()) for factor in self.applied(i) if factor.numel()]
             numbers = torch.finfo(slot.held.dtype)
@@ -489,8 +515,7 @@ class PathSpace:
 
     def carry(self, parts: Parts) -> None:
         """Carry out the ratios on everything that is kept by unit."""
-        bound = None if self.bounds is None else self.bounds.limit
-        self.vectors.carry(parts, self.counts, self.held, self.manner.linear, bound)
+        self.vectors.carry(parts, self.counts, self.held, self.manner.linear, self.limits)
         if self.cut:
             self.record.follow(self.vectors.ratios, self.manner.linear)
 

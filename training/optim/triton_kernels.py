@@ -78,15 +78,6 @@ def address(numbers, row, column):
 
 
 @triton.jit
-def bounded(value, chain, flipped, cap, ADAM: tl.constexpr):
-    """``min(1, sqrt(cap) |p|)``, Adam's ``min(1, sqrt(cap |p|))``; the root's ``p`` is 1; 1 without a bound (0)."""
-    size = tl.where(chain == 0, 1.0, tl.abs(value))
-    size = tl.where(flipped, 1.0 / tl.where(flipped, size, 1.0), size)
-    size = tl.minimum(tl.sqrt(size * cap) if ADAM else size * tl.sqrt(cap), 1.0)
-    return tl.where(cap == 0.0, 1.0, size)
-
-
-@triton.jit
 def reduce(pointers, numbers, programs, total, target, signs, tree, places, tails, settings, rates, groups,
            SIGNED: tl.constexpr, AT_ONCE: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
     """Add ``c_k`` to ``total``: products of weights and gradients by tail, and those of tree edges.
@@ -191,7 +182,7 @@ def ratio_of(chains, chain, mask, settings, groups, ADAM: tl.constexpr):
 
 
 @triton.jit
-def pass_on(chains, count, settings, groups, factor, step, keep, tree, of_tails, of_edges, tails, edges,
+def pass_on(chains, count, settings, groups, factor, limits, step, keep, tree, of_tails, of_edges, tails, edges,
             OTHERS: tl.constexpr, ADAM: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
     """Factors by tail, and the weights on the trees, after the ratios."""
     number = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
@@ -205,8 +196,11 @@ def pass_on(chains, count, settings, groups, factor, step, keep, tree, of_tails,
     change = tl.where(place >= count, 1.0 / ratio, ratio)
     old = tl.load(factor + number, mask=tail, other=0.0)
     tl.store(keep + number, change, mask=tail)
-    bound = bounded(by_chain(chains, VALUE, chain, inside), chain, place < count, tl.load(settings + CAP), ADAM)
-    tl.store(step + number, old * change * bound, mask=tail)
+    moves = old
+    if tl.load(settings + CAP) != 0.0:
+        most = tl.load(limits + number, mask=tail, other=0.0)
+        moves = tl.minimum(tl.maximum(old, -most), most)
+    tl.store(step + number, moves * change, mask=tail)
     if not ADAM:
         change = tl.where(tail, change * change, change)
     tl.store(factor + number, old * change, mask=tail)
@@ -219,7 +213,7 @@ def pass_on(chains, count, settings, groups, factor, step, keep, tree, of_tails,
 
 
 @triton.jit
-def update(pointers, numbers, programs, settings, step, keep, static, heads, head_chain, chains, shares, ages,
+def update(pointers, numbers, programs, settings, step, keep, static, heads, shares, ages,
            ADAM: tl.constexpr, AT_ONCE: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
     """All weights, edges on the trees too (they are written once more later), and what is remembered of them."""
     program = programs + 4 * tl.program_id(0)
@@ -250,12 +244,6 @@ def update(pointers, numbers, programs, settings, step, keep, static, heads, hea
             elif factors == STATIC:
                 moves = tl.load(static + tail, mask=here, other=0.0)
             by_head = tl.load(heads + head, mask=here, other=0.0)
-            cap = tl.load(settings + CAP)
-            if cap != 0.0:
-                signed = tl.load(head_chain + head, mask=here, other=0)
-                chain = tl.abs(signed)
-                value = by_chain(chains, VALUE, chain, here)
-                by_head = by_head * bounded(value, chain, signed < 0, cap, ADAM)
             if ADAM:
                 one, two = tl.load(table + BETA1), tl.load(table + BETA2)
                 age = tl.load(ages + tensor) + 1.0

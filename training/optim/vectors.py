@@ -6,7 +6,7 @@ the weights on the trees), the step by tail and ``1 / R`` by tail.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -130,7 +130,7 @@ class Vectors:
         counts: Tensor,
         held: Tensor | None,
         linear: bool,
-        bound: Callable[[Tensor, Tensor], None] | None,
+        limits: Tensor | None,
     ) -> None:
         """Carry out the ratios on everything that is kept by unit, and prepare what the tensors need.
 
@@ -140,7 +140,7 @@ class Vectors:
             held: chains that stay; ``None``: none of them.
             linear: whether a step takes ``1 / pre`` or its square. In the first case :attr:`factor` is left as it was,
                 for :meth:`settle`.
-            bound: bounds the step by tail in place, given ``1 / R``.
+            limits: by tail, the largest size of the factor of a step.
         """
         ratio, size = parts.ratio, torch.abs(parts.ratio, out=parts.inverse)
         if held is not None:
@@ -154,10 +154,11 @@ class Vectors:
         torch.index_select(self.ratios, 0, self.layout.of_tails, out=parts.keep)
         # 1 / (pre^n R): the step that comes together with the change of the tail; then 1 / (pre R)^n
         torch.mul(self.factor, parts.keep, out=parts.step)
+        bounded = None if limits is None else self.factor.clamp(-limits, limits).mul_(parts.keep)
         if not linear:
             torch.mul(parts.step, parts.keep, out=self.factor)
-        if bound is not None:
-            bound(parts.step, parts.keep)
+        if bounded is not None:
+            parts.step.copy_(bounded)
         for factor in self.ratios.index_select(0, self.layout.of_edges).split(max(1, self.layout.edges)):
             parts.tree.mul_(factor)
         for rounded in parts.rounded:
