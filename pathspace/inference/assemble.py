@@ -19,7 +19,7 @@ from pathspace.inference.relations import Relations
 from pathspace.inference.semantics import Place
 from pathspace.inference.union_find import negated
 from pathspace.inference.units import Scales, Use
-from pathspace.inference.values import NEUTRAL, compress, constant, distinct
+from pathspace.inference.values import NEUTRAL, ROOT, compress, constant, distinct
 
 Piece = tuple[Region, Tensor, Tensor]
 
@@ -100,6 +100,11 @@ def _same_factor(tail: tuple[Tensor, Tensor], head: tuple[Tensor, Tensor], equat
         for dim in range(head[0].dim())
     ]
     sizes = [max(head[0].shape[dim], head[1].shape[dim]) if both[dim] else 1 for dim in range(head[0].dim())]
+    for side, other in ((tail, head), (head, tail)):
+        if torch.equal(*side) and not bool((side[0] == NEUTRAL).any()):
+            # nothing changes at one end, so nothing does at the other
+            equations.unify(*other)
+            return torch.full(sizes, ROOT)
     change = equations.fresh(sizes)
     for earlier, later in (tail, head):
         equations.relate((1, later), (-1, earlier), (-1, change))

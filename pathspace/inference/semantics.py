@@ -140,6 +140,10 @@ class Semantics(ABC):
         """A tensor that comes from outside: an ``"input"``, or a ``"buffer"``."""
         return constant(shape)
 
+    def deferred(self, value: Tensor, exponent: int) -> Tensor | None:
+        """A power, as the result of the operation itself, whose scale may wait until it is used; ``None`` if not."""
+        return None
+
     def compact(self, value: Tensor) -> Tensor:
         """The same ids with as few different ones as is known by now."""
         return value

@@ -53,6 +53,9 @@ class UnionFind:
         for dim in range(left.dim()):
             if left.shape[dim] > 1 and left.stride(dim) == 0 and right.stride(dim) == 0:
                 left, right = left.narrow(dim, 0, 1), right.narrow(dim, 0, 1)
+        if (both := self._star(left, right)) is not None:
+            found = [pairs for sides in both if (pairs := self.unify(*sides)) is not None]
+            return torch.cat(found, 1) if found else None
         pairs = self._marked(left, right)
         if pairs is None:
             keep = (left != right) & (left != NEUTRAL) & (right != NEUTRAL)
@@ -66,6 +69,25 @@ class UnionFind:
         self._left.append(pairs[0].numpy())
         self._right.append(pairs[1].numpy())
         return pairs
+
+    def _star(self, left: Tensor, right: Tensor) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]] | None:
+        """Where each of some ids meets each of others: one of the ones with all the others, and the reverse.
+
+        Returns:
+            Both sides of two unifications that say the same, or ``None`` where nothing is saved.
+        """
+        dims = range(left.dim())
+        own = [dim for dim in dims if left.shape[dim] > 1 and right.stride(dim) == 0]
+        other = [dim for dim in dims if left.shape[dim] > 1 and left.stride(dim) == 0]
+        few, many = distinct(left), distinct(right)
+        # (exact zeros impose nothing, so that they cannot stand for others)
+        if not own or not other or bool((few == NEUTRAL).any()) or bool((many == NEUTRAL).any()):
+            return None
+        for dim in own:
+            few = few.narrow(dim, 0, 1)
+        for dim in other:
+            many = many.narrow(dim, 0, 1)
+        return (few, right), (left, many)
 
     def present(self, ids: Tensor) -> Tensor:
         """The ids that occur, without their signs and mostly without repetition."""

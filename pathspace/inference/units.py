@@ -5,9 +5,11 @@ Equations ``phi(a) = phi(b)`` are collected while the graph is interpreted and s
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from fractions import Fraction
 from math import prod
+from typing import Any
 
 import numpy as np
 import torch
@@ -15,6 +17,7 @@ from torch import Tensor
 
 from pathspace.inference.layout import layout
 from pathspace.inference.origins import constant_behind
+from pathspace.inference.registry import facts_of
 from pathspace.inference.relations import Relations
 from pathspace.inference.semantics import Semantics
 from pathspace.inference.union_find import class_index
@@ -22,8 +25,11 @@ from pathspace.inference.values import NEUTRAL, ROOT, Value, Weight, compress, c
 from pathspace.structure import Pin
 
 # weights met with more scales than this are taken to meet one: sound, and exact where it matters
+Memory = tuple[int, tuple[tuple[int, int, int], ...]]
 EXACT_USES = 20_000
 EXACT_RESULTS = 20_000
+# kinds of operations that sum
+SUMS = ("total", "mean")
 UNLIKE = "different constants are added to this parameter"
 SHARED = "norms with different eps divide by one running variance"
 # tables of which more scalars than this are picked by data are taken to have equal rows
@@ -61,6 +67,29 @@ def _alike(columns: Tensor) -> tuple[Tensor, Tensor]:
     return some[:, first], which
 
 
+def _memory(ids: Tensor) -> Memory:
+    """Which ids a tensor shows, in which order, repetition apart."""
+    steps = zip(range(-ids.dim(), 0), ids.shape, ids.stride(), strict=True)
+    return ids.data_ptr(), tuple((dim, size, stride) for dim, size, stride in steps if size > 1 and stride)
+
+
+def _spread(ids: Tensor, shape: Sequence[int]) -> Tensor:
+    """Ids repeated over a shape, which may have fewer dimensions where nothing changes."""
+    ids = distinct(ids)
+    while ids.dim() > len(shape):
+        ids = ids.select(0, 0)
+    return ids.expand(tuple(shape))
+
+
+def _reach(reached: Tensor, source: Tensor, target: Tensor) -> None:
+    """Mark what flows into something that is marked, elementwise after broadcasting; the last mark is never set."""
+    void = len(reached) - 1
+    hit = reached[torch.where(target == NEUTRAL, void, target.abs())]
+    lost = [dim for dim in range(hit.dim()) if source.shape[dim] == 1 and hit.shape[dim] > 1]
+    hit = hit.any(dim=tuple(lost), keepdim=True) if lost else hit
+    reached[source[hit.expand(source.shape) & (source != NEUTRAL)].abs()] = True
+
+
 @dataclass(frozen=True)
 class Gather:
     """A virtual weight: the rows of a table that an index picks.
@@ -81,8 +110,14 @@ class Scales(Semantics):
         super().__init__(offsets, shapes)
         self.equations = Relations()
         self.uses: list[Use] = []
-        # in order of execution: a use by its number, ids that reach a fixed scale, or pairs (from, to) of ids
+        # in order of execution: a use by its number, ids that reach a fixed scale, or ids that flow into others
         self._log: list[int | Tensor | tuple[Tensor, Tensor]] = []
+        # where ids lie in memory -> these, and ids that say the same of their scales in fewer numbers
+        self._tied: dict[Memory, tuple[Tensor, Tensor]] = {}
+        # where ids lie in memory -> these, and ids of which they are a power
+        self._powers: dict[Memory, tuple[Tensor, Tensor, Fraction]] = {}
+        # how ids were made -> of which, the ids, and in which captured graph
+        self._made: dict[tuple[Any, ...], list[tuple[Tensor, Tensor, Any]]] = {}
         self.cuts: list[Tensor] = []
         self.observes = False
         # ids of the scalars of parameters used as activations, laid out like the parameter
@@ -131,6 +166,27 @@ class Scales(Semantics):
             return None
         return virtual.moved(lambda t: reshaped(t, (*rows, *t.shape[1:])), self.offsets)
 
+    def activation(self, value: Any) -> Tensor:
+        """Anything as an activation; of ids that are known to be equal, one stands for all."""
+        ids = super().activation(value)
+        if hasattr(ids, "base"):
+            return self.product(ids.base)
+        held = self._tied.get(_memory(ids))
+        return ids if held is None else _spread(held[1], ids.shape)
+
+    def moved(self, function: Callable[[Tensor], Tensor], value: Value) -> Value:
+        """A movement of data, run on the ids."""
+        return super().moved(function, self.activation(value) if hasattr(value, "base") else value)
+
+    def deferred(self, value: Tensor, exponent: int) -> Tensor | None:
+        """A power that is only summed: what is summed shares one scale, of which a single power is taken then."""
+        node = self.place.node
+        if node is None or not node.users or any(facts_of(user).kind not in SUMS for user in node.users):
+            return None
+        waiting = value.view(value.shape)
+        waiting.base = exponent, value  # type: ignore[attr-defined]
+        return waiting
+
     def join(self, *values: Value) -> Tensor:
         """Unify the operands elementwise."""
         ids = [self.activation(value) for value in values]
@@ -153,13 +209,16 @@ class Scales(Semantics):
                 first = first.amin(dim, keepdim=True)
         first = first.expand([1 if dim in wanted else size for dim, size in enumerate(ids.shape)])
         self._flow(ids, first)
+        if distinct(first).numel() < distinct(ids).numel() and not bool((distinct(ids) == NEUTRAL).any()):
+            self._tied[_memory(ids)] = ids, first
         return first
 
     def _flow(self, source: Tensor, target: Tensor) -> None:
         """``source`` goes into ``target`` and shares its scale."""
         pairs = self.equations.unify(source, target)
         if pairs is not None:
-            self._log.append((class_index(pairs[0]), class_index(pairs[1])))
+            source, target = torch.broadcast_tensors(source, target)
+            self._log.append((distinct(source), distinct(target)))
             fixed = (pairs == ROOT).any(0)
             if bool(fixed.any()):
                 self._meets_constant(int(fixed.sum()))
@@ -178,7 +237,7 @@ class Scales(Semantics):
 
     def alive(self) -> list[Tensor]:
         """For every use, which heads reach a fixed scale or a normalisation: one sweep back over the execution."""
-        reached = torch.zeros(self.equations.size, dtype=torch.bool)
+        reached = torch.zeros(self.equations.size + 1, dtype=torch.bool)
         result: list[Tensor] = [torch.zeros(0)] * len(self.uses)
         for event in reversed(self._log):
             if isinstance(event, int):
@@ -190,7 +249,7 @@ class Scales(Semantics):
                 tail = use.tail[good.expand(use.tail.shape)]
                 reached[class_index(tail)] = True
             elif isinstance(event, tuple):
-                reached[event[0][reached[event[1]]]] = True
+                _reach(reached, *event)
             else:
                 reached[event] = True
         return result
@@ -200,6 +259,9 @@ class Scales(Semantics):
 
     def reduce(self, value: Value, dims: Iterable[int], keepdim: bool = False) -> Tensor:
         """Unify along the reduced dimensions."""
+        if hasattr(value, "base"):
+            exponent, base = value.base
+            return self.product((exponent, self.reduce(base, dims, keepdim)))
         ids = self._coarse(value, dims)
         wanted = sorted({dim % ids.dim() for dim in dims}, reverse=True)
         ids = self._representative(ids, wanted)
@@ -232,7 +294,13 @@ class Scales(Semantics):
         void = distinct(tail) == NEUTRAL
         if bool(void.all()):
             return constant(out, NEUTRAL)
-        head = self.equations.fresh([full[dim] if varies[dim] and dim not in reduced else 1 for dim in range(rank)])
+        sizes = tuple(full[dim] if varies[dim] and dim not in reduced else 1 for dim in range(rank))
+        view = (weight.name, tuple(weight.shape), weight.index.stride(), weight.index.storage_offset())
+        small, again = distinct(tail), weight.name is not None and weight.name not in self.virtual
+        head = self._same((*view, sizes), small) if again else None
+        if head is None:
+            head = self.equations.fresh(sizes)
+            self._made.setdefault((*view, sizes), []).append((small, head, self.graph))
         self._use(weight, tail, head)
         if bool(void.any()):
             # what only exact zeros (masked scalars) lead to is an exact zero
@@ -246,6 +314,16 @@ class Scales(Semantics):
         for dim in sorted(reduced, reverse=True):
             result = result.select(dim, 0)
         return result
+
+    def _same(self, key: tuple[Any, ...], operand: Tensor) -> Tensor | None:
+        """Ids that another capture of the model made of the same ids in the same way: they have the same scales."""
+        entries = self._made.get(key, [])
+        for place, (before, made, graph) in enumerate(entries):
+            if graph is not self.graph and before.shape == operand.shape and torch.equal(before, operand):
+                # each stands for one use in every capture
+                entries[place] = before, made, self.graph
+                return made
+        return None
 
     def _baseline(self, ids: Tensor, free: Sequence[int], kept: Sequence[int]) -> tuple[Tensor, Tensor | None]:
         """One weight met with several scales (of tokens, of positions): ``phi = baseline + change``, exactly.
@@ -273,9 +351,7 @@ class Scales(Semantics):
         if void is not None:
             baseline = torch.where(void, NEUTRAL, baseline)
         self.equations.relate((1, small), (-1, baseline), (-1, change))
-        for target in torch.broadcast_tensors(baseline, change):
-            kept = (small != NEUTRAL) & (target != NEUTRAL)
-            self._log.append((class_index(small[kept]), class_index(target[kept])))
+        self._log += [(small, distinct(target.expand(small.shape))) for target in (baseline, change)]
         return baseline.expand(full), change
 
     def _note_shift(self, weight: Weight) -> None:
@@ -404,28 +480,69 @@ class Scales(Semantics):
         if all(bool((distinct(entry) == ROOT).all()) for entry in ids):
             return constant(shape)
         wide = [entry.expand(shape) for entry in ids]
+        powers = [Fraction(power) for power, _ in factors]
+        if (known := self._single(powers, wide)) is not None:
+            return known
         sizes = [n if any(entry.stride(dim) for entry in wide) else 1 for dim, n in enumerate(shape)]
         small = [entry[tuple(slice(0, n) for n in sizes)] for entry in wide]
         rows, which = _alike(torch.stack([entry.reshape(-1) for entry in small]))
-        out = self.equations.fresh((rows.shape[1],))
-        self.equations.relate((1, out), *((-power, row) for (power, _), row in zip(factors, rows, strict=True)))
-        self._log += [(class_index(row), class_index(out)) for row in rows]
+        key = (self.place.node and self.place.node.name, *(power for power, _ in factors))
+        out = self._same(key, rows)
+        if out is None:
+            out = self.equations.fresh((rows.shape[1],))
+            self.equations.relate((1, out), *((-power, row) for (power, _), row in zip(factors, rows, strict=True)))
+            self._made.setdefault(key, []).append((rows, out, self.graph))
+        self._log += [(row, out) for row in rows]
         # exact zeros stay what they are
-        return torch.cat([out, torch.tensor([NEUTRAL])])[which].reshape(sizes).expand(shape)
+        result = torch.cat([out, torch.tensor([NEUTRAL])])[which].reshape(sizes).expand(shape)
+        self._note_power(result, wide, powers)
+        return result
+
+    def _single(self, powers: Sequence[Fraction], ids: Sequence[Tensor]) -> Tensor | None:
+        """A product of powers of the same ids: known at once where the power is 0, 1 or -1."""
+        known = [self._powers.get(_memory(entry), (entry, entry, Fraction(1))) for entry in ids]
+        bases = [_spread(base, entry.shape) for (_, base, _), entry in zip(known, ids, strict=True)]
+        total = sum((power * own for power, (_, _, own) in zip(powers, known, strict=True)), Fraction(0))
+        if abs(total) not in (0, 1) or len({_memory(base) for base in bases}) > 1:
+            return None
+        if not bases[0].numel() or bool((distinct(bases[0]) == NEUTRAL).any()):
+            return None
+        if total == 0:
+            # (a normalisation written out by hand)
+            for entry in ids:
+                self._sink(entry)
+            return constant(bases[0].shape)
+        result = bases[0]
+        if total == -1:
+            result = (-distinct(result)).expand(result.shape)
+            self._note_power(result, bases[:1], [total])
+        self._log += [(distinct(entry), distinct(result)) for entry in ids]
+        return result
+
+    def _note_power(self, made: Tensor, ids: Sequence[Tensor], powers: Sequence[Fraction]) -> None:
+        """Remember ids that are a power of others."""
+        if len(ids) == 1 and made.numel():
+            _, base, own = self._powers.get(_memory(ids[0]), (ids[0], ids[0], Fraction(1)))
+            self._powers[_memory(made)] = made, _spread(base, made.shape), own * powers[0]
 
     def root(self, value: Tensor, degree: int) -> Tensor:
         """A fresh id whose multiple is the operand's scale."""
         if bool((distinct(value) == ROOT).all()):
             return value
+        if (known := self._single([Fraction(1, degree)], [value])) is not None:
+            return known
         sizes = [n if stride else 1 for n, stride in zip(value.shape, value.stride(), strict=True)]
         small = value[tuple(slice(0, n) for n in sizes)]
         out = torch.where(small == NEUTRAL, NEUTRAL, self.equations.fresh(sizes))
         self.equations.relate((degree, out), (-1, small))
-        self._log.append((class_index(small[small != NEUTRAL]), class_index(out[out != NEUTRAL])))
-        return out.expand(value.shape)
+        self._log.append((small, out))
+        result = out.expand(value.shape)
+        self._note_power(result, [value], [Fraction(1, degree)])
+        return result
 
     def fix(self, value: Tensor) -> None:
         """Unify with the root."""
+        value = self.activation(value)
         present = self.equations.present(value)
         self.equations.unify(present, constant(()))
         self._sink(present)

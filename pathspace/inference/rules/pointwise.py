@@ -163,7 +163,14 @@ def power(semantics: Semantics, x: Value) -> Value:
     """Powers multiply the logarithm of a scale; roots divide it, which is a relation as well."""
     name = semantics.place.op.removeprefix("aten.").rstrip("_")
     exponents = {"square": Fraction(2), "reciprocal": Fraction(-1), "sqrt": Fraction(1, 2), "rsqrt": Fraction(-1, 2)}
-    return raised(semantics, semantics.activation(x), exponents[name])
+    return _result(semantics, semantics.activation(x), exponents[name])
+
+
+def _result(semantics: Semantics, ids: Tensor, exponent: Fraction) -> Tensor:
+    """A rational power that is the result of the operation, and not a step on the way."""
+    whole = exponent.denominator == 1 and not is_plain(ids)
+    waiting = semantics.deferred(ids, exponent.numerator) if whole else None
+    return raised(semantics, ids, exponent) if waiting is None else waiting
 
 
 def raised(semantics: Semantics, ids: Tensor, exponent: Fraction) -> Tensor:
@@ -183,7 +190,7 @@ def pow_(semantics: Semantics, x: Any, exponent: Any) -> Value:
         if exponent == 0:
             return constant(ids.shape)
         if abs(float(close) - exponent) < 1e-12 and abs(close) <= 8:
-            return raised(semantics, ids, close)
+            return _result(semantics, ids, close)
     values = [semantics.activation(v) for v in (x, exponent)]
     return semantics.opaque(values, "a power with this exponent is not followed")
 
