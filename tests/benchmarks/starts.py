@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -83,10 +84,10 @@ def train(task: Task, start: Start, lr: float, seed: int, epochs: int, batch: in
     return errors(task, model)
 
 
-def measure(seeds: int, epochs: int, batch: int) -> list[dict[str, Any]]:
-    """All contenders at all rates with all seeds."""
+def measure(starts: Sequence[Start], seeds: int, epochs: int, batch: int) -> list[dict[str, Any]]:
+    """Contenders at all rates with all seeds."""
     task, rows = load_task("digits-rows"), []
-    for start in STARTS:
+    for start in starts:
         runs = {
             lr: [train(task, start, lr, seed, epochs, batch) for seed in range(seeds)]
             for lr in track(start.rates, start.label.replace("`", ""))
@@ -121,6 +122,7 @@ def table(rows: list[dict[str, Any]]) -> str:
 def main(
     json_file: Annotated[Path | None, typer.Option("--json", help="Keep the figures in this file.")] = None,
     show: Annotated[Path | None, typer.Option(help="Print the table of this file instead.")] = None,
+    only: Annotated[str, typer.Option(help="Contenders with this in their label; the file keeps the others.")] = "",
     seeds: int = 5,
     epochs: int = 20,
     batch: int = 32,
@@ -130,7 +132,10 @@ def main(
         print(table(json.loads(show.read_text())["rows"]))
         return
     torch.set_num_threads(1)
-    rows = measure(seeds, epochs, batch)
+    rows = measure([start for start in STARTS if only in start.label], seeds, epochs, batch)
+    if only and json_file is not None and json_file.exists():
+        fresh = {row["start"]: row for row in rows}
+        rows = [fresh.get(row["start"], row) for row in json.loads(json_file.read_text())["rows"]]
     print(table(rows))
     if json_file is not None:
         json_file.parent.mkdir(parents=True, exist_ok=True)
