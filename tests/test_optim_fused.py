@@ -61,10 +61,10 @@ for name, types in SIGNATURES.items():
 """
 # what the host hands over, by name
 LONG = ("pointers", "chains", "rates", "starts", "units", "voters")
-INT = ("programs", "numbers", "places", "target", "of_tails", "of_edges", "head_chain", "counts", "balanced", "groups")
+INT = ("programs", "numbers", "places", "target", "of_tails", "of_edges", "counts", "balanced", "groups")
 COUNT = ("count", "tails", "edges", "tensors", "blocks", "pairs", "votes", "cleared")
 DOUBLE = (
-    *("total", "signs", "tree", "settings", "factor", "step", "keep", "static", "heads", "shares", "ages"),
+    *("total", "signs", "tree", "settings", "factor", "limits", "step", "keep", "static", "heads", "shares", "ages"),
     *("sums", "found", "powers", "kinds", "changes", "phi", "rate", "weights"),
 )
 TYPES = {

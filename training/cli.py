@@ -31,6 +31,7 @@ class Init(StrEnum):
 
     default = "default"
     unit_skeleton = "unit-skeleton"
+    unbalanced = "unbalanced"
 
 
 def register(app: typer.Typer) -> None:
