@@ -29,7 +29,7 @@ LANGUAGE_SCALES: dict[str, tuple[str, int, int, tuple[float, ...], Options]] = {
     "embedded": (
         "text-characters", 8, 32, (0.03, 0.1, 0.3, 1.0), (("hidden", 32), ("layers", 4), ("limit", 1000)),
     ),
-    "fetched": ("bible-characters", 1, 64, (0.7, 2.0, 6.0), (("hidden", 64), ("layers", 1), ("limit", 24_000))),
+    "fetched": ("bible-characters", 2, 32, (0.7, 2.0, 6.0), (("hidden", 128), ("layers", 1))),
 }  # fmt: skip
 
 
