@@ -65,7 +65,7 @@ def attained(pairs: Pairs) -> Attained:
     result = Attained(np.ones(graph.num_units, bool))
     entering, leaving = pairs.counts()
     if ((entering == 0) | (leaving == 0)).any():
-        enters, leaves = _structure(pairs)
+        enters, leaves = neighbours(pairs)
         for mask, reason in (
             ((entering == 0) & (leaving == 0), ALL_ZERO),
             ((leaving == 0) & ~leaves, NOTHING_LEAVES),
@@ -75,9 +75,8 @@ def attained(pairs: Pairs) -> Attained:
         ):
             result.fix(np.flatnonzero(mask), reason)
     if graph.forms.shape[0]:
-        tails, heads = pairs.ends()
-        if len(tails) <= MOST_ROWS:
-            _programmes(_change(graph, tails, heads), result)
+        if (ends := pairs.ends(MOST_ROWS)) is not None:
+            _programmes(_change(graph, *ends), result)
             return result
         result.fix(np.flatnonzero(np.asarray(abs(graph.forms).sum(0)).reshape(-1)), PRODUCT)
     while True:
@@ -88,10 +87,22 @@ def attained(pairs: Pairs) -> Attained:
         result.fix(np.array(list(groups)), ONE_WAY)
 
 
-def _structure(pairs: Pairs) -> tuple[np.ndarray, np.ndarray]:
-    """Which units have entering edges, and which have leaving ones, whatever the weights are."""
-    ones = {block.name: torch.ones(()).expand(block.shape) for block in pairs.graph.blocks}
-    entering, leaving = Pairs(pairs.graph, pairs.p, ones).counts()
+def neighbours(pairs: Pairs) -> tuple[np.ndarray, np.ndarray]:
+    """Which units have entering edges, and which have leaving ones, whatever the weights are; two masks, ``(H,)``."""
+    entering, leaving = (np.zeros(pairs.graph.expand.shape[0]) for _ in range(2))
+    for block in pairs.graph.blocks:
+        head, tail = (ids.expand(block.shape) if block.unused is not None else ids for ids in (block.head, block.tail))
+        if block.unused is not None:
+            head, tail = (ids[~block.unused.expand(block.shape)] for ids in (head, tail))
+        elif bool(torch.isin(head.reshape(-1), tail.reshape(-1)).any()):
+            # weights whose ends share a scale neither enter nor leave
+            head, tail = torch.broadcast_tensors(head, tail)
+        if head.shape == tail.shape:
+            head, tail = (ids[head != tail] for ids in (head, tail))
+        for ids, into, against in ((head, entering, leaving), (tail, leaving, entering)):
+            found = ids.unique().numpy()
+            into[found[found > 0]], against[-found[found < 0]] = 1, 1
+    entering, leaving = pairs.to_units(entering, leaving)
     return entering > 0, leaving > 0
 
 

@@ -138,13 +138,14 @@ class Pairs:
             add(head, values, entering, leaving)
             add(tail, values, leaving, entering)
             total += float(values.sum())
-        return (*self._to_units(entering.numpy(), leaving.numpy()), total)
+        return (*self.to_units(entering.numpy(), leaving.numpy()), total)
 
     def curvature(self, phi: np.ndarray) -> Curvature:
         """The second derivative at ``phi``, as something to multiply by."""
         return Curvature(self, self._logs(phi - self.origin).mul_(self.p))
 
-    def _to_units(self, entering: np.ndarray, leaving: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    def to_units(self, entering: np.ndarray, leaving: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Sums by id, those of products shared out among their factors."""
         if self._turn is None:
             return entering[1:], leaving[1:]
         plus, minus = self._turn
@@ -160,19 +161,29 @@ class Pairs:
             _scale(sizes, _log(factors, head) - _log(factors, tail))
         self.origin = phi.copy()
 
-    def ends(self) -> tuple[np.ndarray, np.ndarray]:
-        """Distinct pairs of ids ``(tails, heads)`` with a weight other than 0 between them."""
-        tails, heads = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
+    def ends(self, most: int) -> tuple[np.ndarray, np.ndarray] | None:
+        """Distinct pairs of ids ``(tails, heads)`` with a weight other than 0 between them; ``None`` if they are more.
+
+        Args:
+            most: as many pairs are listed at most: a large matrix would give as many as it has weights.
+        """
+        both = np.zeros((2, 0), np.int64)
         for table in self.tables:
-            row, column = (table.sizes > 0).nonzero(as_tuple=True)
-            tails.append(table.tail[column].numpy())
-            heads.append(table.head[row].numpy())
+            some = table.sizes > 0
+            # a pair is listed as often as its ids stand beside the matrix
+            often = [int(ids.unique(return_counts=True)[1].max()) for ids in (table.head, table.tail)]
+            if int(some.sum()) > most * often[0] * often[1]:
+                return None
+            row, column = some.nonzero(as_tuple=True)
+            found = np.stack([table.tail[column].numpy(), table.head[row].numpy()])
+            both = np.unique(np.concatenate([both, found], axis=1), axis=1)
+            if both.shape[1] > most:
+                return None
         if self.listed:
             sizes, head, tail = self.listed
-            tails.append(tail[sizes > 0].numpy())
-            heads.append(head[sizes > 0].numpy())
-        both = np.unique(np.stack([np.concatenate(tails), np.concatenate(heads)]), axis=1)
-        return both[0], both[1]
+            found = np.stack([tail[sizes > 0].numpy(), head[sizes > 0].numpy()])
+            both = np.unique(np.concatenate([both, found], axis=1), axis=1)
+        return None if both.shape[1] > most else (both[0], both[1])
 
     def counts(self) -> tuple[np.ndarray, np.ndarray]:
         """How many sizes other than 0 enter each unit, and how many leave it."""
@@ -222,7 +233,7 @@ class Curvature:
             moved = self._values * (_log(logs, head) - _log(logs, tail))
             result.index_add_(0, head.abs(), moved * head.sign())
             result.index_add_(0, tail.abs(), -moved * tail.sign())
-        entering, leaving = self.pairs._to_units(result.numpy(), np.zeros(len(logs)))
+        entering, leaving = self.pairs.to_units(result.numpy(), np.zeros(len(logs)))
         out: np.ndarray = entering - leaving
         return out
 

@@ -19,7 +19,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import pathspace as ps
+from pathspace.attained import neighbours
 from pathspace.balanced import canonical_scales
+from pathspace.pairs import Pairs
 
 
 def change_and_sizes(model: nn.Module, graph: ps.ReductionGraph, p: float = 2) -> tuple[np.ndarray, np.ndarray]:
@@ -337,3 +339,23 @@ def test_a_loop_keeps_one_unit_only() -> None:
     block = dataclasses.replace(block, head=torch.tensor([1, 2, 2, 1]))
     found = ps.balancing(Holder(weight), dataclasses.replace(loop, blocks=(block,), num_units=2))
     assert [(len(units), "closed walk" in why) for why, units in found.left_alone.items()] == [(1, True)]
+
+
+@pytest.mark.parametrize("name", [*NETS, *SMALL])
+def test_ends_and_neighbours_are_those_of_single_weights(name: str) -> None:
+    model, graph = network(name)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.fill_(1)
+    pairs = Pairs(graph, 2, dict(model.named_parameters(remove_duplicate=False)))
+    # units that weights enter or leave, asked of the structure alone, and counted weight by weight
+    counted = pairs.counts()
+    assert [side.tolist() for side in neighbours(pairs)] == [(side > 0).tolist() for side in counted]
+    listed: set[tuple[int, int]] = set()
+    for block in graph.blocks:
+        kept = torch.ones(block.shape, dtype=torch.bool) if block.unused is None else ~block.unused.expand(block.shape)
+        tails, heads = (ids.expand(block.shape)[kept].tolist() for ids in (block.tail, block.head))
+        listed |= {(t, h) for t, h in zip(tails, heads, strict=True) if t != h}
+    ends = pairs.ends(len(listed))
+    assert ends is not None and set(zip(*(side.tolist() for side in ends), strict=True)) == listed
+    assert pairs.ends(len(listed) - 1) is None

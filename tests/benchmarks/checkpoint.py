@@ -1,0 +1,116 @@
+"""Balancing a sharded checkpoint of 8 GB on disk: seconds, peak memory, and the outputs before and after.
+
+``PYTHONPATH=tests python -m benchmarks.checkpoint FOLDER`` writes a Llama of 2 billion weights in single precision to
+``FOLDER`` (17 GB are needed there for a while), balances it in a process of its own, and keeps what it measured in
+``docs/data/checkpoint.json``.
+"""
+
+from __future__ import annotations
+
+import json
+import resource
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from safetensors.torch import save_file
+
+import pathspace as ps
+from benchmarks.figures import keep
+
+TOKENS = torch.arange(16).reshape(2, 8)
+
+
+def config() -> Any:
+    """A Llama of 2 billion weights."""
+    return transformers.LlamaConfig(
+        vocab_size=32000, hidden_size=2048, intermediate_size=8192, num_hidden_layers=30, num_attention_heads=16,
+        tie_word_embeddings=False,
+    )  # fmt: skip
+
+
+def create(folder: Path) -> int:
+    """Write the checkpoint in shards of about 1 GB, layer by layer; its size in bytes."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with torch.device("meta"):
+        model = transformers.LlamaForCausalLM(config())
+    index: dict[str, str] = {}
+    held: dict[str, torch.Tensor] = {}
+    generator, total = torch.Generator().manual_seed(0), 0
+    names = list(model.state_dict().items())
+    for place, (name, tensor) in enumerate(names):
+        # (rows of different sizes, so that there is something to balance)
+        noise = torch.randn(tensor.shape, generator=generator) * 0.02
+        held[name] = 1 + noise if tensor.dim() == 1 else noise * (1 + torch.arange(len(tensor)) % 7)[:, None]
+        total += held[name].nbytes
+        if sum(entry.nbytes for entry in held.values()) > 1e9 or place == len(names) - 1:
+            file = f"model-{len(set(index.values())) + 1:05}.safetensors"
+            save_file(held, folder / file)
+            index |= dict.fromkeys(held, file)
+            held = {}
+    (folder / "model.safetensors.index.json").write_text(
+        json.dumps({"metadata": {"total_size": total}, "weight_map": index})
+    )
+    return total
+
+
+def balance(source: Path, target: Path) -> dict[str, float]:
+    """Balance it in this process, which never holds the model."""
+    with torch.device("meta"):
+        model = transformers.LlamaForCausalLM(config()).eval()
+    graph = ps.trace(model, kwargs={"input_ids": TOKENS})
+    start, clock = time.process_time(), time.perf_counter()
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    ps.balance_files(graph, source, target)
+    return {
+        "seconds": time.process_time() - start, "clock": time.perf_counter() - clock,
+        "memory_gb_before": before / 1e6, "memory_gb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6,
+    }  # fmt: skip
+
+
+@torch.no_grad()
+def outputs(folder: Path) -> torch.Tensor:
+    """The logits of the whole model."""
+    from safetensors import safe_open
+
+    with torch.device("meta"):
+        model = transformers.LlamaForCausalLM(config()).eval()
+    model.to_empty(device="cpu")
+    # (what the configuration computes)
+    model.model.rotary_emb = type(model.model.rotary_emb)(config())
+    held = model.state_dict()
+    for file in sorted(folder.glob("*.safetensors")):
+        with safe_open(file, "pt") as opened:
+            for name in opened.keys():  # noqa: SIM118
+                held[name].copy_(opened.get_tensor(name))
+    return model(TOKENS).logits
+
+
+def main(folder: Path) -> None:
+    """Create, balance, compare, keep."""
+    source, target = folder / "given", folder / "balanced"
+    size = create(source)
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-m", "benchmarks.checkpoint", "--balance", str(source), str(target)],
+        capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    figures = json.loads(done.stdout.splitlines()[-1])
+    first = outputs(source)
+    change = float((outputs(target) - first).abs().max() / first.abs().max())
+    figures = {"gigabytes": size / 1e9, "shards": len(list(source.glob("*.safetensors"))), **figures, "change": change}
+    print(figures)
+    keep("checkpoint", figures)
+    shutil.rmtree(folder)
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    if sys.argv[1] == "--balance":
+        print(json.dumps(balance(Path(sys.argv[2]), Path(sys.argv[3]))))
+    else:
+        main(Path(sys.argv[1]))
