@@ -91,9 +91,10 @@ def neighbours(pairs: Pairs) -> tuple[np.ndarray, np.ndarray]:
     """Which units have entering edges, and which have leaving ones, whatever the weights are; two masks, ``(H,)``."""
     entering, leaving = (np.zeros(pairs.graph.expand.shape[0]) for _ in range(2))
     for block in pairs.graph.blocks:
-        head, tail = (ids.expand(block.shape) if block.unused is not None else ids for ids in (block.head, block.tail))
+        head, tail = block.head, block.tail
         if block.unused is not None:
-            head, tail = (ids[~block.unused.expand(block.shape)] for ids in (head, tail))
+            used = ~block.unused.expand(block.shape)
+            head, tail = (ids.expand(block.shape)[used] for ids in (head, tail))
         elif bool(torch.isin(head.reshape(-1), tail.reshape(-1)).any()):
             # weights whose ends share a scale neither enter nor leave
             head, tail = torch.broadcast_tensors(head, tail)

@@ -24,8 +24,8 @@ from pathspace.inference.union_find import class_index
 from pathspace.inference.values import NEUTRAL, ROOT, Value, Weight, compress, constant, distinct, reshaped
 from pathspace.structure import Pin
 
-# weights met with more scales than this are taken to meet one: sound, and exact where it matters
 Memory = tuple[int, tuple[tuple[int, int, int], ...]]
+# weights met with more scales than this are taken to meet one: sound, and exact where it matters
 EXACT_USES = 20_000
 EXACT_RESULTS = 20_000
 # kinds of operations that sum

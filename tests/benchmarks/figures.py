@@ -22,9 +22,14 @@ def keep(name: str, figures: dict[str, Any]) -> None:
 
 def written(page: str, name: str, table: str) -> str:
     """The page with a table between ``<!-- figures: NAME -->`` and ``<!-- end of figures: NAME -->``."""
-    text, begin, end = (DOCS / page).read_text(), f"<!-- figures: {name} -->", f"<!-- end of figures: {name} -->"
+    begin, end = f"<!-- figures: {name} -->", f"<!-- end of figures: {name} -->"
+    return filled((DOCS / page).read_text(), begin, end, f"\n{table}\n")
+
+
+def filled(text: str, begin: str, end: str, inside: str) -> str:
+    """A text with something else between two marks."""
     before, rest = text.split(begin)
-    return f"{before}{begin}\n{table}\n{end}{rest.split(end)[1]}"
+    return before + begin + inside + end + rest.split(end, 1)[1]
 
 
 def write(page: str, name: str, table: str) -> None:

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 
+from benchmarks.figures import filled
 from benchmarks.penalty import Encoder, residual_cnn
 from pathspace.diagnostics import MarkovChain
 from pathspace.diagnostics.addition_hooks import Addition, Sites
@@ -135,10 +136,9 @@ def main() -> None:
 
 def show(rows: list[dict[str, Any]]) -> None:
     """Write the table into the page."""
-    text = PAGE.read_text(encoding="utf-8")
-    before, rest = text.split(START)
+    page = filled(PAGE.read_text(encoding="utf-8"), START, END, table(rows))
     with replacing(PAGE) as temporary:
-        temporary.write_text(before + START + table(rows) + END + rest.split(END, 1)[1], encoding="utf-8")
+        temporary.write_text(page, encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -19,6 +19,7 @@ import torch
 import typer
 from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainerCallback, TrainingArguments
 
+from benchmarks.figures import filled
 from pathspace.diagnostics import transformers_callback
 from pathspace.diagnostics.run.watching import EVERY
 from pathspace.files import replacing
@@ -135,10 +136,10 @@ def paragraph(found: dict[str, Any]) -> str:
 
 def show() -> None:
     """Write the paragraph into the page."""
-    before, rest = PAGE.read_text(encoding="utf-8").split(START)
     text = paragraph(json.loads(DATA.read_text(encoding="utf-8")))
+    page = filled(PAGE.read_text(encoding="utf-8"), START, END, text)
     with replacing(PAGE) as temporary:
-        temporary.write_text(before + START + text + END + rest.split(END, 1)[1], encoding="utf-8")
+        temporary.write_text(page, encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -18,7 +18,6 @@ import torch
 
 from pathspace.capture import first_line
 from pathspace.errors import PathspaceError
-from pathspace.files import replacing
 from pathspace.invariance import bench_copy, cast
 from pathspace.tracing import trace
 from pathspace.upper_bound import upper_bound
@@ -26,6 +25,7 @@ from zoo.brackets_page import DATA, PAGE, render
 from zoo.entry import Built, Entry
 from zoo.entry import load as load_zoo
 from zoo.packaged import available
+from zoo.rows import keep
 from zoo.trained import TRAINED
 from zoo.trained import load as load_trained
 
@@ -96,10 +96,7 @@ def bracket(task: Task, seconds: float, size: int) -> dict[str, Any]:
 def write(rows: dict[str, dict[str, Any]]) -> None:
     """Data and page."""
     ordered = [rows[key] for key in sorted(rows)]
-    with replacing(DATA) as temporary:
-        temporary.write_text("[\n" + ",\n".join(json.dumps(row) for row in ordered) + "\n]\n")
-    with replacing(PAGE) as temporary:
-        temporary.write_text(render(ordered))
+    keep(ordered, DATA, PAGE, render(ordered))
 
 
 def main() -> None:

@@ -22,9 +22,9 @@ from torch.utils._pytree import tree_leaves, tree_map
 from pathspace import trace
 from pathspace.capture import first_line
 from pathspace.diagnostics import degeneracy
-from pathspace.files import replacing
 from zoo import transformers_models
 from zoo.entry import Entry, load
+from zoo.rows import keep
 
 DOCS = Path(__file__).parent.parent.parent / "docs"
 DATA, PAGE = DOCS / "data" / "causes.json", DOCS / "causes.md"
@@ -188,10 +188,7 @@ def main() -> None:
             continue
         rows[entry.name] = row
         print(f"{time.perf_counter() - start:.1f} s {row}", flush=True)
-        with replacing(DATA) as temporary:
-            temporary.write_text("[\n" + ",\n".join(json.dumps(row) for row in rows.values()) + "\n]\n")
-        with replacing(PAGE) as temporary:
-            temporary.write_text(render(rows.values()))
+        keep(rows.values(), DATA, PAGE, render(rows.values()))
 
 
 if __name__ == "__main__":

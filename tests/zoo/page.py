@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from pathspace.files import replacing
+from zoo.rows import keep
 
 DOCS = Path(__file__).parent.parent.parent / "docs"
 DATA, PAGE = DOCS / "data" / "survey.json", DOCS / "survey.md"
@@ -74,10 +74,7 @@ def main() -> None:
     for name in sys.argv[1:]:
         for row in map(trim, json.loads(Path(name).read_text())):
             found[row["family"], row["name"], row["mode"]] = row
-    with replacing(DATA) as temporary:
-        temporary.write_text("[\n" + ",\n".join(json.dumps(row) for row in found.values()) + "\n]\n")
-    with replacing(PAGE) as temporary:
-        temporary.write_text(render(found.values()))
+    keep(found.values(), DATA, PAGE, render(found.values()))
 
 
 if __name__ == "__main__":

@@ -18,7 +18,7 @@ from pathspace.structure import Structure
 from pathspace.training.optim.canonical_gauge import BALANCED, KEPT, canonical
 from pathspace.training.optim.fused_sweep import FusedSweep
 from pathspace.training.optim.joined import Joined
-from pathspace.training.optim.kernels import worth_compiling
+from pathspace.training.optim.kernels import taken, worth_compiling
 from pathspace.training.optim.matching import find_names
 from pathspace.training.optim.movable import movable
 from pathspace.training.optim.sharding import refuse_shards
@@ -225,13 +225,7 @@ class GaugeFixed(Joined):
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """One step of the optimizer in the canonical gauge, then a sweep; with a closure, the loss it returns."""
-        if self._compiles or not torch.compiler.is_compiling():
-            return self._take(closure)
-        return self._uncompiled(closure)
-
-    @torch.compiler.disable  # type: ignore[untyped-decorator]
-    def _uncompiled(self, closure: Callable[[], Any] | None) -> Any:
-        return self._take(closure)
+        return taken(self._take, closure, self._compiles)
 
     def _take(self, closure: Callable[[], Any] | None) -> Any:
         self._check_frozen()

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from pathspace.training.optim.layout import Part
+
+Closure = Callable[[], Any]
+Step = Callable[[Closure | None], Any]
 
 # of so many tensors a compiler makes kernels for a processor in a minute
 COMPILED = 16
@@ -44,6 +48,18 @@ def worth_compiling(tensors: Sequence[Tensor], most: float = math.inf) -> bool:
     if any(tensor.device.type != "cpu" for tensor in tensors):
         return True
     return len(tensors) <= COMPILED and sum(tensor.numel() for tensor in tensors) <= most
+
+
+def taken(take: Step, closure: Closure | None, compiles: bool) -> Any:
+    """Take a step, out of the compiler's sight unless it ``compiles``."""
+    if compiles or not torch.compiler.is_compiling():
+        return take(closure)
+    return _uncompiled(take, closure)
+
+
+@torch.compiler.disable  # type: ignore[untyped-decorator]
+def _uncompiled(take: Step, closure: Closure | None) -> Any:
+    return take(closure)
 
 
 def groups(count: int, *tensors: Tensor | None) -> Iterator[list[Tensor | None]]:

@@ -30,7 +30,7 @@ from pathspace.errors import expect_arguments
 from pathspace.skeleton import warn_of_dead
 from pathspace.training.optim import state
 from pathspace.training.optim.fused import Fused
-from pathspace.training.optim.kernels import worth_compiling
+from pathspace.training.optim.kernels import taken, worth_compiling
 from pathspace.training.optim.matching import match, named, refuse_complex
 from pathspace.training.optim.multipliers import warn_of_multipliers, warn_of_zeros
 from pathspace.training.optim.settings import SMALLEST, check_group, expect_parameters, number
@@ -233,13 +233,7 @@ class PathOptimizer(Optimizer):
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """One step; with a closure, the loss it returns."""
-        if self._compiles or not torch.compiler.is_compiling():
-            return self._take(closure)
-        return self._uncompiled(closure)
-
-    @torch.compiler.disable  # type: ignore[untyped-decorator]
-    def _uncompiled(self, closure: Callable[[], Any] | None) -> Any:
-        return self._take(closure)
+        return taken(self._take, closure, self._compiles)
 
     def _take(self, closure: Callable[[], Any] | None) -> Any:
         loss = None

@@ -212,7 +212,7 @@ def _tail(distance: float, claim: Claim) -> float:
         return math.nan
     if not claim.error:
         # Without any spread there is nothing to divide by, and nothing left to doubt.
-        return float(distance <= 0) / 2 if distance == 0 else float(distance < 0)
+        return 0.5 if distance == 0 else float(distance < 0)
     return float(stats.t.sf(distance / claim.error, claim.count - 1))
 
 

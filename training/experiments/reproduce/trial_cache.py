@@ -198,9 +198,9 @@ def _outcomes(trials: Sequence[Trial], cache: TrialCache, jobs: int) -> Iterator
             worker.start()
         while any(worker.is_alive() for worker in workers):
             time.sleep(PAUSE)
-            ended = [(trial, outcome) for trial in waiting if (outcome := cache.find(trial)) is not None]
-            waiting = [trial for trial in waiting if trial not in dict(ended)]
-            yield from ended
+            ended = {trial: outcome for trial in waiting if (outcome := cache.find(trial)) is not None}
+            waiting = [trial for trial in waiting if trial not in ended]
+            yield from ended.items()
     finally:
         # After an error or an interrupt nothing goes on behind the user's back.
         for worker in workers:
