@@ -11,7 +11,7 @@ from zoo.page import DOCS
 DATA, PAGE = DOCS / "data" / "brackets.json", DOCS / "brackets.md"
 HEAD = """# Brackets
 
-How many units were found, and [how many there can be at most](reduction-graph.md#at-most-so-many-units-exist), for the
+How many units were found, and [how many there can be at most](reduction-graph.md#an-upper-bound-on-the-number-of-units), for the
 models of `tests/zoo` and for [trained networks](trained.md). A bracket is *closed* where both agree: then no scale
 symmetry by rows and columns was missed. Models that take images of any size are measured on small ones.
 
