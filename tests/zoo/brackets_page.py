@@ -11,40 +11,42 @@ from zoo.page import DOCS
 DATA, PAGE = DOCS / "data" / "brackets.json", DOCS / "brackets.md"
 HEAD = """# Brackets
 
-How many units were found, and [how many there can be at most](reduction-graph.md#an-upper-bound-on-the-number-of-units), for the
-models of `tests/zoo` and for [trained networks](trained.md). A bracket is *closed* where both agree: then no scale
-symmetry by rows and columns was missed. Models that take images of any size are measured on small ones.
+The number of units that were found, and the [upper bound](reduction-graph.md#an-upper-bound-on-units) on their number,
+for the
+models of `tests/zoo` and for [trained networks](trained.md). A bracket is *closed* if both numbers are equal: then the
+rules missed no scale symmetry of rows and columns. Models that accept images of any size are measured on small images.
 
-`python -m zoo.brackets` in `tests/` measures what is missing and writes this page from
-[`data/brackets.json`](data/brackets.json). Seconds are those of a shared core, tracing included. A model that is not in
+`python -m zoo.brackets` in `tests/` measures the models that are missing and writes this page from
+[`data/brackets.json`](data/brackets.json). Times are seconds on a shared core, tracing included. A model that is not in
 the table has not been measured.
 
-*Exact* units are those that hold with every epsilon as it stands, bounded by the same test. An epsilon of 1e-12, as in
-BERT, ALBERT and XLM-RoBERTa, changes derivatives by less than the test tells from zero: there that bound stays open.
+*Exact* units hold with every epsilon unchanged; the same test bounds their number. An epsilon of 1e-12, as in
+BERT, ALBERT and XLM-RoBERTa, changes derivatives by less than the test can distinguish from zero: there this bracket is
+open.
 
 """
 # why a bracket is open: name of the model -> a sentence
 OPEN: dict[str, str] = {
-    "hf_xlnet": "features of relative positions with the lowest frequencies are the same at all positions up to 1e-7; "
-    "what is the same softmax ignores: two singular values of 8e-9 are taken for zero",
-    "hf_xlstm": "the scale of a head's keys cancels in its quotient wherever the quotient's bound is not reached, "
-    "as in all samples of training mode; a few of evaluation mode reach it, which closes the bracket there",
-    "deeplab": "the pooled branch normalises one number per image over the batch, so that its bias matters only where "
-    "a rectifier tells the images apart, which few samples show",
-    "silero-vad": "loud inputs saturate the gates of its LSTM; the singular values fall without a gap, so that small "
-    "derivatives cannot be told from none",
-    "act_threshold_moved": "its threshold lies above 0: what it lets through is homogeneous, only the jump is not, and "
-    "derivatives do not see jumps",
+    "hf_xlnet": "features of relative positions with the lowest frequencies are equal at all positions up to 1e-7, "
+    "and softmax ignores equal terms: the test counts two singular values of 8e-9 as zero",
+    "hf_xlstm": "the scale of a head's keys cancels in its quotient unless the quotient reaches its bound; no sample "
+    "reaches it in training mode, a few reach it in evaluation mode, where the bracket is closed",
+    "deeplab": "the pooled branch normalises one number per image over the batch, so its bias has an effect only "
+    "where a rectifier separates the images, which happens in few samples",
+    "silero-vad": "loud inputs saturate the gates of its LSTM; the singular values decrease without a gap, so the "
+    "test cannot distinguish small derivatives from zero",
+    "act_threshold_moved": "its threshold is above 0: the values that pass are homogeneous, only the jump is not, "
+    "and derivatives do not show jumps",
     "act_logit_scale": "exp(log|h|) is |h|, whose scale is free; the rules read the operations one by one, and a "
     "logarithm fixes the scale",
-    "orthogonal_mlp": "the parametrisation rounds the diagonal of a parameter to whole numbers, 0 for most redrawn "
-    "weights, so that only samples at its own weights reach what follows",
-    "hf_levit": "in training mode its last batch norm turns the two samples of most batches into 1 and -1, so that few "
-    "samples tell anything",
-    "detr": "in its time fewer samples were taken than in training mode, where the bracket is closed: some singular "
-    "values lie just below the threshold of 1e-8",
-    "crepe-tiny": "its singular values fall through the threshold of 1e-8 without a gap, so that small derivatives "
-    "cannot be told from none",
+    "orthogonal_mlp": "the parametrisation rounds the diagonal of a parameter to whole numbers, 0 for most random "
+    "weights, so only samples at its own weights reach the following layers",
+    "hf_levit": "in training mode its last batch norm maps the two samples of most batches to 1 and -1, so few "
+    "samples give information",
+    "detr": "its time limit allowed fewer samples than in training mode, where the bracket is closed: some singular "
+    "values are just below the threshold of 1e-8",
+    "crepe-tiny": "its singular values cross the threshold of 1e-8 without a gap, so the test cannot distinguish "
+    "small derivatives from zero",
 }
 
 
