@@ -32,7 +32,7 @@ PARTS = {
 }
 TRAINED = ("small_rnn", "residual_cnn", "stacked_rnn", "recurrent_cnn_96", "recurrent_cnn_128", "recurrent_cnn_160")
 
-FIXED = ("resnet18", "gpt_10m")
+FIXED = ("resnet18", "resnet18_small", "gpt_10m")
 STEPPED = ("small_rnn", "stacked_rnn", "recurrent_cnn_96")
 
 

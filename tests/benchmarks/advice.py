@@ -21,6 +21,7 @@ from torch.nn import functional as F
 from zoo import trained
 
 import pathspace as ps
+from pathspace.nested import leaves
 from pathspace.training import suggest
 from pathspace.training.experiments.reproduce.leaderboard_run import TASKS, Run, prepared
 from pathspace.training.experiments.tasks.text import token_loss
@@ -46,10 +47,8 @@ def trained_ones(names: list[str]) -> Iterator[Subject]:
 
 
 def _first(outputs: Any) -> Tensor:
-    """The first tensor of some outputs."""
-    if isinstance(outputs, Tensor):
-        return outputs
-    return _first(outputs[0] if isinstance(outputs, tuple | list) else next(iter(outputs.values())))
+    """The first tensor of numbers among some outputs."""
+    return next(leaf for leaf in leaves(outputs) if isinstance(leaf, Tensor) and leaf.is_floating_point())
 
 
 def tasks(starts: tuple[str, ...] = ("default", "scrambled 100")) -> Iterator[Subject]:

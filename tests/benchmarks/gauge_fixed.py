@@ -17,8 +17,8 @@ from pathspace.training import GaugeFixed
 def gauge_fixed(name: str, device: str, rounds: int, threads: int) -> dict[str, Any]:
     """One model; runs in a process of its own.
 
-    Steps take turns, over two rounds of all sets of units, each of which a sweep treats in a step of its own: the mean
-    counts, since some sets hold more weights than others.
+    Training steps of both take turns, until every set of units was treated as often as the others (a sweep treats one
+    of them): of the steps the mean counts, since some sets hold more weights than others.
     """
     torch.manual_seed(0)
     torch.set_num_threads(threads)
@@ -33,26 +33,22 @@ def gauge_fixed(name: str, device: str, rounds: int, threads: int) -> dict[str, 
     plain = torch.optim.AdamW(twin.parameters(), lr=1e-4)
     clock = time.process_time if device == "cpu" and threads == 1 else time.perf_counter
     wait = torch.cuda.synchronize if device == "cuda" else lambda: None
-    backward = []
-    for turn in range(rounds + 1):
-        for one in (model, twin):
+    times: dict[str, list[float]] = {"backward": [], "adamw": [], "fixed": []}
+    turns = len(fixed.sets) * -(-rounds // len(fixed.sets))
+    for turn in range(turns + 1):
+        for key, one, optimizer in (("adamw", twin, plain), ("fixed", model, fixed)):
             one.zero_grad()
             wait()
             begun = clock()
             one(*inputs).float().square().mean().backward()
             wait()
-            if turn:
-                backward.append(clock() - begun)
-    times: dict[str, list[float]] = {"adamw": [], "fixed": []}
-    for turn in range(3 * len(fixed.sets)):
-        for key, optimizer in (("adamw", plain), ("fixed", fixed)):
-            wait()
-            begun = clock()
+            after = clock()
             optimizer.step()
             wait()
-            if turn >= len(fixed.sets):
-                times[key].append(clock() - begun)
-    middle = statistics.median(backward)
+            if turn:
+                times["backward"].append(after - begun)
+                times[key].append(clock() - after)
+    middle = statistics.median(times["backward"])
     adamw, gauge = statistics.mean(times["adamw"]), statistics.mean(times["fixed"])
     return {
         "model": name,

@@ -133,6 +133,11 @@ def resnet18() -> tuple[nn.Module, tuple[Tensor, ...]]:
     return model, (torch.randn(32, 3, 224, 224),)
 
 
+def resnet18_small() -> tuple[nn.Module, tuple[Tensor, ...]]:
+    """The same on images of 64 x 64."""
+    return resnet18()[0], (torch.randn(32, 3, 64, 64),)
+
+
 def gpt_10m() -> tuple[nn.Module, tuple[Tensor, ...]]:
     """A character GPT of 6 layers with 384 features, 8 texts of 128: 10,746,624 weights."""
     return CharacterGPT(65, 128, width=384, heads=6, layers=6), (torch.randint(0, 65, (8, 128)),)

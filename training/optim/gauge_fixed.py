@@ -260,8 +260,7 @@ class GaugeFixed(Joined):
         change, factors = chosen.step(self._tensors)
         self._phi[chosen.units] += change
         stay = self.return_to == "user"
-        scaled: list[Tensor] = []
-        by: list[Tensor] = []
+        scaled: list[tuple[Tensor, Tensor]] = []
         for side, factor in factors:
             tensor = self._tensors.get(side.name)
             if tensor is None:
@@ -272,14 +271,11 @@ class GaugeFixed(Joined):
             if side.shift:
                 move_(tensor, factor, torch.ones_like(factor), side.shift)
             else:
-                scaled.append(tensor)
-                by.append(factor.to(tensor.dtype))
-            for buffer, power in self._buffers_of(tensor):
-                if power:
-                    scaled.append(buffer)
-                    by.append((factor**-power).to(buffer.dtype))
+                scaled.append((tensor, factor))
+            scaled += [(buffer, factor**-power) for buffer, power in self._buffers_of(tensor) if power]
         if scaled:
-            torch._foreach_mul_(scaled, by)
+            rows = [in_rows(tensor, factor.to(tensor.dtype)) for tensor, factor in scaled]
+            torch._foreach_mul_([tensor for tensor, _ in rows], [factor for _, factor in rows])
 
     def _buffers_of(self, tensor: Tensor) -> Iterable[tuple[Tensor, int]]:
         for one in self.optimizers:
@@ -305,6 +301,13 @@ class GaugeFixed(Joined):
                     buffer.mul_(((down / up) ** power).to(buffer.dtype))
             if weights:
                 move_(tensor, up, down, self._graph.shifts.get(name, 0.0))
+
+
+def in_rows(tensor: Tensor, factor: Tensor) -> tuple[Tensor, Tensor]:
+    """Kernels and factors along their inner dimensions as matrices, whose long rows are multiplied more quickly."""
+    if factor.dim() < 3 or len(factor) > 1 or not tensor.is_contiguous():
+        return tensor, factor
+    return tensor.view(len(tensor), -1), factor.expand(1, *tensor.shape[1:]).reshape(1, -1)
 
 
 def find_tensors(groups: Iterable[Mapping[str, Any]], graph: Structure, model: nn.Module | None) -> dict[str, Tensor]:

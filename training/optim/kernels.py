@@ -16,6 +16,8 @@ Step = Callable[[Closure | None], Any]
 
 # of so many tensors a compiler makes kernels for a processor in a minute
 COMPILED = 16
+# so many numbers, and what is computed from them, stay in the cache of a processor
+CACHED = 1 << 17
 
 
 def group_size(weights: int, device: torch.device) -> int:
@@ -25,7 +27,7 @@ def group_size(weights: int, device: torch.device) -> int:
         weights: number of weights of all tensors; from two millions on, a group is at most 1/128 of them.
         device: where they are.
     """
-    return max(1 << 14, min(weights // 128, (1 << 17) if device.type == "cpu" else (1 << 22)))
+    return max(1 << 14, min(weights // 128, CACHED if device.type == "cpu" else (1 << 22)))
 
 
 def rows_of_group(part: Part, size: int) -> int:
@@ -81,18 +83,22 @@ def leaving(part: Part, weight: Tensor, grad: Tensor, count: int) -> Tensor:
         grad: their gradient, in the part's view.
         count: rows per group (0: all at once).
     """
-    if not count:
-        return summed(part, weight * grad)
+    return summed(part, weight * grad) if not count else part.gathered(by_column(weight, grad, count))
+
+
+def by_column(first: Tensor, second: Tensor, count: int) -> Tensor:
+    """Products of two matrices' entries, summed by column, ``count`` rows at a time.
+
+    Example:
+        >>> by_column(torch.ones(5, 2), torch.full((5, 2), 3.0), 2)
+        tensor([15., 15.])
+    """
     # groups of rows are added up element by element, in memory that stays in the cache, and then once by column
-    added: Tensor | None = None
-    for w, g in groups(count, weight, grad):
-        assert w is not None and g is not None
-        if added is None:
-            added = w * g
-        else:
-            added[: len(w)].addcmul_(w, g)
-    assert added is not None
-    return summed(part, added)
+    (start, *firsts), (other, *seconds) = first.split(count), second.split(count)
+    added = start * other
+    for a, b in zip(firsts, seconds, strict=True):
+        added[: len(a)].addcmul_(a, b)
+    return added.sum(0)
 
 
 def summed(part: Part, product: Tensor) -> Tensor:
