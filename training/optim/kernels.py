@@ -95,7 +95,7 @@ def by_column(first: Tensor, second: Tensor, count: int) -> Tensor:
     """
     # groups of rows are added up element by element, in memory that stays in the cache, and then once by column
     (start, *firsts), (other, *seconds) = first.split(count), second.split(count)
-    added = start * other
+    added: Tensor = start * other
     for a, b in zip(firsts, seconds, strict=True):
         added[: len(a)].addcmul_(a, b)
     return added.sum(0)
