@@ -88,7 +88,8 @@ def analyse(matrix: Tensor | np.ndarray) -> AttentionChain:
     if len(lost):
         raise InputError(
             f"{len(lost)} of {len(p)} rows of the matrix are not finite, the first is {lost[0]}, expected "
-            "distributions; a mask that hides all tokens from one gives such a row: let it see itself."
+            f"distributions; a mask that hides all tokens from one token gives such a row: let the token attend to "
+            f"itself."
         )
     if (p < 0).any() or np.abs(p.sum(1) - 1).max() > 1e-3:
         raise InputError("The rows of the matrix are not distributions; pass attention weights after the softmax.")
@@ -137,7 +138,7 @@ def rollout(matrices: Sequence[Tensor], residual: bool = True) -> Tensor:
                 [0.3125, 0.6875]])
     """
     if not matrices:
-        raise InputError("There is no matrix to roll out; pass one (T, T) matrix per layer.")
+        raise InputError("There is no matrix for the rollout; pass one (T, T) matrix per layer.")
     total = torch.eye(matrices[0].shape[-1], dtype=matrices[0].dtype)
     for p in matrices:
         total = ((torch.eye(len(p), dtype=p.dtype) + p) / 2 if residual else p) @ total

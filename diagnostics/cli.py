@@ -51,20 +51,23 @@ def diagnose(
         typer.Option(
             "--plots",
             metavar="FOLDER",
-            help="Also save signal.png, cosines.png and walk.png in this folder, made unless it is there.",
+            help="Also save signal.png, cosines.png and walk.png in this folder, which is made if it does not exist.",
             show_default=False,
         ),
     ] = None,
     layers: Annotated[
         str | None,
         typer.Option(
-            "--layers", metavar="PATTERN", help="Only layers of this name, such as 'layer4.*'.", show_default=False
+            "--layers",
+            metavar="PATTERN",
+            help="Only layers with matching names, such as 'layer4.*'.",
+            show_default=False,
         ),
     ] = None,
     seed: SeedOption = 0,
     train: TrainOption = None,
 ) -> None:
-    """Measure on a batch what every layer does to signals and gradients, and how far residual branches point downhill.
+    """Measure signals and gradients at every layer on a batch, and the cosine of residual branches with descent.
 
     Gains are Var[vJ] / Var[v] over random v: of the layer itself, beside what theory says, and from the output back.
     Without data the loss is that of random classes where the outputs are scores, and the mean square otherwise: what
@@ -113,7 +116,7 @@ def diagnose(
 
 def _print_alarms(console: Any, alarms: list[Alarm]) -> None:
     if not alarms:
-        console.print("Nothing is wrong that a pass shows.", highlight=False)
+        console.print("No problem was found in one pass.", highlight=False)
     for alarm in alarms:
         what = f"{alarm.kind}, from {alarm.because}" if alarm.because else alarm.kind
         advice = "" if alarm.because else f" {alarm.advice}"

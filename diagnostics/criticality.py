@@ -227,8 +227,8 @@ def _tangents(
             except Exception as error:
                 raise CaptureError(
                     f"{type(model).__name__} raised {type(error).__name__} on inputs "
-                    f"({describe(inputs, kwargs or {})}) under forward differentiation: {first_line(error)}; check the "
-                    "inputs, or the operation named."
+                    f"({describe(inputs, kwargs or {})}) under forward differentiation: {first_line(error)}; check "
+                    f"the inputs, or this operation."
                 ) from error
             for call in run.calls:
                 tangent = forward_ad.unpack_dual(call.output).tangent

@@ -174,8 +174,8 @@ def degeneracy(
         matrix, squares, moved = _rows(outputs, list(parameters.values()), rows, sketch, tested, seed)
     if not np.isfinite(matrix).all():
         raise UnsupportedError(
-            f"Derivatives of {type(model).__name__} are not finite on these data, so they have no rank; "
-            "look for an overflow, or for a square root, norm or logarithm of zero."
+            f"Derivatives of {type(model).__name__} are not finite on these data, so they have no rank; check for an "
+            f"overflow, or for a square root, norm or logarithm of zero."
         )
     live = squares > 1e-28 * squares.max()
     dead = int((~live).sum())

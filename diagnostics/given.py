@@ -252,7 +252,7 @@ def _pair(model: nn.Module, batch: Any) -> tuple[Any, Any]:
         return batch, None
     if isinstance(batch, list | tuple):
         if not batch:
-            raise InputError("A batch of the data is empty; expected inputs, and targets behind them.")
+            raise InputError("A batch of the data is empty; expected inputs, and targets after them.")
         inputs = tuple(batch[:-1]) if len(batch) > 1 else tuple(batch)
         return (inputs[0] if len(inputs) == 1 else inputs), (batch[-1] if len(batch) > 1 else None)
     if not isinstance(batch, dict):

@@ -85,7 +85,7 @@ def gradients(
     }
     if not chosen:
         matching = "" if names is None else f" that matches {names!r}"
-        raise InputError(f"{type(model).__name__} has no trainable parameter{matching} to take a gradient by.")
+        raise InputError(f"{type(model).__name__} has no trainable parameter{matching} for a gradient.")
     count, means = 0, {name: torch.zeros_like(parameter, dtype=torch.float64) for name, parameter in chosen.items()}
     squares = {name: torch.zeros((), dtype=torch.float64) for name in chosen}
     unused = set(chosen)

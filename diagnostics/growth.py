@@ -132,8 +132,8 @@ def predict_growth(
     slope = derivative(origin)
     if not (np.isfinite(slope).all() and np.isfinite(error).all()):
         raise UnsupportedError(
-            f"predict_growth: outputs or derivatives of {type(model).__name__} are not finite on these data; look for "
-            "an overflow, or for a square root, norm or logarithm of zero."
+            f"predict_growth: outputs or derivatives of {type(model).__name__} are not finite on these data; check "
+            f"for an overflow, or for a square root, norm or logarithm of zero."
         )
     loss = float(error @ error) / 2 / count
     left, singular, right = np.linalg.svd(slope, full_matrices=False)

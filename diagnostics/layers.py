@@ -334,7 +334,7 @@ def main_output(model: nn.Module, result: Any) -> Tensor:
                     "remove no_grad() or detach() from its forward."
                 )
             return value
-    raise CaptureError(f"{type(model).__name__} returned no floating-point tensor; diagnostics need one to look at.")
+    raise CaptureError(f"{type(model).__name__} returned no floating-point tensor; diagnostics need one.")
 
 
 def call(model: nn.Module, inputs: Any) -> Any:
@@ -360,8 +360,8 @@ def differentiating(model: nn.Module) -> Iterator[None]:
         yield
     except RuntimeError as error:
         raise UnsupportedError(
-            f"{type(model).__name__} cannot be differentiated: {first_line(error)}; a model that keeps results from "
-            "one run to the next has to drop them, and be built again."
+            f"{type(model).__name__} cannot be differentiated: {first_line(error)}; a model that keeps results "
+            f"between runs must drop them, and must be built again."
         ) from error
 
 
@@ -372,8 +372,8 @@ def in_double(model: nn.Module) -> Iterator[None]:
         yield
     except (RuntimeError, TypeError, ValueError) as error:
         raise CaptureError(
-            f"{type(model).__name__} raised {type(error).__name__} when it ran in float64, which this needs: "
-            f"{first_line(error)}; choose an implementation of that operation that knows float64."
+            f"{type(model).__name__} raised {type(error).__name__} in float64, which this diagnostic needs: "
+            f"{first_line(error)}; use an implementation of that operation with float64."
         ) from error
 
 

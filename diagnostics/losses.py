@@ -98,7 +98,7 @@ def _known(loss: Any) -> str | None:
 def _of_scores(function: Function, name: str, outputs: Any, targets: Any) -> Tensor:
     """A loss of torch on what a model returned: its scores, with classes in the dimension where torch wants them."""
     if targets is None:
-        raise InputError(f"The loss {name} needs targets, and the data hold none; give pairs (inputs, targets).")
+        raise InputError(f"The loss {name} needs targets, and the data have none; give pairs (inputs, targets).")
     found = scores(outputs)
     tokens = found.ndim > 2 and not targets.is_floating_point() and targets.shape == found.shape[:-1]
     if tokens and targets.shape != found.shape[:1] + found.shape[2:]:
@@ -118,7 +118,7 @@ def scores(outputs: Any) -> Tensor:
     named = getattr(outputs, "logits", None)
     found = [t for t in tensors_of(named if isinstance(named, Tensor) else outputs) if t.is_floating_point()]
     if not found:
-        raise InputError("The outputs hold no tensor of real numbers, expected one to take a loss of; pass loss=.")
+        raise InputError("The outputs contain no tensor of real numbers, expected one for a loss; pass loss=.")
     return next((tensor for tensor in found if tensor.ndim), found[0])
 
 

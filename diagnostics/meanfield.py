@@ -176,6 +176,6 @@ def critical_scale(activation: Function, bias: float = 0.0, low: float = 0.05, h
     if ends[0] * ends[1] > 0:
         raise InputError(
             f"critical_scale found growth exponents {ends[0]:.3g} and {ends[1]:.3g} at scales {low} and {high}, "
-            "expected opposite signs; there is one phase only, or the range has to be wider."
+            "expected opposite signs; there is only one phase, or the range must be wider."
         )
     return float(brentq(lambda scale: growth(activation, scale, bias), low, high, xtol=1e-10))

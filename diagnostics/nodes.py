@@ -141,8 +141,8 @@ def batch_size(example: Example, dim: int = 0) -> int:
         if isinstance(value, Tensor) and value.ndim > dim:
             return int(value.shape[dim])
     raise InputTypeError(
-        f"The model has no tensor with a dimension {dim} among its inputs, so there are no samples to tell apart; pass "
-        "one, or another batch_dim."
+        f"The model has no tensor with a dimension {dim} among its inputs, so it has no dimension of samples; pass "
+        f"such a tensor, or another batch_dim."
     )
 
 

@@ -23,7 +23,7 @@ from pathspace.errors import InputError, UnsupportedError, expect_arguments
 
 def _decay(decay: float) -> float:
     if not 0 <= decay < 1:
-        raise InputError(f"A moving average found decay={decay}, expected 0 <= decay < 1; at 1 it would never move.")
+        raise InputError(f"A moving average found decay={decay}, expected 0 <= decay < 1; at 1 it would never change.")
     return decay
 
 

@@ -11,7 +11,7 @@ CheckpointOption = Annotated[
     typer.Option(
         "--checkpoint",
         metavar="FILE",
-        help="Weights to load: safetensors, or what torch.save wrote (read with weights_only).",
+        help="Weights to load: safetensors, or a file of torch.save (read with weights_only).",
         show_default=False,
     ),
 ]
@@ -31,11 +31,9 @@ LossOption = Annotated[
         "--loss",
         metavar="LOSS",
         help="A loss of torch (cross_entropy, MSELoss, ...), or place:name of a function loss(outputs, targets).",
-        show_default="the model's own, or one that suits the targets",
+        show_default="the model's own, or one that fits the targets",
     ),
 ]
-BatchesOption = Annotated[
-    int, typer.Option("--batches", metavar="N", min=1, help="How many batches of the data to use at most.")
-]
+BatchesOption = Annotated[int, typer.Option("--batches", metavar="N", min=1, help="Largest number of batches to use.")]
 
 __all__ = ["BatchesOption", "CheckpointOption", "DataOption", "LossOption"]

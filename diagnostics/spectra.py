@@ -109,7 +109,7 @@ class Jacobian(Products):
             self._cotangent = torch.zeros_like(target, requires_grad=True)
             (pulled,) = torch.autograd.grad(target, source, self._cotangent, create_graph=True, allow_unused=True)
         if pulled is None:
-            raise InputError("The target does not depend on the source; choose a source that lies before it.")
+            raise InputError("The target does not depend on the source; choose a source before it.")
         self._pulled = pulled
         shape = target.numel(), source.numel()
         super().__init__(shape, target.device, torch.finfo(target.dtype).eps)
@@ -155,8 +155,8 @@ def _fetch(value: Tensor) -> np.ndarray:
     found = value.detach().cpu().numpy()
     if not np.isfinite(found).all():
         raise UnsupportedError(
-            "A product with the Jacobian is not finite, so it has no spectrum; look for an overflow, or for a square "
-            "root, norm or logarithm of zero in the model."
+            "A product with the Jacobian is not finite, so it has no spectrum; check for an overflow, or for a "
+            "square root, norm or logarithm of zero in the model."
         )
     return found
 

@@ -242,9 +242,8 @@ class BasisPaths(Shown):
         m = graph.num_weights
         if m > MAX_ENTRIES // 4:
             raise UnsupportedError(
-                f"The counting matrix of {m:,} weights would be too large to form; use basis[i] for single paths "
-                "or the certificate "
-                "for the whole."
+                f"The counting matrix of {m:,} weights would be too large; use basis[i] for single paths, or the "
+                f"certificate for the whole."
             )
         prefix = self._tree_matrix(skeleton.tree_in)
         # the suffix walks against the tree where one tree serves both ways

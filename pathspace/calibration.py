@@ -153,7 +153,7 @@ def made_up(model: nn.Module, captured: Captured, seed: int = 0) -> list[Any]:
     kinds = {node: captured.sources.get(node.name, ("input", ""))[0] for node in nodes}
     shown = [node.meta.get("val") for node in nodes if kinds[node] == "input"]
     refusal = InputError(
-        f"No inputs can be made up for {type(model).__name__}, expected calibration batches; pass some."
+        f"No random inputs can be made for {type(model).__name__}, expected calibration batches; pass some."
     )
     if not shown or not all(isinstance(value, Tensor) for value in shown):
         raise refusal

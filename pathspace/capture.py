@@ -104,7 +104,7 @@ def check_runs(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any
     made = next((name for name, _ in twin.named_parameters() if name not in known), None)
     if made is not None:
         raise InputError(
-            f"{type(model).__name__} makes parameters while it runs, such as {made!r}; run the model once on a batch, "
+            f"{type(model).__name__} creates parameters when it runs, such as {made!r}; run the model once on a batch, "
             "then trace it."
         )
 

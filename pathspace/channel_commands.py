@@ -17,7 +17,9 @@ if TYPE_CHECKING:
 
     from pathspace.target import Target
 
-First = Annotated[str, typer.Argument(metavar="A", help="Weights: safetensors, or of torch.save.", show_default=False)]
+First = Annotated[
+    str, typer.Argument(metavar="A", help="Weights: a file of safetensors or torch.save.", show_default=False)
+]
 Second = Annotated[str, typer.Argument(metavar="B", help="Weights of the other model.", show_default=False)]
 
 
@@ -36,7 +38,7 @@ class MatchBy(StrEnum):
 
 
 class Format(StrEnum):
-    """Tools that take smoothing pairs."""
+    """Tools that use smoothing pairs."""
 
     llm_compressor = "llm-compressor"
     awq = "awq"
@@ -64,16 +66,18 @@ def _with_weights(target: Target, path: str) -> nn.Module:
 
 def prune(
     target: TargetArgument,
-    output: Annotated[str, typer.Option("-o", "--output", metavar="FILE", help="Where torch.save writes the module.")],
+    output: Annotated[
+        str, typer.Option("-o", "--output", metavar="FILE", help="File for the smaller module, written by torch.save.")
+    ],
     keep: Annotated[float, typer.Option(help="Share of the channels to keep.")] = 0.5,
     by: Annotated[
-        By, typer.Option(help="Keep the channels with the longest weights, or those after balancing.")
+        By, typer.Option(help="Rank channels by the norm of their weights, in the model or in the balanced model.")
     ] = By.weights,
     inputs: InputOption = None,
     json: JsonOption = None,
     seed: SeedOption = 0,
 ) -> None:
-    """Leave channels out of a model: a smaller module that computes what the masked model does.
+    """Remove channels from a model, and write a smaller module that computes the same as the masked model.
 
     [bold]pathspace prune net.py:net --keep 0.5 -o smaller.pt[/]
 
@@ -103,7 +107,7 @@ def prune(
             except (PicklingError, AttributeError, TypeError) as error:
                 raise InputError(
                     f"prune found {type(small).__name__}, which torch.save cannot write ({first_line(error)}), "
-                    "expected classes that can be imported by name; define them in a module, or call "
+                    f"expected classes that can be imported by name; define the classes in a module, or call "
                     "ps.channels(model, x).remove() in Python."
                 ) from error
     before, after = (sum(p.numel() for p in model.parameters()) for model in (loaded.model, small))
@@ -123,7 +127,12 @@ def match(
     target: TargetArgument,
     first: First,
     second: Second,
-    output: Annotated[str, typer.Option("-o", "--output", metavar="FILE", help="Where to write B in the order of A.")],
+    output: Annotated[
+        str,
+        typer.Option(
+            "-o", "--output", metavar="FILE", help="File for checkpoint B with the channels in the order of A."
+        ),
+    ],
     by: Annotated[
         MatchBy, typer.Option(help="Compare weights, or activations on the example inputs.")
     ] = MatchBy.weights,
@@ -131,7 +140,7 @@ def match(
     json: JsonOption = None,
     seed: SeedOption = 0,
 ) -> None:
-    """Bring the channels of B into the order of A's; B computes what it did.
+    """Permute the channels of B into the order of those of A; the function of B does not change.
 
     [bold]pathspace match net.py:net a.safetensors b.safetensors -o matched.safetensors[/]
 
@@ -165,7 +174,7 @@ def compare(
     target: TargetArgument, first: First, second: Second, inputs: InputOption = None, json: JsonOption = None,
     seed: SeedOption = 0,
 ) -> None:  # fmt: skip
-    """Are two checkpoints the same function, up to rescaling and the order of channels?
+    """Say whether two checkpoints are the same function, up to rescaling and the order of channels.
 
     [bold]pathspace compare net.py:net a.safetensors b.safetensors[/]
 
@@ -195,11 +204,13 @@ def compare(
 
 def smooth(
     target: TargetArgument,
-    form: Annotated[Format, typer.Option("--format", help="The tool that is to read it.")] = Format.llm_compressor,
+    form: Annotated[
+        Format, typer.Option("--format", help="Quantisation tool whose format to write.")
+    ] = Format.llm_compressor,
     inputs: InputOption = None,
     seed: SeedOption = 0,
 ) -> None:
-    """Print which modules write and which read a set of units, as quantisation tools take it.
+    """Print which modules write and which read a set of units, in the format of quantisation tools.
 
     [bold]pathspace smooth transformers:path/to/config.json > recipe.yaml[/]
     [bold]pathspace smooth net.py:net --format aimet[/]

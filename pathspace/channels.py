@@ -94,7 +94,7 @@ class ChannelGroups(Shown):
         table.add_column("written by")
         for heading in ("channels", "tensors"):
             table.add_column(heading, justify="right")
-        table.add_column("what stands against leaving channels out")
+        table.add_column("why channels cannot be removed")
         for group in self.groups:
             tensors = len({name for name, _ in group.slices})
             table.add_row(escape(group.name), str(len(group)), str(tensors), escape(group.reason))
@@ -164,7 +164,7 @@ class ChannelGroups(Shown):
         if not isinstance(keep, Mapping) and keep < 1 and not self.removable:
             reasons = "; ".join(dict.fromkeys(self.refused.values())) or "nothing in it is a channel"
             raise UnsupportedError(
-                f"No channel of {type(self.model).__name__} can be left out ({reasons}); keep the model as it is."
+                f"No channel of {type(self.model).__name__} can be removed ({reasons}); use the model unchanged."
             )
         cuts = self._cuts(keep, by)
         small = without(self.model, cuts, self._adjustments)
@@ -205,7 +205,7 @@ class ChannelGroups(Shown):
                 continue
             if name in self.refused:
                 raise UnsupportedError(
-                    f"Channels of {name!r} cannot be left out: {self.refused[name]}; keep all of them."
+                    f"Channels of {name!r} cannot be removed: {self.refused[name]}; keep all of them."
                 )
             found[name] = numbers
         return found
@@ -234,7 +234,9 @@ class ChannelGroups(Shown):
         for name, order in orders.items():
             chosen[self[name].name] = numbers = torch.as_tensor(order).long()
             if sorted(numbers.tolist()) != list(range(len(self[name]))):
-                raise InputError(f"{name!r} found no order of its {len(self[name])} channels; give every number once.")
+                raise InputError(
+                    f"{name!r} found no permutation of its {len(self[name])} channels; give every number once."
+                )
         return self._permuted(self.model, chosen)
 
     def _permuted(self, model: nn.Module, orders: Mapping[str, Tensor]) -> nn.Module:

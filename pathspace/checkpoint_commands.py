@@ -20,26 +20,26 @@ Target = Annotated[
     str,
     typer.Argument(
         metavar="[TARGET]",
-        help="The model. May be left out for a folder with the config.json of a transformers model.",
+        help="The model. You can omit it for a folder with the config.json of a transformers model.",
         show_default=False,
     ),
 ]
 Source = Annotated[
     str,
-    typer.Argument(metavar="SOURCE", help="A safetensors file, or a folder with one or many.", show_default=False),
+    typer.Argument(metavar="SOURCE", help="A safetensors file, or a folder with one or several.", show_default=False),
 ]
 Destination = Annotated[
     str | None,
     typer.Argument(
         metavar="[DESTINATION]",
-        help="Where to write: a file or a folder, like SOURCE; - for standard output.",
+        help="Output: a file or a folder, like SOURCE; - for standard output.",
         show_default=False,
     ),
 ]
 
 ExactOption = Annotated[
     bool,
-    typer.Option("--exact/--all", help="Leave units alone that are free only where normalisations have no epsilon."),
+    typer.Option("--exact/--all", help="Do not change units that are free only if normalisations have no epsilon."),
 ]
 
 
@@ -79,7 +79,7 @@ def rescale(
         str | None,
         typer.Option(
             metavar="FILE",
-            help="Log-scales of the units, as numpy.save writes them.",
+            help="File of numpy.save with the log-scales of the units.",
             show_default="random powers of two",
         ),
     ] = None,
@@ -87,7 +87,7 @@ def rescale(
     inputs: InputOption = None,
     seed: SeedOption = 0,
 ) -> None:
-    """Rescale a checkpoint so that the model computes the same.
+    """Rescale a checkpoint without a change of the model's function.
 
     [bold]pathspace rescale net.py:net model.safetensors rescaled.safetensors[/]
     [bold]pathspace rescale path/to/folder path/to/new-folder[/]
@@ -124,11 +124,11 @@ def balance(
     target: Target,
     source: Source,
     destination: Destination = None,
-    p: Annotated[float, typer.Option("--p", help="Which norm of the weights is made smallest.")] = 2.0,
+    p: Annotated[float, typer.Option("--p", help="Exponent p of the norm of the weights to minimise.")] = 2.0,
     tolerance: Annotated[
         float | None,
         typer.Option(
-            help="Largest relative difference of what enters and leaves a unit.",
+            help="Largest relative difference between the weights that enter and leave a unit.",
             show_default="1e-12, or 1e-3 for weights that do not fit into memory",
         ),
     ] = None,
@@ -137,7 +137,7 @@ def balance(
     json: JsonOption = None,
     seed: SeedOption = 0,
 ) -> None:
-    """Balance a checkpoint: of all its rescaled copies the one with the smallest norm, which computes the same.
+    """Balance a checkpoint: write its rescaled copy with the smallest norm, which computes the same function.
 
     [bold]pathspace balance net.py:net model.safetensors balanced.safetensors[/]
     [bold]pathspace balance path/to/folder path/to/new-folder[/]

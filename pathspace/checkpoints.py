@@ -132,7 +132,7 @@ class Checkpoint:
         """
         destination = Path(destination)
         if destination.resolve() == self.path.resolve():
-            raise InputError(f"The destination '{destination}' is the source, expected another place; give a new one.")
+            raise InputError(f"The destination '{destination}' is the source; give another destination.")
         if not self.path.is_dir():
             ensure_writable(destination)
             _rewritten(self.files[0], destination, changes)

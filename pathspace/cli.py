@@ -40,7 +40,7 @@ app = typer.Typer(
     add_completion=False,
     rich_markup_mode="rich",
     context_settings={"help_option_names": ["-h", "--help"]},
-    epilog="Exit codes: 0 done, all that was verified holds; 1 a check fails; 2 bad input; 130 interrupted.",
+    epilog="Exit codes: 0 success; 1 a statement or a check fails; 2 bad input; 130 interrupted.",
 )
 
 
@@ -76,7 +76,7 @@ def root(
 
 
 class ClaimName(StrEnum):
-    """Statements from the literature that can be tried on a model."""
+    """Statements from the literature that can be tested on a model."""
 
     printed_skeleton = "printed-skeleton"
     hierarchical = "hierarchical"
@@ -93,7 +93,7 @@ def verify(
     train: TrainOption = None,
     claim: Annotated[
         ClaimName | None,
-        typer.Option("--claim", help="Try this claim from the literature instead.", show_default=False),
+        typer.Option("--claim", help="Test this claim from the literature instead.", show_default=False),
     ] = None,
     proof: Annotated[
         str | None,
@@ -106,7 +106,7 @@ def verify(
     ] = None,
     upper_bound: Annotated[
         bool,
-        typer.Option("--upper-bound", help="Also bound the number of units from above, by a randomised test."),
+        typer.Option("--upper-bound", help="Also compute an upper bound on the number of units, by a randomised test."),
     ] = False,
 ) -> None:
     """Verify Theorems 1-3 and the rescaling invariance of a model, and print a certificate.
@@ -116,9 +116,9 @@ def verify(
     [bold]pathspace verify language.py:model --input 2x16:int64 --json - | jq .dimension[/]
     [bold]pathspace verify net.py:Net --input 8x3 --claim printed-skeleton[/]
 
-    A model is verified in the mode it comes in unless --train or --eval is given.
+    The model is verified in its current mode, unless you pass --train or --eval.
 
-    Exit codes: 0 everything holds, 1 something fails, 2 bad input.
+    Exit codes: 0 all statements hold, 1 a statement fails, 2 bad input.
     """
     from pathspace.files import STDOUT, expect_outputs, write_text
     from pathspace.target import load_target
@@ -178,7 +178,7 @@ def check(
     seed: SeedOption = 0,
     train: TrainOption = None,
 ) -> None:
-    """Judge a proof by an independent checker, which shares no code with the library that wrote it.
+    """Check a proof with an independent checker, which shares no code with the library.
 
     [bold]pathspace check proof.json[/]
     [bold]pathspace check proof.json net.py:Net --input 8x3[/]
@@ -230,7 +230,7 @@ def explain(
     norm_eps: NormEpsOption = NormEps.ignore,
     train: TrainOption = None,
 ) -> None:
-    """Say where every parameter of a model went, and for every fixed scale the shortest chain of reasons.
+    """List every parameter as in path space, pinned or unused, with the reason for every fixed scale.
 
     [bold]pathspace explain net.py:Net --input 2x3x32x32[/]
 
@@ -255,7 +255,7 @@ def explain(
 
 
 class Level(StrEnum):
-    """How closely a graph is drawn."""
+    """Level of detail of the drawing."""
 
     auto = "auto"
     block = "block"
@@ -277,7 +277,10 @@ def draw(
     ],
     inputs: InputOption = None,
     level: Annotated[
-        Level, typer.Option("--level", help="Tensors and groups of units, or single weights (auto: up to 150).")
+        Level,
+        typer.Option(
+            "--level", help="Draw tensors and groups of units, or single weights (auto: for up to 150 weights)."
+        ),
     ] = Level.auto,
     path: Annotated[
         int | None,
@@ -292,7 +295,7 @@ def draw(
 
     [bold]pathspace draw net.py:Net --input 8x3 -o graph.svg[/]
 
-    Exit codes: 0 written, 2 bad input; an existing file stays whole unless the new one is complete.
+    Exit codes: 0 written, 2 bad input; an existing file is replaced only by a complete new file.
     """
     from pathspace.files import STDOUT, delivering, expect_outputs
     from pathspace.target import load_target
@@ -331,11 +334,11 @@ def masks(
     norm_eps: NormEpsOption = NormEps.ignore,
     train: TrainOption = None,
 ) -> None:
-    """Write the skeleton masks of a model: which weights enter, and which leave, each unit's tree.
+    """Write the skeleton masks of a model: the weights of the entering and of the leaving tree.
 
     [bold]pathspace masks net.py:Net --input 2x3x32x32 -o masks.safetensors[/]
 
-    Exit codes: 0 written, 2 bad input; an existing file stays whole unless the new one is complete.
+    Exit codes: 0 written, 2 bad input; an existing file is replaced only by a complete new file.
     """
     from pathspace.files import STDOUT, delivering, expect_outputs
     from pathspace.target import load_target

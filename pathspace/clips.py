@@ -60,7 +60,7 @@ class LiftedClip(nn.Module):
                 raise InputError(
                     f"A lifted clip was called {place + 1} times in one forward pass of its module, expected at most "
                     f"{self.places} as with the example inputs; lift the clips of the original model again, with "
-                    "inputs like those in use."
+                    f"typical inputs."
                 )
             self.calls += 1
         if self.bounds[0] == 0:

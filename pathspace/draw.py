@@ -71,7 +71,7 @@ def draw(
     scalar = level == "scalar" or (level == "auto" and weights <= SCALAR)
     if scalar and weights > MOST_SCALAR:
         raise UnsupportedError(
-            f"draw found {weights:,} weights and shows single ones up to {MOST_SCALAR:,}; ask for level='block'."
+            f"draw found {weights:,} weights and shows at most {MOST_SCALAR:,} single weights; use level='block'."
         )
     chosen = _chosen(skeleton, path) if scalar else None
     graph = scalar_graph(skeleton, chosen) if scalar else _blocks(skeleton)

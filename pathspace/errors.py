@@ -104,6 +104,6 @@ def expect_arguments(owner: str, **given: object) -> None:
         kinds, expected = _KINDS[name]
         if not (any(cls.__name__ in kinds for cls in type(value).__mro__) if kinds else callable(value)):
             raise InputTypeError(
-                f"{owner} found a {type(value).__name__} as its {name}, expected {expected}; look at the order of "
-                "the arguments."
+                f"{owner} found a {type(value).__name__} as its {name}, expected {expected}; check the order of the "
+                f"arguments."
             )

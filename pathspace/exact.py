@@ -40,8 +40,8 @@ def whole_product(left: np.ndarray | sparray, right: np.ndarray | sparray) -> np
             largest = (sizes[0] @ sizes[1]).max()
             if float(largest) >= WORD * (1 - 1e-9):
                 raise UnsupportedError(
-                    "Paths pass a weight more than 2^63 times, too often for a matrix of whole numbers; use basis[i], "
-                    "whose counts are Python's own integers."
+                    "Paths pass a weight more than 2^63 times, too often for a matrix of 64-bit integers; use "
+                    "basis[i], whose counts are Python integers."
                 )
     return left @ right
 

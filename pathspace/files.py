@@ -79,8 +79,8 @@ def expect_path(path: object, owner: str) -> None:
     """
     if not isinstance(path, str | os.PathLike):
         raise InputTypeError(
-            f"{owner} found a {type(path).__name__} as the name of a file, expected a string or a path; look at the "
-            "order of the arguments."
+            f"{owner} found a {type(path).__name__} as the name of a file, expected a string or a path; check the "
+            f"order of the arguments."
         )
 
 

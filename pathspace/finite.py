@@ -94,7 +94,9 @@ def expect_scales(owner: str, phi: Any, units: int) -> None:
     if tuple(phi.shape) != (units,):
         raise InputError(f"{owner} found phi of shape {tuple(phi.shape)}, expected ({units},): one log-scale per unit.")
     if _wrong(phi, masks=False):
-        raise InputError(f"{owner} found NaN or infinity in phi, expected finite log-scales; look where phi is made.")
+        raise InputError(
+            f"{owner} found NaN or infinity in phi, expected finite log-scales; check the code that makes phi."
+        )
 
 
 __all__ = ["check_finite", "expect_finite", "expect_scales"]

@@ -59,9 +59,9 @@ def fold_norms(model: nn.Module, *args: Any, kwargs: Mapping[str, Any] | None = 
         norms = [module for module in model.modules() if isinstance(module, _BatchNorm)]
         training = sum(module.training for module in norms)
         raise InputError(
-            f"fold_norms found {len(norms)} batch norms, {training} of them in training mode, and "
-            "none to be folded: expected one in evaluation mode behind a convolution or linear layer that nothing else "
-            "reads; call model.eval() first, or leave it out."
+            f"fold_norms found {len(norms)} batch norms, {training} of them in training mode, and none that can be "
+            f"folded: expected one in evaluation mode after a convolution or linear layer that nothing else reads; "
+            f"call model.eval() first, or do not call fold_norms."
         )
     result = safe_deepcopy(model)
     for layer, norm in pairs:
@@ -72,8 +72,9 @@ def fold_norms(model: nn.Module, *args: Any, kwargs: Mapping[str, Any] | None = 
         for old, new in zip(*(leaves(net(*args, **kwargs)) for net in (model, result)), strict=True):
             if old.is_floating_point() and not torch.allclose(old, new, atol=CLOSE * float(old.abs().max()), rtol=0):
                 raise UnsupportedError(
-                    f"fold_norms changed the outputs by {float((old - new).abs().max()):.1e}, expected rounding alone: "
-                    "a layer does not use its bias, or single precision does not hold its norm's scales; fold by hand."
+                    f"fold_norms changed the outputs by {float((old - new).abs().max()):.1e}, expected only "
+                    f"rounding: a layer does not use its bias, or single precision cannot represent the scales of "
+                    f"its norm; fold by hand."
                 )
     return result
 

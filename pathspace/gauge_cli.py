@@ -20,8 +20,8 @@ CalibrationOption = Annotated[
     typer.Option(
         "--calibration",
         metavar="FILE",
-        help="Inputs like those in use, the samples along the first dimension: a .npy file, or .safetensors with one "
-        "tensor for each positional input in order of their names.",
+        help="Typical inputs, with samples along the first dimension: a .npy file, or .safetensors with one tensor "
+        "for each positional input in the order of their names.",
         show_default="the example inputs",
     ),
 ]
@@ -64,7 +64,9 @@ def _inputs(file: str | None, given: tuple[tuple[Any, ...], dict[str, Any]]) -> 
             return tuple(tensor for _, tensor in sorted(load_file(path).items()))
     except (OSError, ValueError, SafetensorError) as error:
         raise InputError(f"{file!r} cannot be read ({error}), expected tensors; check the file.") from error
-    raise InputError(f"{file!r} is neither .npy nor .safetensors, expected one of these; save the inputs as such.")
+    raise InputError(
+        f"{file!r} is neither .npy nor .safetensors, expected one of these; save the inputs in one of these formats."
+    )
 
 
 def _write(model: Any, output: str | None, stdout: TextIO) -> None:
@@ -87,21 +89,23 @@ def equalise(
     target: TargetArgument,
     inputs: InputOption = None,
     bits: Annotated[int, typer.Option("--bits", help="Bits of each weight.")] = 8,
-    per: Annotated[Per, typer.Option("--per", help="One step for each tensor or output channel.")] = Per.tensor,
+    per: Annotated[
+        Per, typer.Option("--per", help="One quantisation step for each tensor, or for each output channel.")
+    ] = Per.tensor,
     calibration: CalibrationOption = None,
-    fold: Annotated[
-        bool, typer.Option("--fold/--keep-norms", help="Fold batch norms first, where there are any.")
+    fold: Annotated[bool, typer.Option("--fold/--keep-norms", help="Fold batch norms first, if there are any.")] = True,
+    lift: Annotated[
+        bool, typer.Option("--lift/--keep-clips", help="Rescale the bounds of ReLU6 with the gauge.")
     ] = True,
-    lift: Annotated[bool, typer.Option("--lift/--keep-clips", help="Let bounds of ReLU6 move with the gauge.")] = True,
     output: OutputOption = None,
     json: JsonOption = None,
     seed: SeedOption = 0,
 ) -> None:
-    """Rescale a model so that rounding its weights hurts least; the function stays the same.
+    """Rescale a model so that rounded weights give the least noise; the function does not change.
 
     [bold]pathspace equalise net.py:Net --input 8x3x32x32 --bits 6 -o net.safetensors[/]
 
-    Exit codes: 0 done (also where no gauge is better), 2 bad input.
+    Exit codes: 0 success (also if no gauge is better), 2 bad input.
     """
     from pathspace.files import STDOUT, expect_outputs
     from pathspace.target import load_target
@@ -146,18 +150,21 @@ def equalise(
 def fit(
     target: TargetArgument,
     inputs: InputOption = None,
-    dtype: Annotated[Small, typer.Option("--dtype", help="The type to fit.")] = Small.float16,
-    headroom: Annotated[float, typer.Option("--headroom", help="How far inside its range everything is to be.")] = 4.0,
+    dtype: Annotated[Small, typer.Option("--dtype", help="The data type to fit.")] = Small.float16,
+    headroom: Annotated[
+        float,
+        typer.Option("--headroom", help="Safety factor between the largest values and the limit of the data type."),
+    ] = 4.0,
     calibration: CalibrationOption = None,
     output: OutputOption = None,
     json: JsonOption = None,
     seed: SeedOption = 0,
 ) -> None:
-    """Rescale a model so that activations and weights lie within the range of a smaller type.
+    """Rescale a model so that activations and weights are within the range of a smaller data type.
 
     [bold]pathspace fit net.py:Net --input 8x3x32x32 --dtype float16 -o net.safetensors[/]
 
-    Exit codes: 0 everything fits, 1 something with a fixed scale does not, 2 bad input.
+    Exit codes: 0 everything fits, 1 values with a fixed scale do not fit, 2 bad input.
     """
     import math
     from dataclasses import asdict

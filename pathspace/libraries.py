@@ -52,8 +52,8 @@ def build(spec: str) -> tuple[nn.Module, Example]:
         package = importlib.import_module("torchvision.models" if library == "torchvision" else library)
     except Exception as error:  # a library built for another torch fails in ways of its own
         raise InputError(
-            f"The target '{spec}' needs the package {library}, which cannot be imported ({error}); install it with pip "
-            f"install {library}, in the version that goes with your torch."
+            f"The target '{spec}' needs the package {library}, which cannot be imported ({error}); install it with "
+            f"pip install {library}, in a version for your torch."
         ) from error
     make = _BUILDERS[library](package, name)
     with without_weights():

@@ -27,7 +27,7 @@ def _log_along(skeleton: TwoTrees, entering: bool, zeros: bool) -> np.ndarray:
         name = graph.blocks[int(tree.block[unit])].name
         raise InputError(
             f"The skeleton weight of unit {unit}, entry {int(tree.index[unit])} of {name!r}, is zero, expected "
-            "skeleton weights other than zero; choose the skeleton again from the model as it stands (units that only "
+            "skeleton weights other than zero; choose the skeleton again from the current model (units that only "
             "weights of 0 connect are in skeleton.dead)."
         )
     size, expand = weights.abs().log().numpy(), graph.expand

@@ -115,7 +115,9 @@ class Entry:
         # (what has no scalar in common, as the channels of a depthwise kernel, is looked at by itself)
         for part in np.split(used[np.argsort(label, kind="stable")], np.cumsum(np.bincount(label))[:-1]):
             if len(part) > MOST_DENSE:
-                raise ValueError(f"{len(part):,} log-scales of {self.name} hang together in more than two ways")
+                raise ValueError(
+                    f"{len(part):,} log-scales of {self.name} are linked by more than two index dimensions"
+                )
             dense = gram[part][:, part].toarray()
             values, vectors = np.linalg.eigh(dense)
             null = vectors[:, values <= 1e-9 * max(1.0, float(dense.max()))]

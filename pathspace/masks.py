@@ -59,8 +59,8 @@ def save_masks(skeleton: Skeleton, path: str | PathLike[str]) -> None:
     """
     if not isinstance(skeleton, Skeleton):
         raise InputError(
-            f"save_masks found a {type(skeleton).__name__} in the place of the skeleton, expected "
-            "save_masks(skeleton, path); write save_masks(graph.skeleton(), path)."
+            f"save_masks found a {type(skeleton).__name__} as its skeleton, expected save_masks(skeleton, path); "
+            f"write save_masks(graph.skeleton(), path)."
         )
     graph = skeleton.graph
     header = {

@@ -126,8 +126,8 @@ def _norm(
         return result
     if result > math.log(np.finfo(float).max):
         raise InputError(
-            f"The path norm is about 10^{result / math.log(10):.0f}, beyond the largest float; ask for its logarithm "
-            "with log=True."
+            f"The path norm is about 10^{result / math.log(10):.0f}, above the largest float; use log=True to get "
+            f"its logarithm."
         )
     return math.exp(result) if result > -math.inf else 0.0
 

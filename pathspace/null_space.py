@@ -51,7 +51,7 @@ def pivots(known: csr_array) -> np.ndarray:
     rows = np.flatnonzero(open_rows & (np.diff(csr_array(rest).indptr) > 0))
     if len(columns) and len(rows):
         if len(columns) > MOST_DENSE:
-            raise ValueError(f"{len(columns):,} units hang together in circles")
+            raise ValueError(f"{len(columns):,} units are linked by constraints with cycles")
         dense = rest[rows].toarray().astype(np.float64)
         r, order = qr(dense.T, mode="r", pivoting=True)[-2:]
         diagonal = np.abs(np.diagonal(r))

@@ -47,26 +47,27 @@ SeedOption = Annotated[
         "--seed",
         min=0,
         max=2**32 - 1,
-        help="Seeds the example inputs, the weights if TARGET builds the model, and the rule.",
+        help="Random seed of the example inputs, of the weights if TARGET builds the model, and of the rule.",
     ),
 ]
-RuleOption = Annotated[Rule, typer.Option("--rule", help="How the skeleton chooses its weights.")]
+RuleOption = Annotated[Rule, typer.Option("--rule", help="Rule by which the skeleton chooses its weights.")]
 NormEpsOption = Annotated[
     NormEps,
     typer.Option(
-        "--norm-eps", help="Treat the scale before a normalisation as free despite its epsilon, or as pinned."
+        "--norm-eps",
+        help="Treat the scale before a normalisation as free (ignore its epsilon), or as pinned (respect it).",
     ),
 ]
 TrainOption = Annotated[
     bool | None,
-    typer.Option("--train/--eval", help="Put the model in this mode.", show_default="the mode it comes in"),
+    typer.Option("--train/--eval", help="Put the model in this mode.", show_default="its current mode"),
 ]
 JsonOption = Annotated[
     str | None,
     typer.Option(
         "--json",
         metavar="FILE",
-        help="Also write the result as JSON; - prints JSON only.",
+        help="Also write the result as JSON; - prints only JSON.",
         show_default=False,
     ),
 ]

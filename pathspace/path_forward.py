@@ -364,8 +364,8 @@ class Forward:
         module, line = place(self.node)
         raise UnsupportedError(
             f"path_norm cannot pass '{name.removeprefix('aten.')}' (module {module or 'at the top'}, "
-            f"{line or 'unknown line'}): {reason}; until={module or self.node.name!r} takes the norm of the part "
-            "before it, until='fixed' that of all paths that end where scales are fixed."
+            f"{line or 'unknown line'}): {reason}; until={module or self.node.name!r} gives the norm of the part "
+            f"before it, and until='fixed' the norm of all paths that end where scales are fixed."
         )
 
 

@@ -68,25 +68,22 @@ def check_capturable(model: nn.Module) -> None:
     name = type(model).__name__
     if type(model).__hash__ is None:
         raise InputError(
-            f"{name} has no hash, as dataclasses have none, so torch cannot list its parameters; write "
+            f"{name} has no hash, because it is a dataclass, so torch cannot list its parameters; write "
             "@dataclass(eq=False)."
         )
     if isinstance(model, nn.DataParallel | nn.parallel.DistributedDataParallel):
-        raise InputError(f"{name} wraps a model for several devices; pass the model inside, model.module.")
+        raise InputError(f"{name} wraps a model for several devices; pass the inner model, model.module.")
     if isinstance(model, torch.jit.ScriptModule):
-        raise InputError(
-            f"{name} is a scripted module, whose Python code is gone; pass the module it was scripted from."
-        )
+        raise InputError(f"{name} is a scripted module, which has no Python code; pass the original module.")
     for path, module in model.named_modules():
         if isinstance(module, torch.jit.ScriptModule):
             raise InputError(
-                f"{name} holds a scripted module {path!r}, whose Python code is gone; put the module that it was "
-                "scripted from in its place."
+                f"{name} holds a scripted module {path!r}, which has no Python code; replace it by the original module."
             )
         if type(module).__name__ in ("FullyShardedDataParallel", "FlatParamHandle"):
             raise InputError(
-                f"{name} holds {path or name!r}, whose parameters FullyShardedDataParallel has joined and cut over "
-                "processes; trace the model before it is wrapped, or shard it by torch.distributed.fsdp.fully_shard."
+                f"{name} holds {path or name!r}, whose parameters FullyShardedDataParallel has flattened and "
+                f"sharded; trace the model before it is wrapped, or shard it with torch.distributed.fsdp.fully_shard."
             )
     tensors = [("parameter", *item) for item in model.named_parameters()]
     for kind, key, tensor in tensors + [("buffer", *item) for item in model.named_buffers()]:
@@ -144,8 +141,9 @@ def failed_run(model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any],
     if small is not None and isinstance(error, RuntimeError | NotImplementedError | ValueError):
         kind = str(dict(model.named_parameters())[small].dtype).removeprefix("torch.")
         return CaptureError(
-            f"{name}.forward computes with {small!r} in {kind} {user_frame(error)}, which the operations there do not "
-            "take; convert it in forward, weight.to(x.dtype) * scale, or trace the model before it was quantised."
+            f"{name}.forward computes with {small!r} in {kind} {user_frame(error)}, which the operations there do "
+            f"not support; convert it in forward, weight.to(x.dtype) * scale, or trace the model before it was "
+            f"quantised."
         )
     advice = "check the shapes and dtypes of the example inputs"
     if len(args) == 1 and not kwargs and hasattr(args[0], "keys"):

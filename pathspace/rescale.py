@@ -107,7 +107,7 @@ def _transport(
     if keep_trajectory and type(optimizer) is not torch.optim.SGD:
         raise InputTypeError(
             f"rescale found keep_trajectory=True with {type(optimizer).__name__}, expected torch.optim.SGD, the only "
-            "one whose step is linear in gradients; leave keep_trajectory out."
+            f"optimizer whose step is linear in gradients; do not pass keep_trajectory."
         )
     moves: list[Callable[[], None]] = [
         _move(buffer, head, tail, -1 if keep_trajectory else power)

@@ -52,7 +52,7 @@ def safe_deepcopy(model: M, share_tensors: bool = False) -> M:
         reason = str(error).strip().splitlines() or [""]
         raise InputError(
             f"{type(model).__name__} cannot be copied ({type(error).__name__}: {reason[0]}), expected a module that "
-            "copy.deepcopy copies; take out of it what cannot be copied."
+            f"copy.deepcopy can copy; remove the objects that cannot be copied."
         ) from error
 
 

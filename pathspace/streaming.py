@@ -278,7 +278,7 @@ def _in_rounds(pairs: Pairs, free: np.ndarray, tolerance: float) -> Minimum:
         phi, last = phi + longer * move, move if longer == 1.0 else np.zeros(len(free))
     raise InputError(
         f"balance_files found norms that still differ by {worst:.0e} after {ROUNDS} rounds, expected {tolerance:.0e}; "
-        "ask for a larger tolerance."
+        "pass a larger tolerance."
     )
 
 

@@ -464,8 +464,7 @@ class Structure:
         if self.num_weights > MAX_SCALAR_EDGES:
             raise UnsupportedError(
                 f"The reduction graph has {self.num_weights:,} edges and to_networkx() makes at most "
-                f"{MAX_SCALAR_EDGES:,}; "
-                "work with graph.blocks instead."
+                f"{MAX_SCALAR_EDGES:,}; use graph.blocks instead."
             )
         import networkx as nx
 
@@ -474,9 +473,8 @@ class Structure:
         tails, heads = self.ends()
         if (tails < 0).any() or (heads < 0).any():
             raise UnsupportedError(
-                "Some weights relate opposite scales (a matrix used together with its transpose), which a "
-                "directed graph "
-                "cannot show; work with graph.blocks instead."
+                "Some weights relate opposite scales (a matrix used together with its transpose), which a directed "
+                "graph cannot represent; use graph.blocks instead."
             )
         weights = self.weights().tolist()
         number = 0

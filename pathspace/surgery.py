@@ -370,7 +370,7 @@ def check_same(small: nn.Module, large: nn.Module, args: Sequence[Any], kwargs: 
         ) from error
     if far > 10 * TOLERANCE:
         raise UnsupportedError(
-            f"The smaller model differs from the masked one by {far:.1e} of the largest output, expected at most "
+            f"The smaller model differs from the masked model by {far:.1e} of the largest output, expected at most "
             f"{TOLERANCE:.0e}; keep all channels of the groups that are new in this call."
         )
 

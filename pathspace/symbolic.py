@@ -183,7 +183,7 @@ def symbolic(skeleton: TwoTrees) -> SymbolicSpace:
     expect_arguments("symbolic", skeleton=skeleton)
     if skeleton.graph.num_weights > MOST_WEIGHTS:
         raise UnsupportedError(
-            f"symbolic found {skeleton.graph.num_weights:,} weights and works with at most {MOST_WEIGHTS}; use "
+            f"symbolic found {skeleton.graph.num_weights:,} weights, expected at most {MOST_WEIGHTS}; use "
             "basis.counting_matrix() and basis.coefficients() instead."
         )
     return SymbolicSpace(skeleton)

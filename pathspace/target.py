@@ -316,7 +316,7 @@ def _require_no_inputs(target: Target) -> None:
     names = [*_forward_parameters(target)]
     if names:
         raise InputError(
-            f"The target '{target.spec}' comes without example inputs, and "
+            f"The target '{target.spec}' has no example inputs, and "
             f"{type(target.model).__name__}.forward takes {', '.join(names)}: give --input once per "
             f"tensor, {_INPUT_FORM}, or name a function that returns (model, example inputs)."
         )

@@ -118,7 +118,9 @@ class TensorFile:
                 f"The file '{path}' cannot be read: {(error.strerror or 'unknown reason').lower()}."
             ) from error
         except (struct.error, ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
-            raise InputError(f"'{path}' is not a safetensors file ({error}); give one that save_file wrote.") from error
+            raise InputError(
+                f"'{path}' is not a safetensors file ({error}); give a file written by save_file."
+            ) from error
         return cls(path, entries, metadata)
 
     def pieces(self, name: str) -> Iterator[tuple[slice, Tensor]]:

@@ -65,8 +65,8 @@ def transported(optimizer: Optimizer, parameter: Tensor) -> Iterator[tuple[Tenso
         if key not in own or buffer.shape != parameter.shape:
             raise UnsupportedError(
                 f"{kind.__name__} keeps a buffer {key!r} of shape {tuple(buffer.shape)} for a weight of shape "
-                f"{tuple(parameter.shape)}, and it is not known how it scales with the weight; say so with "
-                "ps.register_transport, rescale before training, or drop the optimizer's state."
+                f"{tuple(parameter.shape)}, and pathspace does not know how it scales with the weight; declare it "
+                f"with ps.register_transport, rescale before training, or drop the optimizer's state."
             )
         yield buffer, own[key]
 

@@ -101,8 +101,8 @@ def _check_own(graph: ReductionGraph, model: nn.Module) -> None:
     held = dict(model.named_parameters(remove_duplicate=False))
     if any(held.get(name) is not parameter for name, parameter in graph.parameters.items()):
         raise InputError(
-            f"verify found the graph of another model than this {type(model).__name__}, expected the one that ps.trace "
-            "made of it; trace the model again."
+            f"verify found a graph that does not belong to this {type(model).__name__}, expected the graph that "
+            f"ps.trace made of it; trace the model again."
         )
 
 

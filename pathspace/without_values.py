@@ -58,8 +58,8 @@ def require_values(who: str, tensors: Iterable[tuple[str, Tensor]]) -> None:
     others = " and others" * (len(missing) > 1)
     if missing and is_cut(named[missing[0]]):
         raise InputError(
-            f"{who} found {missing[0]!r}{others} cut over devices, expected whole tensors; do this before the model is "
-            "sharded: names and units stay the same."
+            f"{who} found {missing[0]!r}{others} sharded over devices, expected whole tensors; do this before the "
+            f"model is sharded: names and units are the same."
         )
     if missing:
         raise InputError(

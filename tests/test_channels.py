@@ -265,7 +265,7 @@ def test_what_stays_is_refused_with_a_reason():
         "layer_norm" in groups.refused["embed.weight"]
         and "number that does not follow" in groups.refused["attention.qkv.weight"]
     )
-    with pytest.raises(ps.UnsupportedError, match="cannot be left out"):
+    with pytest.raises(ps.UnsupportedError, match="cannot be removed"):
         groups.remove({"attention.qkv.weight": 0.5})
     for keep in ({"nothing": 0.5}, {"up.weight": 0.0}, {"up.weight": []}, {"up.weight": [12]}, {"up.weight": [True]}):
         with pytest.raises(ps.InputError):
@@ -310,7 +310,7 @@ def test_states_of_a_recurrent_layer_of_torch():
 
 def test_a_model_of_which_nothing_can_be_left_out():
     model = nn.Sequential(nn.Linear(3, 4), nn.LayerNorm(4), nn.Linear(4, 2))
-    with pytest.raises(ps.UnsupportedError, match=r"No channel of Sequential can be left out \(.*layer_norm"):
+    with pytest.raises(ps.UnsupportedError, match=r"No channel of Sequential can be removed \(.*layer_norm"):
         ps.channels(model, torch.randn(2, 3)).remove(0.5)
     with pytest.raises(ps.UnsupportedError, match="nothing in it is a channel"):
         ps.channels(nn.Sequential(nn.Linear(3, 2)), torch.randn(2, 3)).remove(0.5)

@@ -102,7 +102,7 @@ def test_suggested_decay() -> None:
 
 
 def test_refusals() -> None:
-    with pytest.raises(InputError, match="never move"):
+    with pytest.raises(InputError, match="never change"):
         stationary_variance(1.0)
     with pytest.raises(InputError, match="positive"):
         stability_limit(0.5, 0.0)

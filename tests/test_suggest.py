@@ -160,7 +160,7 @@ def test_what_cannot_be_advised_is_refused() -> None:
         suggest(model, graph, lambda one: 0 * one(x).sum())
     with pytest.raises(ps.PathspaceError, match="as its graph, expected a ReductionGraph"):
         suggest(model, model)
-    with pytest.raises(ps.PathspaceError, match="no parameter that asks for a gradient"):
+    with pytest.raises(ps.PathspaceError, match="no parameter with requires_grad"):
         suggest(copy.deepcopy(model).requires_grad_(False), graph)
     plain = nn.Sequential(nn.Linear(3, 3), nn.Tanh(), nn.Linear(3, 2))
     assert suggest(plain, ps.trace(plain, torch.randn(1, 3)), show=False).optimizer == "AdamW"

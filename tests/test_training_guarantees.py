@@ -308,7 +308,7 @@ def test_run_leaves_a_configuration_that_makes_the_same_run(tmp_path: Path) -> N
     more = call("train", "digits-rows", "--config", file, "--epochs", 3, "--resume", "--out", tmp_path / "2")
     assert more.exit_code == 0 and tomllib.loads((tmp_path / "2/configuration.toml").read_text())["epochs"] == 3
     other = call("train", "digits-images", "--config", file, "--out", tmp_path / "3")
-    assert other.exit_code == 2 and "is one of another task than 'digits-images'" in flat(other.stderr)
+    assert other.exit_code == 2 and "is for another task than 'digits-images'" in flat(other.stderr)
 
 
 @pytest.mark.parametrize(

@@ -240,7 +240,7 @@ def test_what_cannot_be_launched_is_one_sentence(wrong: dict[str, Any], sentence
 def test_torchrun_and_devices_must_agree(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in (("TORCHELASTIC_RUN_ID", "1"), ("LOCAL_WORLD_SIZE", "2"), ("WORLD_SIZE", "4")):
         monkeypatch.setenv(name, value)
-    with pytest.raises(InputError, match="torchrun has started 2 processes on this machine, --devices asks for 3"):
+    with pytest.raises(InputError, match="torchrun has started 2 processes on this machine, but --devices is 3"):
         make_fabric(devices=3)
 
 
@@ -258,7 +258,7 @@ def test_a_process_that_dies_takes_the_others_along_in_one_sentence(tmp_path: Pa
     # Fabric, which looks after its children every few seconds, may be faster than the broken connection.
     assert main.returncode in (2, -signal.SIGKILL)
     assert main.returncode != 2 or " ".join(said.split()).endswith(
-        "the last checkpoint is whole: add --resume to continue."
+        "the last checkpoint is complete: add --resume to continue."
     )
     assert said.count("\n") <= 1
     state = torch.load(tmp_path / "checkpoint.pt", weights_only=True)

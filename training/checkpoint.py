@@ -104,8 +104,8 @@ def protect_unfinished(path: str | os.PathLike[str]) -> None:
     if done < wanted and not exhausted(history, state["patience"]):
         raise InputError(
             f"The checkpoint '{path}' is that of an unfinished run, {done} of {wanted} epochs"
-            f"{f' and {more} steps' if more else ''}; add --resume to continue it, --overwrite to start afresh, or "
-            "choose another --out."
+            f"{f' and {more} steps' if more else ''}; add --resume to continue it, --overwrite to start a new run, "
+            f"or choose another --out."
         )
 
 

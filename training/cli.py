@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class Scale(StrEnum):
-    """How large an experiment is."""
+    """Size of an experiment."""
 
     embedded = "embedded"
     fetched = "fetched"
@@ -27,7 +27,7 @@ class Scale(StrEnum):
 
 
 class Init(StrEnum):
-    """Where training starts."""
+    """Initialisation of the weights."""
 
     default = "default"
     unit_skeleton = "unit-skeleton"
@@ -50,7 +50,7 @@ def register(app: typer.Typer) -> None:
     app.command()(sweep)
     app.command()(reproduce)
     app.command()(demo)
-    data = typer.Typer(help="Real data for the tasks: what there is, and how it gets here.", no_args_is_help=True)
+    data = typer.Typer(help="List and fetch real data for the tasks.", no_args_is_help=True)
     data.command("list")(list_data)
     data.command("fetch")(fetch_data)
     app.add_typer(data, name="data")
@@ -63,7 +63,7 @@ def train(
         typer.Argument(
             metavar="TASK",
             callback=known_task,
-            help="Offline at once: digits-rows (a ReLU RNN reads 8x8 digits row by row), digits-rows-permuted, "
+            help="Without any download: digits-rows (a ReLU RNN reads 8x8 digits row by row), digits-rows-permuted, "
             "digits-pixels, digits-pixels-permuted (64 steps), digits-images, text-characters, text-masked-words, "
             "number-words (English to German), catalogue (German messages of Django, if installed). After 'pathspace "
             "data fetch': fashion-28, fashion-28-permuted, fashion-images, bible-characters. "
@@ -77,8 +77,8 @@ def train(
         typer.Option(
             "--optimizer",
             help="On the values of basis paths: gsgd, gmomentum (0.9), gadam. On weights: sgd, momentum (0.9), adam, "
-            "path-sgd (scaled by the path norm), average, rescaled, signs; or any of torch's by the name of its class, "
-            "such as AdamW or RMSprop.",
+            "path-sgd (scaled by the path norm), average, rescaled, signs; or any optimizer of torch by the name of "
+            "its class, such as AdamW or RMSprop.",
         ),
     ] = "gsgd",
     lr: Annotated[
@@ -90,14 +90,14 @@ def train(
         int | None,
         typer.Option(
             min=1,
-            help="Stop after so many epochs without a lower validation metric, and go back to the weights of the "
-            "best, which best.pt keeps.",
+            help="Stop after this many epochs without a lower validation metric, and restore the weights of the best "
+            "epoch (best.pt).",
             show_default="train to the last epoch",
         ),
     ] = None,
     batch_size: Annotated[int, typer.Option(min=1, help="Examples per pass through the model.")] = 32,
     accumulate: Annotated[
-        int, typer.Option(min=1, help="Passes per step: sum the gradients of so many, weighted by examples.")
+        int, typer.Option(min=1, help="Passes per step: sum the gradients of this many passes, weighted by examples.")
     ] = 1,
     hidden: Annotated[
         int | None,
@@ -105,24 +105,25 @@ def train(
     ] = None,
     data: Annotated[
         str | None,
-        typer.Option(metavar="DIR", help="Folder with data of yours, for tasks that read it.", show_default=False),
+        typer.Option(metavar="DIR", help="Folder with your data, for tasks that need it.", show_default=False),
     ] = None,
     tau: Annotated[float, typer.Option(min=0, help="Strength of the penal connection; residual models only.")] = 0.0,
     seed: Annotated[
-        int, typer.Option(min=0, max=2**32 - 1, help="Fixes the first weights and the order of the batches.")
+        int,
+        typer.Option(min=0, max=2**32 - 1, help="Random seed of the initial weights and of the order of the batches."),
     ] = 0,
     rule: Annotated[
         Rule,
         typer.Option(
-            help="How the skeleton picks one entering and one leaving weight per unit: modulo is the paper's "
-            "Algorithm 1, magnitude takes the largest weights, random draws them."
+            help="How the skeleton chooses one entering and one leaving weight per unit: modulo is the paper's "
+            "Algorithm 1, magnitude takes the largest weights, random takes random weights."
         ),
     ] = Rule.modulo,
     init: Annotated[
         Init | None,
         typer.Option(
-            help="default keeps the weights as the model is made; unit-skeleton sets the skeleton's to +1 or "
-            "-1, without which the steps of gsgd are scaled by up to 1e13.",
+            help="default keeps the initial weights of the model; unit-skeleton sets the skeleton weights to +1 or "
+            "-1. Without it, the steps of gsgd are multiplied by up to 1e13.",
             show_default="unit-skeleton for gsgd, else default",
         ),
     ] = None,
@@ -130,49 +131,52 @@ def train(
         str | None,
         typer.Option(
             metavar="DIR",
-            help="Folder for metrics.csv, metrics.jsonl and checkpoint.pt, brought up to date after each epoch.",
+            help="Folder for metrics.csv, metrics.jsonl and checkpoint.pt, updated after each epoch.",
             show_default="runs/TASK-OPTIMIZER-lrLR-seedSEED",
         ),
     ] = None,
     checkpoint_every: Annotated[
         int | None,
-        typer.Option(min=1, help="Write the checkpoint also every so many steps.", show_default="ends of epochs only"),
+        typer.Option(
+            min=1, help="Number of steps between checkpoints inside an epoch.", show_default="only at the end of epochs"
+        ),
     ] = None,
     resume: Annotated[
         bool,
         typer.Option(
             "--resume",
-            help="Continue from the checkpoint in the folder. On a CPU the result is, bit for bit, that of a "
-            "run never interrupted. Give more --epochs to train a finished run further.",
+            help="Continue from the checkpoint in the folder. On a CPU the result is, bit for bit, that of a run "
+            "without interruption. Give more --epochs to train a finished run further.",
         ),
     ] = False,
     overwrite: Annotated[
-        bool, typer.Option("--overwrite", help="Start afresh even if the folder holds an unfinished run.")
+        bool, typer.Option("--overwrite", help="Start a new run even if the folder contains an unfinished run.")
     ] = False,
     device: Annotated[str, typer.Option("--device", "--accelerator", help="cpu, cuda, mps or auto.")] = "cpu",
     devices: Annotated[
         int | None,
         typer.Option(
             min=1,
-            help="Processes, one device each, which share every pass: the run is that of one process to rounding. "
-            "Processes that torchrun has started are used as they are.",
+            help="Number of processes, one device each, which share every pass: the run equals that of one process, "
+            "up to rounding. Processes that torchrun has started are used directly.",
             show_default="1",
         ),
     ] = None,
     strategy: Annotated[
-        str, typer.Option(help="How processes share a model: auto, ddp or ddp_find_unused_parameters_true.")
+        str, typer.Option(help="Strategy for several processes: auto, ddp or ddp_find_unused_parameters_true.")
     ] = "auto",
     precision: Annotated[str, typer.Option(help="32-true, 64-true, bf16-mixed, or 16-mixed (on a GPU).")] = "32-true",
     tensorboard: Annotated[
-        bool, typer.Option("--tensorboard", help="Write the metrics for TensorBoard, too; it must be installed.")
+        bool, typer.Option("--tensorboard", help="Also write the metrics for TensorBoard, which must be installed.")
     ] = False,
     diagnostics: Annotated[
         int | None,
         typer.Option(
             min=1,
             metavar="STEPS",
-            help="Every so many steps, measure the efficiency of the chain, the drift of conserved quantities and the "
-            "guards of path values, into diagnostics.jsonl; their cost is shown, and training stays bitwise the same.",
+            help="Number of steps between measurements of the efficiency of the chain, the drift of conserved "
+            "quantities and the clipped steps on path values, written to diagnostics.jsonl. The cost is shown, "
+            "and training is bitwise the same.",
             show_default=False,
         ),
     ] = None,
@@ -181,7 +185,7 @@ def train(
         str | None,
         typer.Option(
             metavar="FILE",
-            help="TOML file with any of these options, such as lr = 0.1; what is typed here goes before it.",
+            help="TOML file with any of these options, such as lr = 0.1; options on the command line override it.",
             show_default=False,
         ),
     ] = None,
@@ -193,7 +197,7 @@ def train(
     [bold]pathspace train digits-rows --epochs 200 --out runs/long[/], interrupted by Ctrl-C, and later
     [bold]pathspace train digits-rows --epochs 200 --out runs/long --resume[/]
 
-    The test split is looked at once, after the last epoch. A loss that is no longer finite ends the run; it
+    The test split is used once, after the last epoch. A loss that is no longer finite ends the run; it
     is recorded as diverged, and the checkpoint of the last sound epoch stays.
 
     Exit codes: 0 done (diverged runs included), 2 bad input, 130 interrupted.
@@ -231,7 +235,7 @@ def train(
 
         read = read_config(config, TrainRequest.types())
         if read.pop("task", task) != task:
-            raise InputError(f"The configuration '{config}' is one of another task than '{task}'; name that task.")
+            raise InputError(f"The configuration '{config}' is for another task than '{task}'; give that task.")
         sources = {name: context.get_parameter_source(name) for name in values}
         # By name, because versions of typer differ in whose enumeration this is.
         typed = {name for name, source in sources.items() if source is not None and source.name != "DEFAULT"}
@@ -247,36 +251,36 @@ def sweep(
         typer.Argument(
             metavar="TASK",
             callback=known_task,
-            help="What to learn, see pathspace train --help.",
+            help="Name of the task, see pathspace train --help.",
         ),
     ],
-    optimizer: Annotated[str, typer.Option("--optimizer", help="As for pathspace train.")] = "gsgd",
+    optimizer: Annotated[str, typer.Option("--optimizer", help="Same values as for pathspace train.")] = "gsgd",
     lr: Annotated[
-        list[float] | None, typer.Option(help="A learning rate; repeat for more.", show_default="0.02 0.05 0.1 0.2")
+        list[float] | None,
+        typer.Option(help="A learning rate; repeat the option for more.", show_default="0.02 0.05 0.1 0.2"),
     ] = None,
     tau: Annotated[
-        list[float] | None, typer.Option(help="A strength of the penal connection; repeat for more.", show_default="0")
+        list[float] | None,
+        typer.Option(help="A strength of the penal connection; repeat the option for more.", show_default="0"),
     ] = None,
-    seeds: Annotated[int, typer.Option(min=1, help="Seeds 0, 1, ... of every combination.")] = 2,
+    seeds: Annotated[int, typer.Option(min=1, help="Number of seeds (0, 1, ...) for every combination.")] = 2,
     epochs: Annotated[int, typer.Option(min=1, help="Passes over the training split.")] = 20,
     batch_size: Annotated[int, typer.Option(min=1, help="Examples per step.")] = 32,
     init: Annotated[Init | None, typer.Option(help="Starting point.", show_default="the optimizer's own")] = None,
     hidden: Annotated[int | None, typer.Option(min=1, help="Size of the model.", show_default="the task's own")] = None,
-    data: Annotated[
-        str | None, typer.Option(metavar="DIR", help="Folder with data of yours.", show_default=False)
-    ] = None,
+    data: Annotated[str | None, typer.Option(metavar="DIR", help="Folder with your data.", show_default=False)] = None,
     jobs: Annotated[int, typer.Option(min=1, help="Processes, each on one thread.")] = 1,
     out: Annotated[
         str | None, typer.Option(metavar="DIR", help="Folder of the results.", show_default="runs/sweep-TASK-OPTIMIZER")
     ] = None,
 ) -> None:
-    """Try every combination of learning rate and penal strength; print one table, the best first.
+    """Train every combination of learning rate and penal strength; print one table, the best first.
 
     [bold]pathspace sweep digits-rows --lr 0.05 --lr 0.1 --lr 0.2 --jobs 2[/]
     [bold]pathspace sweep number-words --optimizer adam --lr 0.005 --tau 0 --tau 1e-4[/]
 
-    Runs that have ended are kept in the folder: the same command, or one with more values, goes on from there. Only
-    the validation split is looked at.
+    Finished runs are kept in the folder: the same command, or one with more values, continues there. Only
+        the validation split is used.
 
     Exit codes: 0 done, 2 bad input, 130 interrupted.
     """
@@ -307,7 +311,8 @@ def reproduce(
         typer.Argument(
             metavar="NAME",
             callback=known_experiment,
-            help="With minutes on one thread: race (start and optimizer told apart; 3), smnist (G-SGD, SGD, Path-SGD, "
+            help="With minutes on one thread: race (effects of initialisation and optimizer; 3), smnist (G-SGD, SGD, "
+            "Path-SGD, "
             "G-Adam, Adam on sequential digits; 10), language (stacked ReLU RNN; 6), rcnn (recurrent convolutions; 4), "
             "time (of a step; 3), toy (28 parameters; 3), translation (efficiency of the chain; 8), image and depth "
             "(penal connection; 6 each), "
@@ -319,8 +324,8 @@ def reproduce(
     scale: Annotated[
         Scale,
         typer.Option(
-            help="embedded fits one thread of a small computer; fetched (smnist, language) takes hours, and data that "
-            "'pathspace data fetch' brings; full is the paper's own setting."
+            help="embedded fits one thread of a small computer; fetched (smnist, language) takes hours and needs "
+            "'pathspace data fetch'; full is the paper's own setting."
         ),
     ] = Scale.embedded,
     data: Annotated[
@@ -335,31 +340,37 @@ def reproduce(
         int | None,
         typer.Option(
             min=2,
-            help="Fresh seeds that are reported; 5, for optimizers 10, with --scale fetched as many as the spread of "
-            "the first 5 asks for.",
+            help="Number of new seeds for the reported runs. Default: 5, for optimizers 10; with --scale fetched, "
+            "the spread of the first 5 determines it.",
             show_default=False,
         ),
     ] = None,
     shrink: Annotated[
-        int, typer.Option(min=1, help="Divide all budgets by this, to try the command out; the record says so.")
+        int,
+        typer.Option(
+            min=1, help="Divide all budgets by this number, for a short test of the command; the record says so."
+        ),
     ] = 1,
-    device: Annotated[str, typer.Option(help="Where runs compute: cpu, cuda, mps or auto.")] = "cpu",
+    device: Annotated[str, typer.Option(help="Device of the runs: cpu, cuda, mps or auto.")] = "cpu",
     minutes: Annotated[
         float | None,
-        typer.Option(min=0, help="For optimizers: begin no run after so many; the journal in --out knows the others."),
+        typer.Option(
+            min=0, help="For optimizers: start no new run after this many; the journal in --out contains the others."
+        ),
     ] = None,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Say how many runs there are and about how long they take; run none.")
+        bool,
+        typer.Option("--dry-run", help="Print the number of runs and about how long they take, without running them."),
     ] = False,
 ) -> None:
-    """Rerun one of the papers' tables or figures, with intervals, a paired test and a verdict by rule.
+    """Run one of the papers' tables or figures again, with intervals, a paired test and a verdict by a fixed rule.
 
     [bold]pathspace reproduce smnist[/]
     [bold]pathspace reproduce smnist --scale full --data mnist/[/]
     [bold]pathspace reproduce claims --out docs/reproduction[/]
 
-    Runs that have ended are kept in runs/trials (those of optimizers in --out), so that an interrupted experiment goes
-    on where it was.
+    Finished runs are kept in runs/trials (those of optimizers in --out), so an interrupted experiment continues
+        there.
 
     Exit codes: 0 done, 2 bad input, 130 interrupted.
     """
@@ -386,16 +397,17 @@ def reproduce(
 
 
 def demo(
-    out: Annotated[str, typer.Option(metavar="DIR", help="Folder for everything that is written.")] = "demo-output",
+    out: Annotated[str, typer.Option(metavar="DIR", help="Folder for all output files.")] = "demo-output",
     seeds: Annotated[int, typer.Option(min=1, help="Seeds of the short race.")] = 3,
 ) -> None:
-    """Show what the library is for, in about a minute on two cores.
+    """Show the main uses of the library, in about a minute on two cores.
 
-    Models are certified as they are (a trained EfficientNet and a Llama, where pathspace[demo] is installed). The
-    trained one is rescaled and balanced without changing what it computes. Masks are written, SGD and G-SGD race on
-    digits, and one report is drawn.
+    The demo certifies unmodified models (a trained EfficientNet and a Llama, if pathspace[demo] is installed). It
+        rescales and balances the trained model without a change of its function. It writes masks, compares SGD and
+        G-SGD
+        on digits, and writes one report.
 
-    Exit codes: 0 done and all theorems hold, 1 one fails, 2 bad input, 130 interrupted.
+        Exit codes: 0 all theorems hold, 1 one fails, 2 bad input, 130 interrupted.
     """
     from pathspace.training.experiments.demo import run_demo
 
@@ -403,7 +415,7 @@ def demo(
     try:
         holds = run_demo(out, seeds=seeds, console=console)
     except KeyboardInterrupt:
-        console.print(f"Interrupted; what had been written in {out} is whole.", markup=False)
+        console.print(f"Interrupted; the files in {out} are complete.", markup=False)
         raise typer.Exit(INTERRUPTED) from None
     if not holds:
         raise typer.Exit(FAILED)
@@ -426,14 +438,14 @@ def list_data() -> None:
 def fetch_data(
     name: Annotated[str, typer.Argument(metavar="NAME", help="fashion-mnist or bible.")],
     out: Annotated[
-        str | None, typer.Option(metavar="DIR", help="Folder to put it into.", show_default="the user's cache")
+        str | None, typer.Option(metavar="DIR", help="Folder for the data.", show_default="the user's cache")
     ] = None,
 ) -> None:
-    """Download a data set from Debian's packages, check its digests, and keep it for the tasks.
+    """Download a data set from Debian's packages, check its digests, and store it for the tasks.
 
     [bold]pathspace data fetch fashion-mnist[/]
 
-    Exit codes: 0 it is there, 2 it cannot be had.
+    Exit codes: 0 the data set is in the folder, 2 it cannot be downloaded.
     """
     from pathlib import Path
 

@@ -75,7 +75,8 @@ def make_fabric(
         nodes = world // here
         if devices is not None and devices != here:
             raise InputError(
-                f"torchrun has started {here} processes on this machine, --devices asks for {devices}; leave it out."
+                f"torchrun has started {here} processes on this machine, but --devices is {devices}; do not pass "
+                f"--devices."
             )
     logging.getLogger("lightning_fabric").setLevel(logging.WARNING)
     try:
@@ -115,7 +116,7 @@ def rank0_errors() -> Iterator[None]:
             if not _lost_connection(error):
                 raise
             raise UnsupportedError(
-                "Another process of this run has died; the last checkpoint is whole: add --resume to continue."
+                "Another process of this run has failed; the last checkpoint is complete: add --resume to continue."
             ) from error
     except PathspaceError as error:
         if rank == 0:

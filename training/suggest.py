@@ -142,7 +142,7 @@ def _typical_size(model: nn.Module, graph: Structure) -> tuple[float, int, int]:
     tensors = dict(model.named_parameters(remove_duplicate=False))
     trained = {name for name, p in tensors.items() if p.requires_grad}
     if not trained:
-        raise InputError("suggest found no parameter that asks for a gradient; call requires_grad_() on some.")
+        raise InputError("suggest found no parameter with requires_grad=True; call requires_grad_() on some.")
     own, _ = movable(graph, {block.name for block in graph.blocks if block.name in trained})
     factors = own.gauge_factors(torch.from_numpy(canonical(own, tensors).phi))
     sizes = []
@@ -170,8 +170,8 @@ def _try(model: nn.Module, graph: Structure, loss: Callable[[nn.Module], Tensor]
             # one below the largest that works: the eleventh step should fall, too
             return relative * size / 3, ", ".join(seen)
     raise InputError(
-        f"suggest found no rate at which the loss falls over {STEPS} steps ({', '.join(seen)}); look at the loss "
-        "and at what is trained."
+        f"suggest found no rate at which the loss falls over {STEPS} steps ({', '.join(seen)}); check the loss and "
+        f"the trained parameters."
     )
 
 

@@ -29,7 +29,7 @@ class TensorBoard(Logger):
 
     def __init__(self, folder: str | os.PathLike[str]) -> None:
         if not find_spec("tensorboard"):
-            raise InputError("TensorBoard is not installed; run pip install tensorboard, or leave out --tensorboard.")
+            raise InputError("TensorBoard is not installed; run pip install tensorboard, or do not pass --tensorboard.")
         self.folder = os.fspath(folder)
         self._logger: TensorBoardLogger | None = None
 

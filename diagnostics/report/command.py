@@ -36,7 +36,7 @@ def report(
         typer.Option(
             "--against",
             metavar="TARGET|FILE",
-            help="Set a second model beside it: another target, or another checkpoint of the same one.",
+            help="Compare with a second model: another target, or another checkpoint of the same target.",
             show_default=False,
         ),
     ] = None,
@@ -46,9 +46,9 @@ def report(
     norm_eps: NormEpsOption = NormEps.ignore,
     train: TrainOption = None,
 ) -> None:
-    """Write one page about a model: graph, certificate, pins, path values, chain, signal, degeneracy.
+    """Write one page about a model: graph, certificate, pinned operations, path values, chain, signal, degeneracy.
 
-    The page holds all it needs and opens from disk. More samples give better figures: give at least a
+    The page is self-contained and opens from disk. More samples give better figures: give at least a
     few samples. Without data and a loss gradients are those of random classes.
 
     [bold]pathspace report net.py:Net --input 8x3x32x32 -o report.html[/]

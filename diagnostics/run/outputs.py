@@ -65,7 +65,7 @@ class TensorBoard:
         if not hasattr(target, "add_scalar"):
             if not find_spec("tensorboard"):
                 raise InputError(
-                    "TensorBoard is not installed; run pip install tensorboard, or leave out tensorboard=."
+                    "TensorBoard is not installed; run pip install tensorboard, or do not pass tensorboard=."
                 )
             from torch.utils.tensorboard import SummaryWriter
 

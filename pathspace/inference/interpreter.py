@@ -108,8 +108,8 @@ def _placeholder(node: fx.Node, captured: Captured, semantics: Semantics) -> Any
     if kind == "buffer" and _is_table(captured.buffers.get(name)):
         if not has_values(captured.buffers[name]) and node.users:
             raise InputError(
-                f"The buffer {name!r} has no values (on the meta device or of a fake mode), expected numbers, as they "
-                "decide which weights are used; fill it, or build the model within ps.without_weights()."
+                f"The buffer {name!r} has no values (on the meta device or of a fake mode), expected numbers, "
+                f"because they decide which weights are used; fill it, or build the model within ps.without_weights()."
             )
         return with_value(captured.buffers[name]) if has_values(captured.buffers[name]) else constant(shape_of(shown))
     ids = semantics.given(kind, name, shape_of(shown))

@@ -165,7 +165,7 @@ def as_strided(semantics: Semantics, x: Value, *args: Any, **kwargs: Any) -> Val
     node = semantics.place.node
     real = None if node is None else node.all_input_nodes[0].meta.get("val")
     if not isinstance(real, Tensor) or not real.is_contiguous() or real.storage_offset():
-        raise ValueError("memory that is laid out otherwise")
+        raise ValueError("memory with another layout")
     if semantics.place.op == "aten.as_strided_scatter":
         return scatter_view(semantics, x, *args, **kwargs)
     if isinstance(x, Weight):
@@ -312,7 +312,7 @@ def cat(semantics: Semantics, tensors: Sequence[Value], dim: int = 0) -> Value:
 def stack(semantics: Semantics, tensors: Sequence[Value], dim: int = 0) -> Value:
     """Stacking along a new dimension."""
     if semantics.place.op != "aten.stack":
-        raise ValueError("stacking that guesses dimensions")
+        raise ValueError("stacking along a dimension that depends on the shapes")
     rank = len(tensors[0].shape) + 1
     dim %= rank
     return _gathered(semantics, [semantics.moved(lambda t: t.unsqueeze(dim), value) for value in tensors], dim)
