@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 import numpy as np
 import torch
 from scipy.sparse import coo_array, csr_array, hstack
 from scipy.sparse.csgraph import connected_components
+from torch import Tensor
 
 from pathspace.pairs import Pairs
-from pathspace.structure import Structure
+from pathspace.structure import Structure, WeightBlock
 
 # distinct rows of a linear programme that is solved for products of scales
 MOST_ROWS = 20_000
 ROUNDS = 50
+# scalars of a tensor whose ends are compared at once
+AT_ONCE = 1 << 20
 
 NOTHING_LEAVES = "no weight leaves it (a normalisation follows): the smaller, the better"
 NOTHING_ENTERS = "no weight enters it: the larger, the better"
@@ -90,21 +94,31 @@ def attained(pairs: Pairs) -> Attained:
 def neighbours(pairs: Pairs) -> tuple[np.ndarray, np.ndarray]:
     """Which units have entering edges, and which have leaving ones, whatever the weights are; two masks, ``(H,)``."""
     entering, leaving = (np.zeros(pairs.graph.expand.shape[0]) for _ in range(2))
-    for block in pairs.graph.blocks:
-        head, tail = block.head, block.tail
-        if block.unused is not None:
-            used = ~block.unused.expand(block.shape)
-            head, tail = (ids.expand(block.shape)[used] for ids in (head, tail))
-        elif bool(torch.isin(head.reshape(-1), tail.reshape(-1)).any()):
-            # weights whose ends share a scale neither enter nor leave
-            head, tail = torch.broadcast_tensors(head, tail)
-        if head.shape == tail.shape:
-            head, tail = (ids[head != tail] for ids in (head, tail))
+    for head, tail in (ends for block in pairs.graph.blocks for ends in _ends(block)):
         for ids, into, against in ((head, entering, leaving), (tail, leaving, entering)):
             found = ids.unique().numpy()
             into[found[found > 0]], against[-found[found < 0]] = 1, 1
     entering, leaving = pairs.to_units(entering, leaving)
     return entering > 0, leaving > 0
+
+
+def _ends(block: WeightBlock) -> Iterator[tuple[Tensor, Tensor]]:
+    """Heads and tails that occur among a tensor's edges, pair by pair where some pairs do not, a few rows at a time."""
+    loops = bool(torch.isin(block.head.reshape(-1), block.tail.reshape(-1)).any())
+    if block.unused is None and not loops and block.head.shape != block.tail.shape:
+        yield block.head, block.tail
+        return
+    rows = block.shape[0] if block.shape else 1
+    step = max(1, AT_ONCE * rows // max(block.numel, 1))
+    for start in range(0, rows, step):
+        place = slice(start, start + step)
+        head, tail, unused = (
+            ids[place] if ids.dim() and ids.shape[0] > 1 else ids
+            for ids in (block.head, block.tail, torch.tensor(False) if block.unused is None else block.unused)
+        )
+        # (weights whose ends share a scale neither enter nor leave)
+        head, tail, kept = torch.broadcast_tensors(head, tail, (head != tail) & ~unused)
+        yield head[kept], tail[kept]
 
 
 def _change(graph: Structure, tails: np.ndarray, heads: np.ndarray) -> csr_array:
@@ -114,54 +128,76 @@ def _change(graph: Structure, tails: np.ndarray, heads: np.ndarray) -> csr_array
     return csr_array(sides[0] - sides[1])
 
 
-def _arcs(pairs: Pairs, free: np.ndarray) -> tuple[np.ndarray, np.ndarray, int]:
-    """The doubled graph: arcs from tails to heads and, of opposite scales, from heads to tails; kept units are root."""
-    count = len(free) + 1
-    alive = np.concatenate([[False], free, np.zeros(pairs.graph.expand.shape[0] - count, bool)])
+class _Arcs:
+    """The doubled graph: arcs from tails to heads and, of opposite scales, from heads to tails; kept units are root.
 
-    def node(ids: np.ndarray) -> np.ndarray:
-        place = np.where(alive[np.abs(ids)], np.abs(ids), 0)
-        return np.where((place > 0) & (ids < 0), place + count, place)
+    Args:
+        pairs: sizes of the weights.
+        free: which units are not kept, ``(H,)``.
+    """
 
-    starts, ends, nodes = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)], 2 * count
+    def __init__(self, pairs: Pairs, free: np.ndarray) -> None:
+        self.pairs, self.count = pairs, len(free) + 1
+        self._alive = np.concatenate([[False], free, np.zeros(pairs.graph.expand.shape[0] - self.count, bool)])
 
-    def add(tail: np.ndarray, head: np.ndarray) -> None:
-        starts.append(tail)
-        ends.append(head)
+    def node(self, ids: np.ndarray) -> np.ndarray:
+        """The node of each signed id."""
+        place = np.where(self._alive[np.abs(ids)], np.abs(ids), 0)
+        return np.where((place > 0) & (ids < 0), place + self.count, place)
 
-    for table in pairs.tables:
-        some = (table.sizes > 0).numpy()
-        rows, columns = some.any(1), some.any(0)
-        head, tail = table.head.numpy(), table.tail.numpy()
-        if some[rows][:, columns].all():
-            # all with all: one node between them says the same
-            for sign in (1, -1):
-                first, last = (head[rows], tail[columns])[::sign]
-                add(np.full(len(first), nodes), node(sign * first))
-                add(node(sign * last), np.full(len(last), nodes))
-                nodes += 1
-        else:
-            row, column = np.nonzero(some)
-            for sign in (1, -1):
-                add(*(node(sign * ids) for ids in (tail[column], head[row])[::sign]))
-    if pairs.listed:
-        some = (pairs.listed[0] > 0).numpy()
-        head, tail = (ids.numpy()[some] for ids in pairs.listed[1:])
-        for sign in (1, -1):
-            add(*(node(sign * ids) for ids in (tail, head)[::sign]))
-    return np.concatenate(starts), np.concatenate(ends), nodes
+    def both(self, tail: np.ndarray, head: np.ndarray) -> np.ndarray:
+        """Arcs of some edges and their mirror images, ``(2, arcs)``."""
+        arcs = [np.stack([self.node(sign * ids) for ids in (tail, head)[::sign]]) for sign in (1, -1)]
+        return np.concatenate(arcs, 1)
+
+    def listed(self) -> np.ndarray:
+        """Arcs of the edges that are listed."""
+        if not self.pairs.listed:
+            return np.zeros((2, 0), np.int64)
+        sizes, head, tail = (part.numpy() for part in self.pairs.listed)
+        return self.both(tail[sizes > 0], head[sizes > 0])
+
+    def sample(self) -> Iterator[np.ndarray]:
+        """Of each matrix one arc for every row and one for every column: these join most of what all would join."""
+        for table in self.pairs.tables:
+            some, head, tail = (table.sizes > 0).numpy(), table.head.numpy(), table.tail.numpy()
+            rows, columns = np.flatnonzero(some.any(1)), np.flatnonzero(some.any(0))
+            yield self.both(tail[some.argmax(1)[rows]], head[rows])
+            yield self.both(tail[columns], head[some.argmax(0)[columns]])
+
+    def across(self, label: np.ndarray) -> Iterator[np.ndarray]:
+        """Arcs of each matrix between nodes of different labels, as labels and without repetition."""
+        for table in self.pairs.tables:
+            head, tail = table.head.numpy(), table.tail.numpy()
+            apart = label[self.node(head)][:, None] != label[self.node(tail)][None, :]
+            # (labels of mirror images differ where those do)
+            row, column = np.nonzero((table.sizes > 0).numpy() & apart)
+            first, last = label[self.both(tail[column], head[row])]
+            yield np.stack(np.divmod(np.unique(first * len(label) + last), len(label)))
+
+
+def _strong(nodes: int, arcs: np.ndarray) -> np.ndarray:
+    """The strongly connected component of each node."""
+    links = coo_array((np.ones(arcs.shape[1], bool), (arcs[0], arcs[1])), shape=(nodes, nodes))
+    label: np.ndarray = connected_components(links, directed=True, connection="strong")[1]
+    return label.astype(np.int64)
 
 
 def _one_way(pairs: Pairs, free: np.ndarray) -> dict[int, tuple[int, np.ndarray]]:
     """Groups that edges only enter (1) or only leave (-1), the root's apart, by one unit of each (counted from 0)."""
-    count = len(free) + 1
-    starts, ends, nodes = _arcs(pairs, free)
-    links = coo_array((np.ones(len(starts), bool), (starts, ends)), shape=(nodes, nodes))
-    groups, label = connected_components(links, directed=True, connection="strong")
-    across = label[starts] != label[ends]
-    closed = np.ones((2, groups), bool)
-    closed[0, label[starts][across]] = False
-    closed[1, label[ends][across]] = False
+    arcs, count = _Arcs(pairs, free), len(free) + 1
+    listed = arcs.listed()
+    # what a few arcs have joined needs no others, so that matrices are read twice and hardly an arc is held
+    label = _strong(2 * count, np.concatenate([listed, *arcs.sample()], 1))
+    if not free.any() or (label[arcs.node(np.flatnonzero(free) + 1)] == label[0]).all():
+        return {}
+    left = np.concatenate([label[listed], *arcs.across(label)], 1)
+    joined = _strong(int(label.max()) + 1, left)
+    left, label = joined[left], joined[label]
+    left = left[:, left[0] != left[1]]
+    closed = np.ones((2, int(label.max()) + 1), bool)
+    closed[0, left[0]] = False
+    closed[1, left[1]] = False
     plus, minus = label[1:count], label[count + 1 : 2 * count]
     wanted = free & (plus != label[0]) & (plus != minus) & (closed[0] | closed[1])[plus]
     units = np.flatnonzero(wanted)

@@ -9,8 +9,10 @@ from flint import fmpz_mat
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from pathspace.inference import union_find
 from pathspace.inference.elimination import compress
 from pathspace.inference.relations import Relations, Solution
+from pathspace.inference.union_find import UnionFind
 
 Row = dict[int, int]
 
@@ -145,3 +147,37 @@ def test_fixing_a_unit_is_one_more_equation(rows: list[Row], data: st.DataObject
     assert residues(fixed, COUNT, more) == 0
     assert fixed.units == nullity(COUNT, more) == solution.units - 1
     assert np.linalg.matrix_rank(values(fixed, COUNT)) == fixed.units
+
+
+PAIR = st.tuples(st.integers(-COUNT, COUNT), st.integers(-COUNT, COUNT))
+
+
+@given(st.lists(st.lists(PAIR, max_size=8), max_size=4), st.integers(1, 5), st.integers(1, 9))
+@settings(max_examples=300)
+def test_equations_solved_in_portions_are_those_of_single_steps(
+    said: list[list[tuple[int, int]]], portion: int, pending: int
+) -> None:
+    """One signed class after the other is renamed, equation by equation."""
+    expected = list(range(COUNT + 1))
+    for left, right in (pair for pairs in said for pair in pairs):
+        a, b = (expected[abs(v)] * (1 if v > 0 else -1) for v in (left, right))
+        if a == -b:
+            low, high = 0, abs(a)
+        else:
+            low, high = sorted((a, b), key=abs)
+            low, high = (low, high) if high > 0 else (-low, -high)
+        expected = [low * (1 if v > 0 else -1) if high and abs(v) == high else v for v in expected]
+    numbers = {v: i for i, v in enumerate(sorted({abs(v) for v in expected}))}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(union_find, "AT_ONCE", portion)
+        patch.setattr(union_find, "MOST_PENDING", pending)
+        scales = UnionFind()
+        scales.fresh((COUNT,))
+        for pairs in said:
+            table = torch.tensor(pairs, dtype=torch.int64).reshape(-1, 2)
+            scales.unify(table[:, 0], table[:, 1])
+        twin = scales.copy()
+        twin.unify(torch.tensor([1]), torch.tensor([0]))
+        found = scales.solve().tolist()
+        assert twin.solve()[1] == 0
+    assert found == [numbers[abs(v)] * (1 if v > 0 else -1) for v in expected]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from dataclasses import dataclass
 
 from torch import Tensor
@@ -31,7 +30,7 @@ class Snapshot:
     @classmethod
     def of(cls, scales: Scales) -> Snapshot:
         """The state of an interpretation after its run."""
-        return cls(copy.deepcopy(scales.equations), tuple(scales.approximate), tuple(scales.pins))
+        return cls(scales.equations.copy(), tuple(scales.approximate), tuple(scales.pins))
 
     def again(self, scales: Scales, captured: Captured, norm_eps: str) -> int:
         """Put an interpretation back, and go on with another capture of the model.

@@ -11,6 +11,7 @@ from pathspace.capture import Captured
 from pathspace.inference.assemble import Ends, assemble, beside, combine, extended, shrink
 from pathspace.inference.gathered import fold
 from pathspace.inference.relations import Relations, Solution
+from pathspace.inference.union_find import looked_up
 from pathspace.inference.units import Scales
 from pathspace.inference.values import NEUTRAL, distinct
 from pathspace.structure import Pin, Statistic, Structure, WeightBlock
@@ -287,7 +288,7 @@ def _named(solution: Solution, ends: list[Tensor], scales: Scales) -> Solution:
     met = _met(solution, [lookup(classes, ids) for ids in spoken])
     met[: solution.units + 1] = True
     number = np.where(met, np.cumsum(met) - 1, 0)
-    signed = number[np.abs(solution.classes)] * np.sign(solution.classes)
+    signed = looked_up(number, solution.classes)
     return Solution(signed, solution.units, solution.forms[met[solution.units + 1 :]])
 
 

@@ -11,7 +11,6 @@ Ids: ``ROOT`` and ``NEUTRAL`` for elements without a channel, :data:`FIXED` for 
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Iterable, Mapping, Sequence
 from math import prod
 
@@ -333,7 +332,7 @@ class Channels(Semantics):
 
     def _grant(self, left: Tensor, right: Tensor) -> None:
         """Say of a buffer what was said of it, unless channels of weights would become one by that."""
-        trial = copy.deepcopy(self.equations)
+        trial = self.equations.copy()
         trial.unify(left, right)
         before, after = (
             torch.from_numpy(np.abs(equations.solve()))[self._of_buffers :] for equations in (self.equations, trial)

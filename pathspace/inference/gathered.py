@@ -14,7 +14,6 @@ of a normalisation, the hidden units of each expert.
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -52,7 +51,7 @@ def _differences(scales: Scales, virtual: Mapping[str, Ends], fixed: Sequence[Te
         The solution, in which every unit of a virtual weight belongs to one position of one index; and for each unit
         whether a normalisation has taken it away.
     """
-    system = copy.deepcopy(scales.equations)
+    system = scales.equations.copy()
     for ids in fixed:
         present = system.present(ids)
         system.unify(present, torch.zeros_like(present))

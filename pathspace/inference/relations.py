@@ -20,7 +20,7 @@ from scipy.sparse import coo_array, csr_array
 from torch import Tensor
 
 from pathspace.inference.elimination import LARGEST_POWER, Rounds, combined, compress, equations, implied, join, peel
-from pathspace.inference.union_find import UnionFind
+from pathspace.inference.union_find import UnionFind, looked_up
 from pathspace.inference.values import NEUTRAL
 
 MAX_ELIMINATED = 30_000
@@ -59,8 +59,7 @@ class Solution:
         rows = np.flatnonzero(same)
         number[self.units + 1 + rows] = only[rows] * (1 + forms.indices[forms.indptr[rows]])
         number[self.units + 1 :][derived] = 1 + int(keep.sum()) + np.arange(int(derived.sum()))
-        classes = number[np.abs(self.classes)] * np.sign(self.classes)
-        return Solution(classes, int(keep.sum()), csr_array(forms[derived]))
+        return Solution(looked_up(number, self.classes), int(keep.sum()), csr_array(forms[derived]))
 
 
 class Relations(UnionFind):
@@ -150,7 +149,7 @@ class Relations(UnionFind):
             if not self._relations:
                 empty = np.zeros((0, WIDTH), np.int64)
                 return classes, empty, empty
-            first = np.concatenate([[0], _representatives(classes)])
+            first = _representatives(classes)
             coefficients, variables, simple = self._rows(classes)
             # what became an equation need not be looked at again
             self._relations = [(coefficients, first[variables])]
@@ -169,7 +168,7 @@ class Relations(UnionFind):
         while True:
             classes, coefficients, variables = self.collapse()
             total = int(np.abs(classes).max(initial=0))
-            first = np.concatenate([[0], _representatives(classes)])
+            first = _representatives(classes)
             solved: Rounds = []
             size = -1
             while size != len(variables):
@@ -238,9 +237,11 @@ class Relations(UnionFind):
 
 
 def _representatives(classes: np.ndarray) -> np.ndarray:
-    """One raw id of each class 1, 2, ..., with the sign that makes it the class itself."""
-    values, first = np.unique(np.abs(classes), return_index=True)
-    first = first[values > 0]
+    """The first raw id of each class 1, 2, ..., with the sign that makes it the class itself; 0 for the root's."""
+    first = np.zeros(1 + max(int(classes.max()), -int(classes.min())), np.int64)
+    # (of several that are written to one place the last stays)
+    first[np.abs(classes[::-1])] = np.arange(len(classes) - 1, -1, -1)
+    first[0] = 0
     result: np.ndarray = first * np.sign(classes[first])
     return result
 
@@ -344,4 +345,4 @@ def _solution(classes: np.ndarray, known: csr_array) -> Solution:
     forms = csr_array(known[order])
     forms = csr_array((forms.data, number[forms.indices] - 1, forms.indptr), shape=(len(order), units))
     forms.sort_indices()
-    return Solution(number[np.abs(classes)] * np.sign(classes), units, forms)
+    return Solution(looked_up(number, classes), units, forms)

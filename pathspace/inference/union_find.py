@@ -6,7 +6,8 @@ Every id stands for the logarithm of a positive scale; ``-k`` stands for the opp
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from typing import Self
 
 import numpy as np
 import torch
@@ -15,6 +16,9 @@ from scipy.sparse.csgraph import connected_components
 from torch import Tensor
 
 from pathspace.inference.values import NEUTRAL, ROOT, distinct
+
+# equations that are solved at once, and that are held before they are solved
+AT_ONCE, MOST_PENDING = 1 << 18, 1 << 20
 
 
 class UnionFind:
@@ -35,6 +39,7 @@ class UnionFind:
         self._solved = np.zeros(1, np.int64)
         self._left: list[np.ndarray] = []
         self._right: list[np.ndarray] = []
+        self._pending = 0
 
     def fresh(self, shape: Sequence[int]) -> Tensor:
         """New ids, all different."""
@@ -42,6 +47,12 @@ class UnionFind:
         ids = torch.arange(self.size, self.size + count).reshape(tuple(shape))
         self.size += count
         return ids
+
+    def copy(self) -> Self:
+        """The same equations, to say more of one of the two: what is there is shared, as nothing of it ever changes."""
+        twin = type(self).__new__(type(self))
+        twin.__dict__.update({name: held[:] if isinstance(held, list) else held for name, held in vars(self).items()})
+        return twin
 
     def unify(self, left: Tensor, right: Tensor) -> Tensor | None:
         """Record ``phi(left) = phi(right)`` elementwise, after broadcasting; exact zeros impose nothing.
@@ -68,6 +79,9 @@ class UnionFind:
             return None
         self._left.append(pairs[0].numpy())
         self._right.append(pairs[1].numpy())
+        self._pending += pairs.shape[1]
+        if self._pending > max(MOST_PENDING, self.size // 4):
+            self.solve()
         return pairs
 
     def _star(self, left: Tensor, right: Tensor) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]] | None:
@@ -126,22 +140,71 @@ class UnionFind:
 
     def solve(self) -> np.ndarray:
         """Signed class of every id: 0 for the root's class, +-1, +-2, ... for the others."""
-        old = self._solved
-        known = int(np.abs(old).max())
-        old = np.concatenate([old, np.arange(known + 1, known + 1 + self.size - len(old))])
-        classes = int(np.abs(old).max()) + 1
-        # only the classes known so far have to be joined, which are far fewer than the ids
-        left, right = (
-            old[np.abs(ids)] * np.sign(ids)
-            for ids in (np.concatenate([np.zeros(1, np.int64), *side]) for side in (self._left, self._right))
-        )
-        self._left, self._right = [], []
-        left, right = left[left != right], right[left != right]
-        if len(left):
-            new = _components(left, right, classes)
-            old = new[np.abs(old)] * np.sign(old)
+        known = _largest(self._solved)
+        old = np.concatenate([self._solved, np.arange(known + 1, known + 1 + self.size - len(self._solved))])
+        pairs = list(zip(self._left, self._right, strict=True))
+        self._left, self._right, self._pending = [], [], 0
+        if pairs:
+            # only the classes known so far have to be joined, which are far fewer than the ids
+            first = np.arange(_largest(old) + 1)
+            for left, right in _portions(pairs):
+                _join(first, *(looked_up(old, ids) for ids in (left, right)))
+            first = _followed(first, first)
+            number = np.cumsum(first == np.arange(len(first))) - 1
+            old = looked_up(looked_up(number, first), old)
         self._solved = old
         return old
+
+
+def looked_up(table: np.ndarray, ids: np.ndarray) -> np.ndarray:
+    """``table[|ids|] * sign(ids)``, a portion at a time: where ids are many, nothing else takes as much memory."""
+    found = np.empty(ids.shape, np.int64)
+    for start in range(0, len(ids), AT_ONCE):
+        some = ids[start : start + AT_ONCE]
+        np.multiply(table[np.abs(some)], np.sign(some), out=found[start : start + AT_ONCE])
+    return found
+
+
+def _largest(ids: np.ndarray) -> int:
+    return max(int(ids.max()), -int(ids.min()))
+
+
+def _portions(pairs: list[tuple[np.ndarray, np.ndarray]]) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """Equations, not too many at a time: what solves them needs a hundred bytes for each."""
+    held: list[tuple[np.ndarray, np.ndarray]] = []
+    for left, right in pairs:
+        for start in range(0, len(left), AT_ONCE):
+            held.append((left[start : start + AT_ONCE], right[start : start + AT_ONCE]))
+            if sum(len(some) for some, _ in held) >= AT_ONCE:
+                yield np.concatenate([some for some, _ in held]), np.concatenate([some for _, some in held])
+                held = []
+    if held:
+        yield np.concatenate([some for some, _ in held]), np.concatenate([some for _, some in held])
+
+
+def _followed(first: np.ndarray, classes: np.ndarray) -> np.ndarray:
+    """Signed classes, each replaced by the first one that it is known to equal."""
+    while True:
+        new = looked_up(first, classes)
+        if np.array_equal(new, classes):
+            return classes
+        classes = new
+
+
+def _join(first: np.ndarray, left: np.ndarray, right: np.ndarray) -> None:
+    """Write into ``first``, for every class that some equations speak of, a lower one that it equals by them."""
+    left, right = _followed(first, left), _followed(first, right)
+    differ = left != right
+    left, right = left[differ], right[differ]
+    met = np.zeros(len(first), bool)
+    met[0] = True
+    met[np.abs(left)] = met[np.abs(right)] = True
+    classes = np.flatnonzero(met)
+    left, right = (np.searchsorted(classes, np.abs(side)) * np.sign(side) for side in (left, right))
+    label = _components(left, right, len(classes))
+    # numbers are given in order of appearance, so that the first of each number is the lowest, and positive
+    lowest = np.concatenate([[0], classes[np.flatnonzero(np.diff(np.maximum.accumulate(label))) + 1]])
+    first[classes] = looked_up(lowest, label)
 
 
 def _components(left: np.ndarray, right: np.ndarray, size: int) -> np.ndarray:
@@ -166,13 +229,17 @@ def _components(left: np.ndarray, right: np.ndarray, size: int) -> np.ndarray:
 
 
 def _renumber(label: np.ndarray, root: int) -> np.ndarray:
-    """Consecutive numbers from 1 in order of first appearance, leaving out the root's label."""
-    values, first, inverse = np.unique(label, return_index=True, return_inverse=True)
-    order = np.argsort(first)
-    order = order[values[order] != root]
-    number = np.zeros(len(values), np.int64)
-    number[order] = np.arange(1, len(order) + 1)
-    return number[inverse]
+    """Consecutive numbers from 1 in order of first appearance, the root's label 0, without sorting."""
+    first = np.zeros(int(label.max()) + 1, np.int64)
+    # (of several that are written to one place the last stays)
+    first[label[::-1]] = np.arange(len(label) - 1, -1, -1)
+    opens = np.zeros(len(label), bool)
+    opens[first[label]] = True
+    opens[first[root]] = False
+    number: np.ndarray = np.cumsum(opens)[first]
+    number[root] = 0
+    result: np.ndarray = number[label]
+    return result
 
 
 def negated(ids: Tensor) -> Tensor:

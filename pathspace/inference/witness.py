@@ -6,10 +6,8 @@ Tracing does not keep origins. Whoever asks for reasons has the captured graph w
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from scipy.sparse import coo_array
@@ -60,13 +58,12 @@ class _Noted(Relations):
         self.pairs: list[tuple[np.ndarray, np.ndarray, int]] = []
         self.rows: list[tuple[np.ndarray, np.ndarray, int]] = []
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> Relations:
-        """The equations alone: what is tried on a copy is not a step of the model, and its captured graph stays one."""
+    def copy(self) -> Relations:  # type: ignore[override]
+        """The equations alone: what is tried on a copy is not a step of the model."""
         plain = Relations()
         noted = ("step", "pairs", "rows")
-        held = {name: value for name, value in self.__dict__.items() if name not in noted}
-        plain.__dict__.update(copy.deepcopy(held, memo))
-        return plain
+        plain.__dict__.update({name: value for name, value in self.__dict__.items() if name not in noted})
+        return plain.copy()
 
     def unify(self, left: Tensor, right: Tensor) -> Tensor | None:
         pairs = super().unify(left, right)
