@@ -1,4 +1,4 @@
-"""Which units can be balanced: those whose scale the sum of all sizes holds on both sides."""
+"""Which units can be balanced: those with weights on both sides, so that the sum of all sizes has a minimum."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ PRODUCT = "a factor of a product, in a network with too many pairs of units to t
 
 @dataclass
 class Attained:
-    """Which units may move.
+    """Units whose scales may change.
 
     Attributes:
         free: mask over units, ``(H,)``.
-        reasons: why others may not: sentence -> ids (counted from 1).
+        reasons: why the others may not: sentence -> ids (counted from 1).
         groups: unit that was kept (counted from 0) -> 1 if edges only enter its group, -1 if they only leave it, and
             the units of the group.
     """
@@ -54,7 +54,7 @@ class Attained:
 
 
 def attained(pairs: Pairs) -> Attained:
-    """Keep as few units as it takes for the rest to have a minimum.
+    """Fix as few units as possible, so that the other units have a minimum.
 
     ``sum_e c_e exp((A phi)_e)`` has a minimum exactly if no direction makes some terms smaller and none larger. A unit
     at which all terms have one sign is such a direction by itself. The others are found as closed walks: an edge whose

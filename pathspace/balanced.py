@@ -24,14 +24,14 @@ M = TypeVar("M", bound=nn.Module)
 
 @dataclass(frozen=True, eq=False)
 class Balancing:
-    """How a model is balanced, and what cannot be.
+    """The balanced gauge of a model, and the units that have none.
 
     Attributes:
         phi: log-scales that lead to the balanced network, ``(H,)``.
-        before: ``sum |w|^p`` over path space as the model stands.
+        before: ``sum |w|^p`` over path space, for the given model.
         after: the same at the minimum.
-        imbalance: the certificate of the minimum: largest difference of what enters and what leaves a unit, relative
-            to the sum of both. The programme is convex, so 0 means that no smaller sum exists.
+        imbalance: the certificate of the minimum: largest difference between entering and leaving weights of a unit,
+            relative to the sum of both. The programme is convex, so 0 means that no smaller sum exists.
         left_alone: why units keep their scale: sentence -> ids of units. The minimum is that over all other units.
         steps: steps of Newton's method.
     """
@@ -60,8 +60,8 @@ def balancing(model: nn.Module, graph: Structure, p: float = 2, tolerance: float
     """Find the minimum of ``sum_e |w_e|^p`` over the gauge orbit, without changing the model.
 
     ``sum_e |w_e|^p exp(p (phi(head e) - phi(tail e)))`` is convex in ``phi`` (a geometric programme), also where scales
-    are opposites or sums of others. A unit that can get ever better keeps its scale, for example one that a
-    normalisation follows; all others reach the minimum.
+    are opposites or sums of others. A unit without a minimum keeps its scale, for example a unit before a
+    normalisation; all others reach the minimum.
 
     Args:
         model: the model whose parameters ``graph`` holds, or a copy of it.
@@ -70,7 +70,7 @@ def balancing(model: nn.Module, graph: Structure, p: float = 2, tolerance: float
         tolerance: largest relative difference of the two sides.
 
     Returns:
-        The log-scales, both norms, and what is left alone.
+        The log-scales, both norms, and the units that do not change.
 
     Raises:
         InputError: ``p`` is not positive, the model was never traced or lacks a parameter, weights are not finite, or
@@ -119,8 +119,8 @@ def balance(
     its minimum: of all networks in the orbit the one with the smallest ``L_p`` norm.
 
     Units without a minimum keep their scale: those that no weight leaves (a normalisation follows) or enters.
-    :func:`balancing` lists them with the reason. Units free at ``eps = 0`` alone move along where something
-    else leaves them (see :func:`pathspace.rescale`).
+    :func:`balancing` lists them with the reason. Units that are free only at ``eps = 0`` change too if another
+    weight leaves them (see :func:`pathspace.rescale`).
 
     Args:
         model: the model whose parameters ``graph`` holds, or a copy of it.
@@ -159,7 +159,7 @@ def canonical_copy(model: M, graph: Structure) -> M:
 def canonical_scales(
     graph: Structure, tolerance: float = 1e-10, parameters: Mapping[str, nn.Parameter] | None = None
 ) -> np.ndarray:
-    """Log-scales that lead every network of an orbit to the same one, ``(H,)``.
+    """Log-scales that map every network of an orbit to the same network, ``(H,)``.
 
     That is the balanced network where all units can be balanced. Elsewhere ``sum_e |w_e|^2 - log |w_e|^2`` over pairs
     of units with a weight other than 0 is minimised: it always has a minimum, and one only, up to scales of units that

@@ -36,13 +36,13 @@ ROWS = 8
 
 @dataclass(frozen=True, eq=False)
 class Path:
-    """A closed walk through the root, by how often it passes each weight.
+    """A closed walk through the root, as counts of how often it uses each weight.
 
     Attributes:
         graph: the reduction graph.
         numbers: edge numbers, increasing, each once.
-        counts: how often each is passed (negative: against its direction); ``int64``, or Python's own integers
-            where 64 bits are not enough.
+        counts: how often the walk uses each (negative: against its direction); ``int64``, or Python integers
+            if 64 bits are not enough.
     """
 
     graph: Structure = field(repr=False)
@@ -284,7 +284,7 @@ class BasisPaths(Shown):
             Integers of length ``m - H`` (or as many rows).
 
         Raises:
-            InputError: wrong length, or not a circulation (what enters a unit does not leave it).
+            InputError: wrong length, or not a circulation (inflow and outflow of a unit differ).
             UnsupportedError: a coefficient might not fit into 64 bits.
         """
         z = np.asarray(counting_vector)

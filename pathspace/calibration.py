@@ -1,4 +1,4 @@
-"""Calibration batches, and what they say about a model: outputs, and how much they feel every weight."""
+"""Calibration batches, and measurements on them: outputs, and their sensitivity to every weight."""
 
 from __future__ import annotations
 
@@ -59,11 +59,11 @@ class Calibrated:
 
     @torch.no_grad()
     def noise(self, reference: Sequence[Sequence[Tensor]], tensors: Mapping[str, Tensor]) -> Tensor:
-        """Change of the outputs over their size, squared: one number for each sample, whose mean is that of all.
+        """Squared relative change of the outputs, one number for each sample; their mean is that of all samples.
 
         Args:
             reference: what :meth:`reference` returned.
-            tensors: what is to take the place of the model's own.
+            tensors: replacements for tensors of the model.
         """
         found = []
         with quiet():

@@ -1,4 +1,4 @@
-"""A place in a gauge orbit that all copies reach: skeleton weights of size one."""
+"""The canonical form of a gauge orbit: skeleton weights of size one."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ M = TypeVar("M", bound=nn.Module)
 
 
 def canonicalise(model: M, skeleton: Skeleton, tree: str = "out", optimizer: Optimizer | None = None) -> M:
-    """Rescale a model in place so that all weights of one tree of its skeleton are +-1; the function stays.
+    """Rescale a model in place so that all weights of one tree are +-1; the function does not change.
 
     ``phi(v) = log |suf(v)|`` makes every suffix +-1, hence every weight of ``T_out`` (``phi(v) = -log |pre(v)|`` those
     of ``T_in``). There are as many units as edges in a tree, so this uses up the whole gauge: two models compute the

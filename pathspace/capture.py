@@ -1,4 +1,4 @@
-"""From an eager model to a captured graph: the only module that knows the ways of ``torch.export``.
+"""From an eager model to a captured graph: the only module that uses ``torch.export``.
 
 The analysis reads the *training IR* (no decomposition): recurrent layers stay one operation, every parameter name is
 one placeholder, and every node remembers the module and the source line it came from. The user's model is left as it
@@ -110,7 +110,7 @@ def check_runs(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any
 
 
 def capture(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any] | None = None) -> Captured:
-    """Capture ``model`` on example inputs, in the mode it is in, leaving it untouched.
+    """Capture ``model`` on example inputs, in its current mode, without changing it.
 
     Args:
         model: any module that ``torch.export`` can trace.

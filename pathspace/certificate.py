@@ -1,4 +1,4 @@
-"""What :func:`pathspace.verify` returns: verdicts with their evidence, as a table and as JSON."""
+"""The result of :func:`pathspace.verify`: verdicts with their evidence, as a table and as JSON."""
 
 from __future__ import annotations
 
@@ -32,19 +32,19 @@ class Certificate(Shown):
         theorem3: number and independence of basis paths.
         invariance: largest relative violations of the rescaling symmetry, and their tolerance.
         parameters: scalars in path space, pinned, and unused; they add up to the model's.
-        units_exact: dimension of the gauge group that is exact as the model stands, every ``eps`` included.
+        units_exact: dimension of the gauge group that is exact for the unchanged model, every ``eps`` included.
         dimension_exact: ``m`` less ``units_exact``.
         approximate_units: ``units`` less ``units_exact``: free for ``eps = 0`` only.
         levels: both levels with the change of the outputs that was measured at stated rescalings, see
             :func:`pathspace.levels.measure_levels`.
         pinned: operations that fixed a scale, with place and reason.
         unused: parameters that do not influence the outputs.
-        range: for which inputs all of this is said.
+        range: the inputs for which all of this holds.
         skeleton: rule and seed.
         seconds: time taken.
-        units_at_most: how many scale symmetries by rows and columns there can be at most; ``None`` where it was not
+        units_at_most: upper bound on the number of scale symmetries of rows and columns; ``None`` if it was not
             tested.
-        upper_bound: evidence for it, or the reason why it was not tested; empty where nobody asked.
+        upper_bound: evidence for it, or the reason why it was not tested; empty if it was not requested.
     """
 
     model: str

@@ -1,4 +1,4 @@
-"""Channels of a model: what can be left out, moved and matched as a whole."""
+"""Channels of a model: slices that can be removed, permuted and matched together."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ Keep = float | Mapping[str, Any]
 
 @dataclass(frozen=True, eq=False)
 class ChannelGroup:
-    """Channels that lie in the same tensors, in the same way: they can change places.
+    """Channels with the same layout in the same tensors: they can be permuted.
 
     Attributes:
         name: the tensor that writes them.
         slices: (tensor, dimension) -> positions of every channel, shape ``(channels, positions)``.
         readers: those along which a weight reads the channels.
-        reason: why none of them can be left out, or ``""``.
+        reason: why none of them can be removed, or ``""``.
     """
 
     name: str
@@ -119,7 +119,7 @@ class ChannelGroups(Shown):
         return tuple(group for group in self.groups if group.name not in self.refused)
 
     def importance(self, by: str = "weights") -> dict[str, Tensor]:
-        """How much each channel matters.
+        """Importance of each channel.
 
         Args:
             by: ``"weights"`` (length of the vector of all its weights), ``"paths"`` (the same after balancing, with
@@ -137,7 +137,7 @@ class ChannelGroups(Shown):
         return {group.name: scores(group.slices, group.readers) for group in self.groups}
 
     def remove(self, keep: Keep = 0.5, by: str = "weights") -> nn.Module:
-        """A smaller model that computes what :meth:`masked` does; it was run and compared.
+        """A smaller model that computes the same as :meth:`masked`; both are run and compared.
 
         Args:
             keep: the share of channels to keep in every group where that is possible, or, by group, a share, a boolean
@@ -145,11 +145,11 @@ class ChannelGroups(Shown):
             by: what to keep where a share is given, see :meth:`importance`.
 
         Returns:
-            A new model; this one is left as it is.
+            A new model; this one does not change.
 
         Raises:
             InputError: unknown groups or channels, or nothing would be left.
-            UnsupportedError: channels of this group, or any channels at all, cannot be left out, with the reason.
+            UnsupportedError: channels of this group, or all channels, cannot be removed, with the reason.
 
         Example:
             >>> import torch, pathspace as ps
@@ -172,7 +172,7 @@ class ChannelGroups(Shown):
         return small
 
     def masked(self, keep: Keep = 0.5, by: str = "weights") -> nn.Module:
-        """The model at its full size with zeros in the weights that read the channels that are left out.
+        """The model at its full size, with zeros in the weights that read the removed channels.
 
         Args:
             keep: see :meth:`remove`.
@@ -211,7 +211,7 @@ class ChannelGroups(Shown):
         return found
 
     def permute(self, orders: Mapping[str, Any]) -> nn.Module:
-        """The same function with channels in another order; it was run and compared.
+        """The same function with channels in another order; both models are run and compared.
 
         Args:
             orders: group -> number of the channel that comes first, second, ...
@@ -221,7 +221,7 @@ class ChannelGroups(Shown):
 
         Raises:
             InputError: unknown groups, or no order of all channels.
-            UnsupportedError: these channels cannot change places.
+            UnsupportedError: these channels cannot be permuted.
 
         Example:
             >>> import torch, pathspace as ps
@@ -245,10 +245,10 @@ class ChannelGroups(Shown):
         return found
 
     def match(self, other: nn.Module, by: str = "weights", inputs: Any = None, seed: int = 0) -> Matching:
-        """Bring the channels of another model of the same architecture into the order of this one's.
+        """Permute the channels of another model of the same architecture into the order of this model.
 
         Args:
-            other: the other model; it is left as it is.
+            other: the other model; it does not change.
             by: ``"weights"`` (largest ``sum a b`` over all parameters) or ``"activations"`` (largest correlation of
                 what weights read, on ``inputs``).
             inputs: a tensor, or a tuple of positional inputs; the example inputs by default.
@@ -259,7 +259,7 @@ class ChannelGroups(Shown):
 
         Raises:
             InputError: unknown ``by``, or a model of another architecture.
-            UnsupportedError: channels cannot change places.
+            UnsupportedError: channels cannot be permuted.
 
         Example:
             >>> import torch, pathspace as ps
@@ -337,12 +337,12 @@ def _numbers(group: ChannelGroup, value: Any, scores: Tensor | None) -> Tensor:
 
 
 def channels(model: nn.Module, *args: Any, kwargs: Mapping[str, Any] | None = None) -> ChannelGroups:
-    """Find the channels of a model: slices of its parameters and buffers that can be left out or moved as a whole.
+    """Find the channels of a model: slices of its parameters and buffers that can be removed or permuted together.
 
-    Elements that are combined elementwise belong to one channel, whatever the function: channels pass activation
-    functions, normalisations, gates and residual connections. The features of an attention head make one channel, with
-    its queries, keys and values; so do the channels of a group of a grouped convolution. Where an operation mixes
-    channels among themselves (layer norm, softmax) they can change places, but none can be left out.
+    Elements that an elementwise operation combines belong to one channel, whatever the function: channels pass
+    activation functions, normalisations, gates and residual connections. The features of an attention head make one
+    channel, with its queries, keys and values; so do the channels of a group of a grouped convolution. Where an
+    operation mixes channels among themselves (layer norm, softmax) they can be permuted, but none can be removed.
 
     Args:
         model: any module that :func:`pathspace.trace` can capture.

@@ -1,4 +1,4 @@
-"""Statements from the literature on trial: each is computed on a given network, and refuted where it fails."""
+"""Statements from the literature, tested: each is computed on a given network, with a counterexample if it fails."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ MOST_WEIGHTS = 16
 
 @dataclass(frozen=True)
 class Claim(Shown):
-    """A statement, and what became of it on one network.
+    """A statement, and its verdict on one network.
 
     Attributes:
         name: short name.
         statement: what is claimed.
         source: who claims it, where.
-        verdict: whether it holds on this network; ``None`` where it says nothing about such networks.
+        verdict: whether it holds on this network; ``None`` if it does not apply to such networks.
         evidence: figures in a sentence.
         paths: how many paths the rule selects.
         rank: their rank; ``None`` where it does not follow.
@@ -190,7 +190,7 @@ CLAIMS: dict[str, Callable[[Skeleton], Claim]] = {"printed-skeleton": printed_sk
 
 
 def claim(name: str, skeleton: Skeleton) -> Claim:
-    """Try a claim from the literature on a skeleton.
+    """Test a claim from the literature on a skeleton.
 
     Args:
         name: ``"printed-skeleton"`` (the paths with at most one edge outside the union of both trees are a basis) or

@@ -1,4 +1,4 @@
-"""Commands that fail in one sentence on standard error, with an exit code that says what kind of failure it was."""
+"""Commands report each failure in one sentence on standard error, with an exit code for the kind of failure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Clips whose bounds move with the gauge: ReLU6 and Hardtanh with one bound per unit in place of a constant."""
+"""Clips whose bounds are rescaled with the gauge: ReLU6 and Hardtanh with one bound per unit in place of a constant."""
 
 from __future__ import annotations
 
@@ -132,17 +132,17 @@ class _Probe(nn.Module):
 
 
 def lift_clips(model: nn.Module, *args: Any, kwargs: Mapping[str, Any] | None = None) -> nn.Module:
-    """The same function with clips whose bounds move with the gauge.
+    """The same function with clips whose bounds are rescaled with the gauge.
 
     ``clip(s x, s low, s high) = s clip(x, low, high)``: a constant bound fixes the scale of everything that is clipped;
     as a parameter, one for each unit, it is an edge from the root like a bias. All ``nn.ReLU6`` and ``nn.Hardtanh``
     modules are replaced, on a copy; the bounds are parameters without gradient, ``NAME.low.0`` and ``NAME.high.0`` in
-    the state dict (load checkpoints of the model before). Calls of functions (``F.relu6``, ``torch.clamp``) stay what
-    they are, and stay listed in ``graph.pinned``.
+    the state dict (load checkpoints of the model before). Calls of functions (``F.relu6``, ``torch.clamp``) are not
+    replaced, and are still listed in ``graph.pinned``.
 
     Args:
-        model: any module, which is left as it is.
-        *args: example inputs; without, images or vectors are tried that fit the first layer.
+        model: any module; it does not change.
+        *args: example inputs; without them, images or vectors for the first layer are tried.
         kwargs: example inputs by keyword.
 
     Returns:

@@ -1,4 +1,4 @@
-"""Are two checkpoints the same function, up to rescaling and the order of channels?"""
+"""Compare two checkpoints up to rescaling and the order of channels."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ SAME = 1e-5
 
 @dataclass(frozen=True, eq=False)
 class Comparison:
-    """What :func:`compare` found.
+    """The result of :func:`compare`.
 
     Attributes:
-        same: whether the models are equal once scales and the order of channels are taken out.
-        distance: ``|a - b| / |a|`` over all parameters, with scales and order taken out.
-        as_given: the same of the models as they are.
-        rescaled: the same with scales taken out alone.
-        differ: tensor -> ``|a - b| / |a|`` of it, scales and order taken out, largest first, of those that differ.
-        orders: channel group -> which of the second model's channels stands where.
+        same: whether the models are equal up to scales and the order of channels.
+        distance: ``|a - b| / |a|`` over all parameters, after scales and order are aligned.
+        as_given: the same for the given models.
+        rescaled: the same after only scales are aligned.
+        differ: tensor -> its ``|a - b| / |a|`` after alignment, largest first, for the tensors that differ.
+        orders: channel group -> order of the second model's channels.
     """
 
     same: bool
@@ -45,9 +45,9 @@ def compare(a: nn.Module, b: nn.Module, graph: Structure, tolerance: float = SAM
     """Compare two models of one architecture modulo rescaling and permutation.
 
     Both are brought to the canonical point of their orbits, the rescaled model of smallest ``sum w^2`` (tilted where
-    there is none), which is unique; then the channels of the second are matched with the first's. ``same`` says
-    that the functions are equal (to ``tolerance`` in the weights). Where it is false they may be equal for another
-    reason, or the matching may have missed the order, as it may for channels that are nearly alike.
+    there is none), which is unique; then the channels of the second are matched with the first's. ``same`` says that
+    the functions are equal (to ``tolerance`` in the weights). If it is false, they may be equal for another reason, or
+    the matching may have missed the order, which can happen for channels that are nearly equal.
 
     Args:
         a: the traced model, or a copy with other weights.

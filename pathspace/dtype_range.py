@@ -1,4 +1,4 @@
-"""A model whose activations and weights lie within the range of a smaller floating point type."""
+"""A model whose activations and weights are within the range of a smaller floating-point type."""
 
 from __future__ import annotations
 
@@ -51,13 +51,13 @@ class RangeRow:
 
 @dataclass(frozen=True, eq=False)
 class Fitted:
-    """A model that fits a floating point type, and how it does.
+    """A model rescaled for a floating-point type, with its table of sizes.
 
     Attributes:
-        model: the rescaled copy, in its own type still: ``fitted.model.to(dtype)``.
+        model: the rescaled copy, still in its own type; convert it with ``fitted.model.to(dtype)``.
         phi: log-scales that lead to it, ``(H,)``.
         dtype: the type.
-        headroom: how far inside its range everything was to be.
+        headroom: the required factor between the largest values and the limit of the type.
         table: sizes by module and parameter, before and after.
         fitted_before: whether everything was within the range, with its headroom, as the model stood.
         fits: whether it is now.
@@ -97,18 +97,18 @@ class Fitted:
 
 
 def fit_dtype(model: nn.Module, x: Any, dtype: torch.dtype = torch.float16, headroom: float = 4) -> Fitted:
-    """Rescale a model so that its activations and weights lie within the range of a floating point type.
+    """Rescale a model so that its activations and weights are within the range of a floating-point type.
 
     Every unit is moved to where ``headroom`` times its largest activation is below the largest number of the type and
     its root mean square above ``headroom`` times the smallest normal one (:class:`pathspace.ActivationRange`), weights
-    as well. A model that fits already stays as it is. Activations with a fixed scale cannot be moved; the table shows
-    them.
+    as well. A model that already fits does not change. Activations with a fixed scale cannot be rescaled; the table
+    shows them.
 
     Args:
         model: any module; it is not changed.
-        x: inputs like those in use: a tensor, a tuple of inputs, a mapping of keyword inputs, or an iterable of these.
+        x: typical inputs: a tensor, a tuple of inputs, a mapping of keyword inputs, or an iterable of these.
         dtype: the type.
-        headroom: how far inside its range everything is to be.
+        headroom: factor between the largest values and the limit of the type.
 
     Returns:
         The rescaled copy in its own type, and a table.

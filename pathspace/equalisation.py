@@ -1,4 +1,4 @@
-"""The gauge in which rounding the weights hurts least."""
+"""The gauge with the least noise from rounded weights."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ ENOUGH, SEARCH = 1e-2, 60
 
 @dataclass(frozen=True, eq=False)
 class Equalised:
-    """A model in the gauge that was found, and what it gains.
+    """A model in the chosen gauge, and its gain.
 
     Attributes:
         model: the rescaled copy, with weights as they are before rounding: the same function.
@@ -47,7 +47,7 @@ class Equalised:
         helped: whether the gauge was changed.
         gauges: those that minimise the predicted noise with one step for each ``per``, and for each of the other kind;
             each with its certificate.
-        made_up: whether the batches were random numbers, which say little about data in use.
+        made_up: whether the batches were random numbers, which say little about real data.
     """
 
     model: nn.Module

@@ -1,4 +1,4 @@
-"""Where every parameter of a model went: into path space, pinned by some operation, or unused."""
+"""The role of every parameter of a model: in path space, pinned by an operation, or unused."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Writing files so that a failure never harms the file that was there before."""
+"""Write files so that a failure never damages an existing file."""
 
 from __future__ import annotations
 

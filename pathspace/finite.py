@@ -1,4 +1,4 @@
-"""Are the numbers of a model and of its inputs numbers?"""
+"""Refuse NaN and infinity in a model and its inputs."""
 
 from __future__ import annotations
 

@@ -28,12 +28,12 @@ def fold_norms(model: nn.Module, *args: Any, kwargs: Mapping[str, Any] | None = 
     """The same function with batch norms folded into the convolutions and linear layers before them.
 
     ``gamma (W x + b - mean) / sqrt(var + eps) + beta`` is one linear map. A norm is folded where its layer's output
-    goes to it and nowhere else, and both are used once; it becomes an ``nn.Identity``, and the layer gets a bias. All
-    others stay as they are.
+    goes only to it, and both are used once; it becomes an ``nn.Identity``, and the layer gets a bias. All
+    others do not change.
 
     Args:
-        model: a module in evaluation mode, which is left as it is.
-        *args: example inputs; without, images or vectors are tried that fit the first layer.
+        model: a module in evaluation mode; it does not change.
+        *args: example inputs; without them, images or vectors for the first layer are tried.
         kwargs: example inputs by keyword.
 
     Returns:

@@ -1,4 +1,4 @@
-"""Run a model with other numbers in place of its parameters and buffers, and leave the model as it was."""
+"""Run a model with other values for its parameters and buffers, without changing the model."""
 
 from __future__ import annotations
 

@@ -31,11 +31,11 @@ ROUNDED = 1e-6
 
 @dataclass(frozen=True)
 class GaugeCertificate:
-    """How good a gauge is, proved.
+    """The value of an objective in a gauge, with a proven lower bound.
 
     Attributes:
         objective: what was minimised.
-        before: its value as the model stands.
+        before: its value for the given model.
         after: its value in the chosen gauge.
         bound: no gauge that rescales every unit by ``limit`` at most, and leaves running variances the digits that
             they need, has a smaller value: the objective is convex, and lies above its tangent planes. Minus infinity
@@ -110,10 +110,10 @@ def choose_gauge(
         objective: one of :class:`pathspace.Balance`, :class:`pathspace.Range`, :class:`pathspace.Noise`,
             :class:`pathspace.ActivationRange`, :class:`pathspace.Smooth`, :class:`pathspace.Conditioning`, or a
             differentiable function of the log-scales ``(H,)``, to be minimised.
-        calibration: batches that are like those in use: a tensor, a tuple of inputs, a mapping of keyword inputs, or
-            an iterable of these. Objectives that need some make them up where none are given.
-        powers_of_two: round the factors to powers of two, by which floating point numbers are multiplied exactly.
-        exact: leave units alone that are free at ``eps = 0`` only (:func:`pathspace.balance` moves all).
+        calibration: typical batches: a tensor, a tuple of inputs, a mapping of keyword inputs, or an iterable of these.
+            Objectives that need data use random inputs if none are given.
+        powers_of_two: round the factors to powers of two, which multiply floating-point numbers exactly.
+        exact: do not change units that are free only at ``eps = 0`` (:func:`pathspace.balance` changes all).
         limit: the largest factor.
         tolerance: how far above its minimum the objective may be; the certificate says what was reached.
         steps: of each of a sequence of smooth problems, by default many where there are few units.

@@ -1,4 +1,4 @@
-"""How much a channel matters, from its slices of the model's tensors."""
+"""The importance of a channel, computed from its slices of the model's tensors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Example inputs as people have them: what a tokenizer returns, a dictionary in place of keywords, objects."""
+"""Example inputs in their usual forms: the output of a tokenizer, a dictionary in place of keywords, objects."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Does rescaling really leave the function alone? Two measurements on a model as it runs.
+"""Check that rescaling does not change the function, by two measurements on the running model.
 
 *Gradient balance*: differentiating ``L(w) = L(gauge(phi) w)`` at ``phi = 0`` gives, for every unit, ``sum_in w g =
 sum_out w g`` exactly; one backward pass in float64 tests

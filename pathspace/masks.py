@@ -1,4 +1,4 @@
-"""Skeleton masks as a safetensors file that says what it is."""
+"""Skeleton masks as a safetensors file with a header."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def save_masks(skeleton: Skeleton, path: str | PathLike[str]) -> None:
 
     Args:
         skeleton: the skeleton.
-        path: the file; an existing one is replaced at once or not at all.
+        path: the file; an existing file is replaced completely or not at all.
 
     Raises:
         InputError: the path cannot be written, or something else stands in the place of the skeleton.

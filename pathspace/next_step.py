@@ -1,4 +1,4 @@
-"""What to type next: one line at the end of a command, on a terminal only."""
+"""The suggested next command: one line at the end of a command, only on a terminal."""
 
 from __future__ import annotations
 

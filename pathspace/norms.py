@@ -56,11 +56,11 @@ def path_norm(
     logarithm, so that depth neither overflows nor vanishes.
 
     An operation that fixes a scale (a sigmoid, ReLU6, a softmax, a quotient) ends the paths that lead to it, so that
-    the network behind it has no path norm, and is refused. There are three ways to have a number all the same:
+    the network behind it has no path norm, and is refused. There are three ways to get a number:
 
     * ``until="name of a module"`` takes the norm of the part before: paths end in the outputs of that module, or in
       what enters it where it holds such an operation itself. The name of a node of the captured graph does the same.
-      The part counts as a network of its own: units that it ends in have scales that the number feels.
+      The part counts as a separate network: the number depends on the scales of the units at its end.
     * ``until="fixed"`` lets paths end wherever a scale is fixed, and start again behind with the value 1, as those of
       :meth:`ReductionGraph.paths` do. Roots and quotients of activations, which no path passes, are taken of the sums,
       so that the number does not depend on the scales of units.

@@ -1,4 +1,4 @@
-"""What a gauge can be chosen for: objectives as values, each a convex function of the log-scales."""
+"""Objectives for the choice of a gauge, each a convex function of the log-scales."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from pathspace.structure import Structure
 
 
 class Objective(Protocol):
-    """What :func:`pathspace.choose_gauge` minimises."""
+    """An objective that :func:`pathspace.choose_gauge` minimises."""
 
     def programme(self, model: nn.Module, graph: Structure, calibration: Any = None, exact: bool = True) -> Programme:
         """The function of the log-scales, for a model as it stands."""
@@ -42,7 +42,7 @@ class Balance:
 
 @dataclass(frozen=True)
 class Noise:
-    """Noise that quantised weights make in the outputs, to first order.
+    """Noise in the outputs from quantised weights, to first order.
 
     ``sum over tensors of max |w|^2 sum_e s_e``: rounding to steps of ``max |w| / (2^(bits - 1) - 1)`` moves every
     weight by an error of variance ``step^2 / 12``, which the outputs feel by ``s_e = E |df/dw_e|^2``.
@@ -78,7 +78,7 @@ class Noise:
 
 @dataclass(frozen=True)
 class Range:
-    """Bits that weights lack below the step of a quantiser, on average; needs no data.
+    """Bits that small weights lose below the step of a quantiser, on average; needs no data.
 
     ``mean of log2(1 + (step / |w|)^2) / 2`` with the step of the weight's tensor or channel: next to nothing for a
     weight of many steps, and ``log2(step / |w|)`` for one that is rounded to 0.

@@ -280,7 +280,7 @@ def sweep(
     [bold]pathspace sweep number-words --optimizer adam --lr 0.005 --tau 0 --tau 1e-4[/]
 
     Finished runs are kept in the folder: the same command, or one with more values, continues there. Only
-        the validation split is used.
+    the validation split is used.
 
     Exit codes: 0 done, 2 bad input, 130 interrupted.
     """
@@ -370,7 +370,7 @@ def reproduce(
     [bold]pathspace reproduce claims --out docs/reproduction[/]
 
     Finished runs are kept in runs/trials (those of optimizers in --out), so an interrupted experiment continues
-        there.
+    there.
 
     Exit codes: 0 done, 2 bad input, 130 interrupted.
     """
@@ -403,11 +403,10 @@ def demo(
     """Show the main uses of the library, in about a minute on two cores.
 
     The demo certifies unmodified models (a trained EfficientNet and a Llama, if pathspace[demo] is installed). It
-        rescales and balances the trained model without a change of its function. It writes masks, compares SGD and
-        G-SGD
-        on digits, and writes one report.
+    rescales and balances the trained model without a change of its function. It writes masks, compares SGD and
+    G-SGD on digits, and writes one report.
 
-        Exit codes: 0 all theorems hold, 1 one fails, 2 bad input, 130 interrupted.
+    Exit codes: 0 all theorems hold, 1 one fails, 2 bad input, 130 interrupted.
     """
     from pathspace.training.experiments.demo import run_demo
 

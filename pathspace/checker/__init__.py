@@ -1,4 +1,4 @@
-"""An independent judge of proof documents: it imports nothing from this library and believes nothing it can compute.
+"""An independent checker of proof documents: it imports nothing from this library and computes every count again.
 
 The argument it checks, in time linear in the ids the document lists:
 
@@ -37,7 +37,7 @@ __all__ = ["STATEMENT", "Judgement", "check"]
 
 @dataclass(frozen=True)
 class Judgement:
-    """What the checker found.
+    """The result of the checker.
 
     Attributes:
         accepted: whether the document proves its statement (and fits the model, where one was given).
