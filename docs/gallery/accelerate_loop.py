@@ -2,7 +2,7 @@
 # %% [markdown]
 # # Accelerate
 #
-# Build graph and optimizer on the plain model, then let Accelerate prepare both.
+# Make the graph and the optimizer from the plain model, then let Accelerate prepare both.
 
 # %%
 import torch
@@ -36,4 +36,4 @@ for _ in range(8):
 print("the loss fell:", losses[-1] < losses[0] / 2)
 
 # %% [markdown]
-# Next: [the optimizers](../optimizers.md) with their states, several devices included.
+# Next: [the optimizers](../optimizers.md) with their states, also on several devices.

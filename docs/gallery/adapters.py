@@ -36,7 +36,7 @@ graph = ps.trace(model, x[:4])
 print(sum(p.numel() for p in model.parameters() if p.requires_grad), "trained weights,", graph.num_units, "free scales")
 
 # %% [markdown]
-# After some steps, rescale the adapters: the function is the same. `GaugeFixed` takes the same steps from both copies.
+# Rescale the adapters after some steps: the function does not change. `GaugeFixed` takes the same steps from both copies.
 
 # %%
 def steps(network, gauge_fixed, count=20):

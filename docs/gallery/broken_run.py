@@ -1,8 +1,8 @@
 # %% [markdown]
 # # Diagnose a broken run
 #
-# A run does not learn. What is wrong: the rate, the data, the start, a frozen layer? `watching` measures a loop without changing it
-# and names causes rather than symptoms.
+# A model does not learn. Is the cause the rate, the data, the initialisation or a frozen layer? `watching` measures a training loop without changing it
+# and names causes instead of symptoms.
 
 # %%
 import logging
@@ -29,7 +29,7 @@ def train(rate, scale=1.0, steps=20):
 
 
 # %% [markdown]
-# A rate that is too large kills units. The alarm names the rate; dead units are its consequence.
+# A rate that is too large makes units dead. The alarm names the rate; dead units are its consequence.
 
 # %%
 watch = train(rate=0.5)
@@ -37,17 +37,17 @@ for alarm in watch.causes:
     print(alarm.kind, "->", alarm.advice)
 
 # %% [markdown]
-# Inputs that nobody normalised:
+# Inputs that are not normalised:
 
 # %%
 for alarm in train(rate=1e-3, scale=1000.0).causes:
     print(alarm.kind, "->", alarm.advice)
 
 # %% [markdown]
-# A healthy run raises nothing.
+# A healthy run raises no alarm.
 
 # %%
 print(train(rate=1e-3).causes)
 
 # %% [markdown]
-# Next: `pathspace diagnose net.py:Net --data net.py:loader --loss cross_entropy` judges a model without a run; [all alarms](../watching.md#alarms).
+# Next: `pathspace diagnose net.py:Net --data net.py:loader --loss cross_entropy` checks a model without a run; [all alarms](../watching.md#alarms).

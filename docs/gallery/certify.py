@@ -1,8 +1,8 @@
 # %% [markdown]
 # # Certify your model
 #
-# How many weights of a network matter, and how many are a matter of scale? This notebook counts the free scales of a model,
-# proves the count, and shows that a rescaled model computes the same.
+# This notebook counts the free scales of a model,
+# proves the count, and shows that a rescaled model computes the same function.
 
 # %%
 import torch
@@ -17,7 +17,7 @@ model = nn.Sequential(
 x = torch.randn(4, 1, 8, 8)
 
 # %% [markdown]
-# `ps.verify` traces the model as it is, checks three theorems and runs rescaled copies. It never changes the model.
+# `ps.verify` traces the unmodified model, checks three theorems and runs rescaled copies. It never changes the model.
 
 # %%
 certificate = ps.verify(model, x)
@@ -26,7 +26,7 @@ print(certificate.units, "free scales, of which", certificate.units_exact, "are 
 print(certificate.dimension, "independent path values; everything holds:", certificate.holds)
 
 # %% [markdown]
-# Each unit $v$ has a log-scale $\varphi(v)$. Every weight is multiplied by $e^{\varphi(\text{head}) - \varphi(\text{tail})}$, and the outputs stay.
+# Each unit $v$ has a log-scale $\varphi(v)$. Every weight is multiplied by $e^{\varphi(\text{head}) - \varphi(\text{tail})}$, and the outputs do not change.
 
 # %%
 graph = ps.trace(model, x)
@@ -42,7 +42,7 @@ verdict = ps.check(ps.proof(graph.skeleton()))
 print(verdict.accepted)
 
 # %% [markdown]
-# Which scales are fixed, and why? Here the outputs fix those of the last layer.
+# Which scales are fixed, and why? Here the outputs fix the scales of the last layer.
 
 # %%
 for reason in ps.explain(model, x).reasons[:3]:

@@ -1,7 +1,7 @@
 # %% [markdown]
 # # Train a CNN so that scales do not matter
 #
-# Two copies of a network that compute the same function should train alike. With AdamW they do not; in the canonical gauge they do.
+# Two copies of a network that compute the same function should train in the same way. With AdamW they do not; in the canonical gauge they do.
 
 # %%
 import copy

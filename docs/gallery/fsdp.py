@@ -1,8 +1,8 @@
 # %% [markdown]
 # # Sharded training with FSDP
 #
-# `GSGD` and `GAdam` work on parameters that `fully_shard` has cut. The skeleton may come before or after `fully_shard`, the optimizer comes after it.
-# This notebook is one process; started by `torchrun`, the same lines run on many.
+# `GSGD` and `GAdam` work on parameters that `fully_shard` has sharded. Make the skeleton before or after `fully_shard`, and the optimizer after it.
+# This notebook runs in one process; with `torchrun`, the same lines run in many.
 
 # %%
 import warnings
@@ -44,4 +44,4 @@ print("the loss fell:", losses[-1] < losses[0] / 2)
 dist.destroy_process_group()
 
 # %% [markdown]
-# Next: [many devices](../many-devices.md), and how sums over shards are made complete.
+# Next: [many devices](../many-devices.md), and how sums over shards are computed.

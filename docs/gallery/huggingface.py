@@ -2,7 +2,7 @@
 # %% [markdown]
 # # Hugging Face models
 #
-# A model of the transformers library as it comes, tied embeddings and caches included: no list of layers is needed.
+# The library works on an unmodified model of transformers, with tied embeddings and caches. It needs no list of layers.
 
 # %%
 import torch
@@ -18,7 +18,7 @@ graph = ps.trace(model, kwargs=inputs)
 print(graph.num_weights, "weights,", graph.num_units, "free scales, of which", graph.num_exact_units, "are exact")
 
 # %% [markdown]
-# Rescale what is exact as the model stands: logits stay.
+# Rescale the units that are exact for the unchanged model: the logits do not change.
 
 # %%
 with torch.no_grad():
@@ -27,7 +27,7 @@ with torch.no_grad():
     print(torch.allclose(model(**inputs).logits, before, atol=1e-5))
 
 # %% [markdown]
-# Quantisation tools keep lists of layers between which scales may move. Here they follow from the model.
+# Quantisation tools use lists of layers between which scales can be moved. Here these pairs follow from the model.
 
 # %%
 pairs = ps.smoothing_pairs(graph)
@@ -35,7 +35,7 @@ for pair in pairs:
     print(", ".join(pair.writers), "->", ", ".join(pair.readers))
 
 # %% [markdown]
-# A skeleton works without weights, too, for models that are larger than the memory.
+# A skeleton needs no weights, so it also works for models that are larger than the memory.
 
 # %%
 with torch.device("meta"):

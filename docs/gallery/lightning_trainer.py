@@ -2,7 +2,7 @@
 # %% [markdown]
 # # Lightning
 #
-# An optimizer of the library is an optimizer of torch, and a callback watches the run.
+# The optimizers of the library are torch optimizers, and a callback watches the run.
 
 # %%
 import logging
@@ -49,4 +49,4 @@ trainer.fit(Task(), DataLoader(data, batch_size=16))
 print(trainer.global_step, "steps;", len(watch.watch.rows), "measured; alarms:", watch.watch.causes)
 
 # %% [markdown]
-# Next: [watch a run](../watching.md) for what is measured, and `fabric_callback` for Lightning Fabric.
+# Next: [watch a run](../watching.md) for the measurements, and `fabric_callback` for Lightning Fabric.

@@ -1,8 +1,8 @@
 # %% [markdown]
 # # Skeleton masks for a new architecture
 #
-# A *skeleton* is a set of weights, at least one for each free scale, that can be fixed while the others say everything about
-# the path values. The papers draw it by hand for plain stacks; here it follows from the model, whatever its shape.
+# A *skeleton* is a set of weights, at least one for each free scale, that gives a basis of the path values.
+# The papers choose it by hand for plain stacks; here it follows from the model, for any architecture.
 
 # %%
 import torch
@@ -30,7 +30,7 @@ graph = ps.trace(model, x)
 print(graph.num_weights, "weights,", graph.num_units, "free scales")
 
 # %% [markdown]
-# The skeleton is the union of two spanning trees: `T_in` holds an edge by which each unit is entered, `T_out` one by which it is left.
+# The skeleton is the union of two spanning trees: `T_in` has one edge into each unit, `T_out` has one edge out of each unit.
 
 # %%
 skeleton = graph.skeleton(rule="magnitude")
@@ -38,7 +38,7 @@ for name, mask in skeleton.masks.items():
     print(f"{name:16} {int(mask.sum()):3} of {mask.numel()} weights")
 
 # %% [markdown]
-# The two trees give a basis of path values, as many as weights less free scales.
+# The two trees give a basis of path values. Their number is the number of weights minus the number of free scales.
 
 # %%
 basis = skeleton.basis()
@@ -46,7 +46,7 @@ print(len(basis), graph.dimension)
 print(basis[0])
 
 # %% [markdown]
-# Masks are stored as safetensors, with shapes and names of the parameters.
+# Masks are stored as safetensors, with the shapes and names of the parameters.
 
 # %%
 import tempfile

@@ -1,7 +1,7 @@
 # %% [markdown]
 # # Match two networks
 #
-# Two trained networks of one architecture have their channels in different orders and at different scales. Both can be undone.
+# Two trained networks of one architecture have their channels in different orders and at different scales. The library can align both.
 
 # %%
 import copy
@@ -17,7 +17,7 @@ x = torch.randn(64, 6)
 graph, groups = ps.trace(first, x[:4]), ps.channels(first, x[:4])
 
 # %% [markdown]
-# A copy in another order and at other scales: every tensor differs, the function does not.
+# A copy with another order and other scales: every tensor differs, the function does not.
 
 # %%
 order = {"0.weight": torch.randperm(16), "2.weight": torch.randperm(12)}
@@ -26,7 +26,7 @@ print(torch.allclose(first(x), second(x), atol=1e-5), torch.allclose(first[0].we
 print("same up to order and scales:", ps.compare(first, second, graph).same)
 
 # %% [markdown]
-# Match a network that is near, but not the same: its channels come back in the first one's order.
+# Match a network that is close, but not equal: its channels return to the order of the first network.
 
 # %%
 near = copy.deepcopy(groups.permute(order))

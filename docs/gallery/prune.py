@@ -1,7 +1,7 @@
 # %% [markdown]
 # # Prune whole channels
 #
-# `ps.channels` finds what can be left out of a model as a whole, residual connections, gates and norms included, and returns a
+# `ps.channels` finds the slices that can be removed from a model together, also with residual connections, gates and norms. Its `remove` returns a
 # smaller module of the same class.
 
 # %%
@@ -32,7 +32,7 @@ for group in groups:
     print(len(group), "channels:", ", ".join(f"{name}[{dim}]" for name, dim in group.slices))
 
 # %% [markdown]
-# Half of the channels stay. The library runs the smaller model and the masked one, and compares, before it returns.
+# Half of the channels are kept. The library runs the smaller model and the masked model, and compares both, before it returns.
 
 # %%
 smaller = groups.remove(0.5)
@@ -40,7 +40,7 @@ print(sum(p.numel() for p in model.parameters()), "->", sum(p.numel() for p in s
 print(torch.allclose(smaller(x), groups.masked(0.5)(x), atol=1e-5))
 
 # %% [markdown]
-# Which channels matter should not depend on scales. Ranked by `"paths"`, all rescaled copies keep the same ones.
+# The ranking of channels should not depend on scales. With `"paths"`, all rescaled copies keep the same channels.
 
 # %%
 plain, x = nn.Sequential(nn.Linear(6, 16), nn.ReLU(), nn.Linear(16, 12), nn.ReLU(), nn.Linear(12, 3)), torch.randn(4, 6)

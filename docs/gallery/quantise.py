@@ -1,8 +1,8 @@
 # %% [markdown]
 # # Quantise: choose the best of all equal networks first
 #
-# All rescaled copies of a network are one function, but they round differently. `ps.equalise` chooses the copy with the least
-# rounding noise, and keeps it only if the noise falls on your data.
+# All rescaled copies of a network compute the same function, but their rounding errors differ. `ps.equalise` chooses the copy with the least
+# rounding noise, and keeps it only if the noise on your data decreases.
 
 # %%
 import torch
@@ -17,7 +17,7 @@ model = nn.Sequential(
 images = torch.randn(32, 3, 8, 8)
 
 # %% [markdown]
-# Batch norms are folded for deployment, and the bounds of ReLU6 move with the scale. Both give free scales.
+# Batch norms are folded for deployment, and the bounds of ReLU6 are rescaled too. Both give free scales.
 
 # %%
 net = ps.lift_clips(ps.fold_norms(model, images), images)
@@ -31,7 +31,7 @@ print("helped:", found.helped)
 print("signal over noise rose by more than 3 dB:", found.after > found.before + 3)
 
 # %% [markdown]
-# Small types have the same trouble: values leave the range of float16. `ps.fit_dtype` brings them back.
+# Small data types have a similar problem: values are outside the range of float16. `ps.fit_dtype` rescales them into it.
 
 # %%
 far = nn.Sequential(nn.Linear(8, 32), nn.ReLU(), nn.Linear(32, 4))
@@ -41,4 +41,4 @@ fitted = ps.fit_dtype(far, x, torch.float16, headroom=4)
 print("fits before:", fitted.fitted_before, "- fits now:", fitted.fits)
 
 # %% [markdown]
-# Next: `pathspace equalise net.py:net --bits 6 --calibration images.npy -o weights.safetensors`; [the gauge at work](../equalise.md).
+# Next: `pathspace equalise net.py:net --bits 6 --calibration images.npy -o weights.safetensors`; [quantise and fit](../equalise.md).

@@ -1,8 +1,8 @@
 # %% [markdown]
 # # Train an RNN in path space
 #
-# The papers train recurrent networks of ReLU units by G-SGD, gradient descent on path values. The start matters more than the
-# optimizer: from a unit skeleton every multiplier of the learning rate is 1.
+# The papers train recurrent networks of ReLU units with G-SGD, gradient descent on path values. The initialisation matters more than the
+# optimizer: with a unit skeleton every multiplier of the learning rate is 1.
 
 # %%
 import torch
@@ -46,7 +46,7 @@ with torch.no_grad():
 print("right on the test images:", "more than 70 %" if right > 0.7 else f"{right:.0%}")
 
 # %% [markdown]
-# The step is that of the path values, whatever the scales of the weights: a rescaled copy takes the same one.
+# The step does not depend on the scales of the weights: a rescaled copy takes the same step.
 
 # %%
 import copy

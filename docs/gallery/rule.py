@@ -1,8 +1,8 @@
 # %% [markdown]
 # # Write a rule for an operation of your own
 #
-# The library reads a model operation by operation. An operation without a rule fixes the scales around it: that is safe,
-# and it misses symmetries. This notebook defines an operation, shows what is missed, and adds the rule.
+# The library reads a model operation by operation. An operation without a rule fixes the scales around it. This is safe,
+# but it misses symmetries. This notebook defines an operation, shows the missed symmetries, and adds the rule.
 
 # %%
 import torch
@@ -49,7 +49,7 @@ graph = ps.trace(model, x)
 print(graph.num_units, graph.pinned)
 
 # %% [markdown]
-# Is the rule true? `ps.verify` does not believe it: it rescales the running model and compares. A wrong rule would fail here.
+# Is the rule true? `ps.verify` tests it: it rescales the running model and compares the outputs. A wrong rule would fail here.
 
 # %%
 torch.library.register_autograd(
@@ -62,8 +62,8 @@ certificate = ps.verify(model, x)
 print(certificate.units, certificate.holds)
 
 # %% [markdown]
-# A rectifier of degree 2, $f(s x) = s^2 f(x)$, would say `semantics.product((2, semantics.activation(x)))`.
+# The rule of a rectifier of degree 2, $f(s x) = s^2 f(x)$, would return `semantics.product((2, semantics.activation(x)))`.
 # [All primitives](../reduction-graph.md#a-rule-for-an-operation-of-your-own) are in one table.
 
 # %% [markdown]
-# Next: [all operations with their rules](../operations.md), and `pathspace explain net.py:Net --input 2x3` for what is still fixed.
+# Next: [all operations with their rules](../operations.md), and `pathspace explain net.py:Net --input 2x3` for the scales that are still fixed.

@@ -2,7 +2,7 @@
 # %% [markdown]
 # # Models of timm
 #
-# Any classification model of timm, by name, as the library builds it.
+# The library works on any classification model of timm, by name, without modification.
 
 # %%
 import timm
@@ -23,7 +23,7 @@ with torch.no_grad():
     print(torch.allclose(model(x), before, rtol=1e-3, atol=1e-3))
 
 # %% [markdown]
-# Channels that can be left out, residual stages included:
+# Channels that can be removed, also in residual stages:
 
 # %%
 groups = ps.channels(model, x)
