@@ -117,7 +117,7 @@ class Certificate(Shown):
             most = "" if self.units_at_most is None else f"{self.units_at_most:,}"
             figures.add_row("units at most", most, escape(self.upper_bound["evidence"]))
         figures.add_row("dimension m - H", f"{self.dimension:,}", "independent path values")
-        figures.add_row("exact units", f"{self.units_exact:,}", "free as the model stands, every eps included")
+        figures.add_row("exact units", f"{self.units_exact:,}", "free in the unchanged model, every eps included")
         figures.add_row("exact dimension", f"{self.dimension_exact:,}", "weights less exact units")
         figures.add_row("basis paths", f"{self.basis_paths:,}", f"two trees, rule {self.skeleton.get('rule', '')}")
         if self.rank is not None:
@@ -136,7 +136,7 @@ class Certificate(Shown):
             "theorem1": "Theorem 1: paths from basis paths",
             "theorem2": "Theorem 2: activations from path values",
             "theorem3": "Theorem 3: number and independence",
-            "invariance": "Rescaling leaves the function alone",
+            "invariance": "Rescaling keeps the function",
         }
         for key, title in names.items():
             entry = getattr(self, key)
@@ -162,7 +162,7 @@ class Certificate(Shown):
                 Text("Unused parameters: " + ", ".join(self.unused[:8]) + (", ..." if len(self.unused) > 8 else ""))
             )
         if self.range:
-            parts.append(Text(f"Said of {self.range}."))
+            parts.append(Text(f"Valid for {self.range}."))
         return Group(*parts)
 
 

@@ -100,7 +100,7 @@ def levels_in_words(levels: Mapping[str, Any]) -> str:
     Example:
         >>> one = {"units": 3, "dimension": 8, "changes": [{"deviation": 1.0, "change": 2e-16}]}
         >>> print(levels_in_words({"exact": one, "all": one, "holds": True, "tolerance": 1e-8}))
-        as the model stands, eps included: outputs change by 2.0e-16 (phi ~ N(0, 1)) when its 3 units are rescaled
+        in the unchanged model, eps included: outputs change by 2.0e-16 (phi ~ N(0, 1)) when its 3 units are rescaled
     """
 
     def changes(level: Mapping[str, Any]) -> str:
@@ -109,7 +109,7 @@ def levels_in_words(levels: Mapping[str, Any]) -> str:
         )
 
     exact, every = levels["exact"], levels["all"]
-    words = "as the model stands, eps included: "
+    words = "in the unchanged model, eps included: "
     if not every["units"]:
         return words + "there are no units to rescale"
     if not every["changes"]:
@@ -118,7 +118,7 @@ def levels_in_words(levels: Mapping[str, Any]) -> str:
         return f"{words}outputs change by {changes(every)} when its {every['units']:,} units are rescaled"
     if exact["units"]:
         words += f"outputs change by {changes(exact)} when its {exact['units']:,} exact units are rescaled, "
-    return f"{words}by {changes(every)} when all {every['units']:,} units are (exact at eps = 0 only)"
+    return f"{words}by {changes(every)} when all {every['units']:,} units are rescaled (exact only at eps = 0)"
 
 
 __all__ = ["levels_in_words", "measure_levels"]

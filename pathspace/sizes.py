@@ -145,7 +145,7 @@ def sentence(inputs: Inputs, other: Inputs | None, looked: bool) -> str:
     if other is not None:
         return f"{text}, and other sizes as captured at ({describe(*other)})"
     if looked:
-        return f"{text} and none other, as it was not captured at other sizes"
+        return f"{text} only, because it was not captured at other sizes"
     return f"{text}, and other sizes at which the model runs the same operations"
 
 

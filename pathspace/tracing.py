@@ -79,7 +79,7 @@ def trace(
         found = None if unused else build(captured, scales, norm_eps, raw=raw)
     args, kwargs = arranged(model, args, kwargs)
     if sizes == "given" and found is not None:
-        return _graph(model, found, f"inputs ({describe(args, kwargs)}) and none other")
+        return _graph(model, found, f"inputs ({describe(args, kwargs)}) only")
     open_ends = found is None or bool(found.unused or found.beyond or found.forms.shape[0])
     looked = open_ends or thin(captured, (args, kwargs))
     further, other = recapture(model, (args, kwargs), thin_only=not open_ends) if looked else (None, None)

@@ -241,7 +241,7 @@ def test_scales_of_one_length_only() -> None:
     model, x = build().double(), torch.randn(traced).double()
     one, every = (ps.trace(model, x, sizes=sizes) for sizes in ("given", "any"))
     assert (one.num_units, every.num_units) == (4, 3)
-    assert one.range == "inputs (2x3x4:float64) and none other"
+    assert one.range == "inputs (2x3x4:float64) only"
     here, there, *_ = changes(model, one, [traced, *others])
     assert here < 1e-9 < there
     certificate = ps.verify(model, x)
@@ -252,7 +252,7 @@ def test_scales_of_one_length_only() -> None:
 def test_a_model_of_one_size_says_so() -> None:
     model = nn.Sequential(nn.Conv2d(1, 2, 3, padding=1), nn.ReLU(), nn.Flatten(0), nn.Linear(18, 2))
     assert ps.trace(model, torch.randn(1, 1, 3, 3)).range == (
-        "inputs (1x1x3x3:float32) and none other, as it was not captured at other sizes"
+        "inputs (1x1x3x3:float32) only, because it was not captured at other sizes"
     )
     assert "runs the same operations" in ps.trace(nn.Linear(3, 2), torch.randn(2, 3)).range
 
