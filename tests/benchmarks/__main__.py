@@ -16,7 +16,6 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
-from benchmarks.gauge_fixed import gauge_fixed
 from benchmarks.measure import analysis, training
 from benchmarks.penalty import MODELS as PENALISED
 from benchmarks.penalty import penalty
@@ -26,13 +25,11 @@ ANALYSED = ("small_rnn", "residual_cnn", "stacked_rnn", "recurrent_cnn_160", "vg
 PARTS = {
     "analysis": "Analysis (memory in units of the model's weights)",
     "training": "Training: medians, whole training steps over those of torch's optimizers",
-    "gauge_fixed": "AdamW in the canonical gauge: means of steps, whole training steps over AdamW's",
     "steps": "The optimizers' steps alone: operations in one, and medians as they are and compiled",
     "penalty": "Markov chains: whole training steps over plain ones, and what is kept for the backward pass",
 }
 TRAINED = ("small_rnn", "residual_cnn", "stacked_rnn", "recurrent_cnn_96", "recurrent_cnn_128", "recurrent_cnn_160")
 
-FIXED = ("resnet18", "resnet18_small", "gpt_10m")
 STEPPED = ("small_rnn", "stacked_rnn", "recurrent_cnn_96")
 
 
@@ -77,7 +74,6 @@ def main(
         (analysis, (name, threads)) for name in ANALYSED if name in (only or ANALYSED)
     ]
     jobs += [(training, (name, device, rounds, threads)) for name in TRAINED if name in (only or TRAINED)]
-    jobs += [(gauge_fixed, (name, device, rounds, threads)) for name in FIXED if name in (only or FIXED)]
     jobs += [(steps, (name, device, rounds, threads)) for name in STEPPED if name in (only or STEPPED)]
     jobs += [(penalty, (name, device, 2 * rounds, threads)) for name in PENALISED if name in (only or PENALISED)]
     # a fresh process for each model, so that peak memory is its own

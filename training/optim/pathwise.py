@@ -201,14 +201,13 @@ class PathOptimizer(Optimizer):
 
     def _ready(self) -> bool:
         """Whether there are gradients; if so, look after what others have done to the weights."""
-        for slot in self.space.slots:
-            grad = slot.grad
-            if grad is not None and (grad.is_sparse or grad.is_complex()):
-                raise UnsupportedError(
-                    f"{type(self).__name__} found a sparse or complex gradient, expected a dense real one; use dense "
-                    "embeddings."
-                )
-        if all(slot.grad is None for slot in self.space.slots):
+        found = [grad for slot in self.space.slots if (grad := slot.grad) is not None]
+        if any(grad.is_sparse or grad.is_complex() for grad in found):
+            raise UnsupportedError(
+                f"{type(self).__name__} found a sparse or complex gradient, expected a dense real one; use dense "
+                "embeddings."
+            )
+        if not found:
             if any(p.grad is not None for group in self.param_groups for p in group["params"]):
                 raise UnsupportedError(
                     f"{type(self).__name__} found other parameters in its groups than it was made with, as the ZeRO "
@@ -217,9 +216,9 @@ class PathOptimizer(Optimizer):
                 )
             return False
         if not torch.compiler.is_compiling():
-            if self.space.moved():
+            if self.space.refresh():
                 self._connect(self.space.given)
-            self.space.refresh()
+                self.space.refresh()
         return True
 
     def _working(self) -> Step:

@@ -430,15 +430,16 @@ class PathSpace:
             return [(held.data_ptr(), count, held.stride()) for count, held in pairs]
         return [(s.held.data_ptr(), s.held._version, s.held.stride()) for s in self.slots]
 
-    def moved(self) -> bool:
-        """Whether the weights lie elsewhere than they did, so that everything has to be laid out again."""
-        now = self._look()
-        return any(new[::2] != old[::2] for new, old in zip(now, self._seen, strict=True))
+    def refresh(self) -> bool:
+        """Look after weights that others have changed or frozen, without asking the device for anything if none was.
 
-    def refresh(self) -> None:
-        """Look after weights that others have changed or frozen, without asking the device for anything if none was."""
+        Returns:
+            Whether the weights lie elsewhere than they did: then nothing is done, and all has to be laid out again.
+        """
         now = self._look()
         if now != self._seen or self.loaded:
+            if any(new[::2] != old[::2] for new, old in zip(now, self._seen, strict=True)):
+                return True
             # weights off the trees may change freely; with shards, all devices decide together
             changed = self._tree_weights() != self._as_written()
             if bool(self.spread.sum(changed.any().to(torch.int64))):
@@ -448,6 +449,7 @@ class PathSpace:
             self.loaded = False
             self._seen = now
         self.look_for_frozen()
+        return False
 
     def look_for_frozen(self) -> None:
         """Note which tensors of path space are not to move, and which path values stay with them.
