@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from benchmarks import advice
+from benchmarks import advice, one_thread
 from benchmarks.__main__ import markdown
 from benchmarks.gpu import page as gpu_page
 from benchmarks.starts import STARTS, table
@@ -49,6 +49,14 @@ def test_the_benchmarks_are_those_of_their_file() -> None:
     kept = json.loads((DOCS / "data" / "benchmarks.json").read_text())
     page = (DOCS / "benchmarks.md").read_text()
     assert all(markdown(kept[part]) in page for part in ("analysis", "training"))
+
+
+def test_the_figures_of_one_thread_are_those_of_their_file() -> None:
+    kept = json.loads((DOCS / "data" / "one_thread.json").read_text())
+    page = (DOCS / "benchmarks.md").read_text()
+    assert all(one_thread.table(kept[part]) in page for part in one_thread.PARTS)
+    # a training step in the canonical gauge costs at most 3 % more
+    assert all(row["fixed/adamw"] < 1.03 for rows in kept["fixed"].values() for row in rows)
 
 
 def test_the_page_about_gpus_is_that_of_its_file() -> None:

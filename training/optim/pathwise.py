@@ -215,10 +215,9 @@ class PathOptimizer(Optimizer):
                     "torch.distributed.fsdp.fully_shard instead."
                 )
             return False
-        if not torch.compiler.is_compiling():
-            if self.space.refresh():
-                self._connect(self.space.given)
-                self.space.refresh()
+        if not torch.compiler.is_compiling() and self.space.refresh():
+            self._connect(self.space.given)
+            self.space.refresh()
         return True
 
     def _working(self) -> Step:
