@@ -1,8 +1,8 @@
 """From an eager model to a captured graph: the only module that uses ``torch.export``.
 
-The analysis reads the *training IR* (no decomposition): recurrent layers stay one operation, every parameter name is
-one placeholder, and every node remembers the module and the source line it came from. The user's model is left as it
-was.
+Where one run shows everything, that run is recorded, which takes a fraction of the time; other models are exported.
+Either graph is the *training IR* (no decomposition): recurrent layers stay one operation, every parameter name is one
+placeholder, and every node remembers the module and the source line it came from. The user's model is left as it was.
 """
 
 from __future__ import annotations
@@ -19,13 +19,16 @@ from unittest import mock
 
 import torch
 from torch import fx, nn
+from torch._functorch import config as functorch_config
 from torch._guards import TracingContext, tracing
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.export.graph_signature import InputKind, OutputKind
 from torch.nn.modules import transformer
 
 from pathspace.errors import InputError, InputTypeError, PathspaceError
 from pathspace.in_place import writes_are_seen
 from pathspace.inputs import arranged, check_inputs, describe, opened, ordinary
+from pathspace.recording import record
 from pathspace.refusals import (
     LOST,
     WITHOUT_GRADIENTS,
@@ -133,23 +136,64 @@ def capture(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any] |
     check_capturable(model)
     check_memory(model)
     check_inputs(model, args, kwargs)
-    with _ONE_AT_A_TIME, untouched(model), torch.inference_mode(False), with_numbers():
+    with _ONE_AT_A_TIME, torch.inference_mode(False), with_numbers():
         args, kwargs = ordinary((args, kwargs))
-        try:
-            program, made = _export(model, args, kwargs)
-        except PathspaceError:
-            raise
-        except (Exception, SystemExit) as error:
-            check_runs(model, args, kwargs)
-            raise failed_capture(model, error) from error
-
-        program.graph_module.graph.eliminate_dead_code()
-        if _mixes_types(program.graph_module):
+        with untouched(model):
+            captured = recorded(model, args, kwargs)
+        if captured is None:
+            with untouched(model):
+                captured = _exported(model, args, kwargs)
+        if _mixes_types(captured.graph):
             # tracing does not check this, running does
-            check_runs(model, args, kwargs)
+            with untouched(model):
+                check_runs(model, args, kwargs)
+    return captured
+
+
+def recorded(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Captured | None:
+    """The model as one run shows it; nothing where only an export can tell."""
+    with functorch_config.patch(fake_tensor_allow_unsafe_data_ptr_access=False):
+        mode = FakeTensorMode(allow_non_fake_inputs=True)
+    twin = stand_in(model)
+    made = dict(twin.named_buffers(remove_duplicate=False)) if give_shapes(twin, mode) else {}
+    tensors = opened(twin, args, kwargs)
+    try:
+        with _traceable(twin):
+            found = record(twin, args if tensors is None else tensors, kwargs if tensors is None else {}, mode)
+            module = fx.GraphModule(nn.Module(), found.graph)
+            if writes_are_seen(module):
+                return None
+    except (Exception, SystemExit):
+        # whatever it is, the export says what is wrong, if anything is
+        return None
+    module.graph.eliminate_dead_code()
+    named, canonical = _canonical(model)
+    sources = {
+        key: (kind, canonical[name] if kind == "parameter" else name) for key, (kind, name) in found.sources.items()
+    }
+    parameters = {name: named[name] for name in dict.fromkeys(canonical.values())}
+    buffers = dict(model.named_buffers(remove_duplicate=False)) | made
+    return Captured(module, sources, parameters, canonical, found.constants, buffers)
+
+
+def _canonical(model: nn.Module) -> tuple[dict[str, nn.Parameter], dict[str, str]]:
+    """Every parameter by all of its names, and every name's first one."""
     named = dict(model.named_parameters(remove_duplicate=False))
     first: dict[int, str] = {}
-    canonical = {name: first.setdefault(id(parameter), name) for name, parameter in named.items()}
+    return named, {name: first.setdefault(id(parameter), name) for name, parameter in named.items()}
+
+
+def _exported(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Captured:
+    """The model as torch exports it."""
+    try:
+        program, made = _export(model, args, kwargs)
+    except PathspaceError:
+        raise
+    except (Exception, SystemExit) as error:
+        check_runs(model, args, kwargs)
+        raise failed_capture(model, error) from error
+    program.graph_module.graph.eliminate_dead_code()
+    named, canonical = _canonical(model)
     sources: dict[str, tuple[str, str]] = {}
     constants: dict[str, torch.Tensor] = {}
     kinds = {
@@ -191,12 +235,7 @@ def _export(
     made = dict(twin.named_buffers(remove_duplicate=False)) if shapes else {}
     tensors = opened(twin, args, kwargs)
     known = {name for name, _ in twin.named_parameters()}
-    with (
-        quiet(),
-        experts_at_once(twin),
-        mock.patch.object(transformer, "_detect_is_causal_mask", _told_to_be_causal),
-        tracing(TracingContext(mode)) if shapes else nullcontext(),
-    ):
+    with _traceable(twin), tracing(TracingContext(mode)) if shapes else nullcontext():
         program = torch.export.export(
             twin, args if tensors is None else tensors, dict(kwargs) if tensors is None else {}, strict=False
         )
@@ -219,6 +258,14 @@ def _maps(module: fx.GraphModule) -> bool:
     """Whether a graph has operations of ``torch.vmap``, within which every tensor hides a dimension."""
     names = ("_vmap_increment_nesting", "_add_batch_dim")
     return any(getattr(node.target, "__name__", "") in names for node in module.graph.nodes)
+
+
+@contextmanager
+def _traceable(twin: nn.Module) -> Iterator[None]:
+    """Torch's own tracing is silent, and code that would look at data does without."""
+    causal = mock.patch.object(transformer, "_detect_is_causal_mask", _told_to_be_causal)
+    with quiet(), experts_at_once(twin), causal:
+        yield
 
 
 @contextmanager

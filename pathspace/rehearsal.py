@@ -47,7 +47,8 @@ class Rehearsal:
         return True
 
     def _fake(self, leaf: Any) -> Any:
-        return self._mode.from_tensor(leaf) if isinstance(leaf, torch.Tensor) else leaf
+        # (sizes as symbols would cost many times as much)
+        return self._mode.from_tensor(leaf, static_shapes=True) if isinstance(leaf, torch.Tensor) else leaf
 
 
 __all__ = ["Rehearsal"]

@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from dataclasses import fields
 from typing import Any
 
-import torch
 from torch import nn
 
 from pathspace.capture import capture
@@ -19,7 +18,7 @@ from pathspace.inputs import arranged, describe
 from pathspace.reduction import ReductionGraph
 from pathspace.sizes import recapture, sentence, thin
 from pathspace.structure import Structure, owner
-from pathspace.without_values import with_numbers
+from pathspace.without_values import on_cpu
 
 
 def trace(
@@ -69,8 +68,7 @@ def trace(
     if sizes not in ("any", "given"):
         raise InputError(f"trace found sizes={sizes!r}, expected 'any' or 'given'.")
     captured = capture(model, args, kwargs)
-    # what the analysis makes for itself has numbers, whatever is the default outside
-    with with_numbers(), torch.device("cpu"), torch.inference_mode(False):
+    with on_cpu():
         scales, _ = interpret(captured, Scales, strict, norm_eps, affine)
         before = Snapshot.of(scales)
         raw = ends_of(scales)
@@ -83,7 +81,7 @@ def trace(
     open_ends = found is None or bool(found.unused or found.beyond or found.forms.shape[0])
     looked = open_ends or thin(captured, (args, kwargs))
     further, other = recapture(model, (args, kwargs), thin_only=not open_ends) if looked else (None, None)
-    with with_numbers(), torch.device("cpu"), torch.inference_mode(False):
+    with on_cpu():
         if further is not None:
             uses = before.again(scales, further, norm_eps)
             found = build(captured, scales, norm_eps, uses)

@@ -8,7 +8,7 @@ and missed in a sentence where it does not.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from typing import Any
 from unittest import mock
 
@@ -78,6 +78,15 @@ def with_numbers() -> Iterator[None]:
         else:
             with default:
                 yield
+
+
+@contextmanager
+def on_cpu() -> Iterator[None]:
+    """What an analysis makes for itself has numbers and lies on the CPU, whatever is the default outside."""
+    # (a default device that is set costs time at every call of torch)
+    device = nullcontext() if torch.get_default_device().type == "cpu" else torch.device("cpu")
+    with with_numbers(), device, torch.inference_mode(False):
+        yield
 
 
 def fake_mode() -> FakeTensorMode:
@@ -200,6 +209,7 @@ __all__ = [
     "give_shapes",
     "has_values",
     "lacking",
+    "on_cpu",
     "require_values",
     "with_numbers",
     "without_weights",

@@ -1,0 +1,342 @@
+"""A model's operations, recorded while its code runs once on tensors without numbers.
+
+``torch.export`` finds the same graph and proves more about it, at several times the cost. What this recording does not
+know for certain, it declines, and the export decides.
+"""
+
+from __future__ import annotations
+
+import inspect
+import operator
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from types import FrameType
+from typing import Any
+from unittest import mock
+
+import torch
+from torch import Tensor, fx, nn
+from torch._dispatch.python import enable_python_dispatcher, no_python_dispatcher
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.fx.experimental.proxy_tensor import ProxyTorchDispatchMode
+from torch.utils import _pytree as pytree
+from torch.utils.weak import WeakTensorKeyDictionary
+
+from pathspace.inputs import in_order
+from pathspace.without_values import has_values
+
+# operands that mean the same in a graph
+_WRITTEN_OUT = (bool, int, float, complex, str, torch.dtype, torch.device, torch.layout, torch.memory_format)
+DETACH = torch.ops.aten.detach_.default
+_FUNCTIONS = ("/torch/nn/functional.py", "/torch/functional.py")
+_BY_PLACE = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+_HOLDERS = (Tensor, list, tuple, dict)
+_REGISTERED = ("_parameters", "_buffers", "_modules")
+
+
+class Unsure(Exception):
+    """Something that a recording does not know for certain."""
+
+
+class Recording(ProxyTorchDispatchMode):
+    """Writes down every operation before torch takes it apart, and computes the shapes of its result.
+
+    Attributes:
+        graph: the operations so far.
+        sources: placeholder name -> (kind, name).
+        constants: placeholder name -> a tensor that the code holds itself.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__(None, "real", pre_dispatch=True)  # type: ignore[arg-type]
+        self.graph = fx.Graph()
+        self.sources: dict[str, tuple[str, str]] = {}
+        self.constants: dict[str, Tensor] = {}
+        # a tensor's number -> its node; all tensors are held, so that no number is given again
+        self._nodes: dict[int, fx.Node] = {}
+        self._held: list[Tensor] = []
+        # new tensors, which torch wraps once more where somebody else holds them
+        self._new = WeakTensorKeyDictionary()
+        self._first_input: fx.Node | None = None
+        self._paths: dict[int, list[str]] = {}
+        for path, module in model.named_modules(remove_duplicate=False):
+            self._paths.setdefault(id(module), []).append(path)
+        self._stack: dict[str, tuple[str, str]] = {}
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        # (nothing is compiled in here, and a guard around every operation takes time)
+        return False
+
+    def given(self, kind: str, name: str, value: Any, real: Tensor | None = None) -> None:
+        """A placeholder.
+
+        Args:
+            kind: ``"parameter"``, ``"buffer"`` or ``"input"``.
+            name: of the parameter, buffer or input.
+            value: the tensor, or whatever else a model takes.
+            real: the tensor that it stands for, where code may hold on to that.
+        """
+        node = self.graph.placeholder(("" if kind == "input" else f"{kind[0]}_") + name.replace(".", "_").lower())
+        node.meta["val"] = value
+        self.sources[node.name] = (kind, name if kind != "input" else node.name)
+        for tensor in (value, real):
+            if isinstance(tensor, Tensor) and id(tensor) not in self._nodes:
+                self._know(tensor, node)
+        if kind == "input" and self._first_input is None:
+            self._first_input = node
+
+    def _know(self, value: Tensor, node: fx.Node) -> None:
+        self._nodes[id(value)] = node
+        self._held.append(value)
+
+    def node_of(self, value: Tensor) -> fx.Node:
+        """Where a tensor comes from.
+
+        Raises:
+            Unsure: it came into being unseen.
+        """
+        if id(value) in self._nodes:
+            return self._nodes[id(value)]
+        return self._new[value] if value in self._new else self._constant(value)
+
+    def _constant(self, value: Tensor) -> fx.Node:
+        """A tensor that is neither parameter nor buffer."""
+        plain = type(value) is Tensor and not value.requires_grad and value.layout == torch.strided
+        if not plain or value.is_quantized or value.is_inference() or not has_values(value):
+            raise Unsure("a tensor of a kind of its own")
+        if torch._C._functorch.is_functorch_wrapped_tensor(value):
+            raise Unsure("a tensor within a transform")
+        first = self._first_input or next((n for n in self.graph.nodes if n.op != "placeholder"), None)
+        with self.graph.inserting_before(first):
+            node = self.graph.placeholder(f"c_lifted_tensor_{len(self.constants)}")
+        self.sources[node.name] = ("constant", node.name.removeprefix("c_"))
+        self.constants[node.name] = value
+        node.meta["val"] = value
+        self._know(value, node)
+        return node
+
+    def _operand(self, value: Any) -> Any:
+        if isinstance(value, Tensor):
+            return self.node_of(value)
+        if value is None or type(value) in _WRITTEN_OUT:
+            return value
+        if isinstance(value, list | tuple):
+            return type(value)(map(self._operand, value)) if type(value) in (list, tuple) else tuple(value)
+        raise Unsure(f"an operand of type {type(value).__name__}")
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        """One operation: recorded, and computed without numbers and without gradients."""
+        named = dict(kwargs or {})
+        if not isinstance(func, torch._ops.OpOverload) or (torch.Tag.inplace_view in func.tags and func is not DETACH):
+            raise Unsure(str(func))
+        if func is torch.ops.aten.lift_fresh.default:
+            func = torch.ops.aten.lift_fresh_copy.default
+        operands = tuple(map(self._operand, args))
+        by_name = {key: self._operand(value) for key, value in named.items()}
+        differentiates = torch.is_grad_enabled()
+        with torch.no_grad(), no_python_dispatcher():
+            result = func(*args, **named)
+        tensors = [result] if isinstance(result, Tensor) else list(result) if isinstance(result, list | tuple) else []
+        if not any(isinstance(tensor, Tensor) for tensor in tensors):
+            if func._schema.is_mutable or not func._schema.returns:
+                raise Unsure(str(func))
+            return result
+        if differentiates:
+            _require_gradients(func, pytree.tree_leaves((args, named)), tensors)
+        self._record(func, operands, by_name, result)
+        return result
+
+    def _record(self, func: Any, operands: tuple[Any, ...], by_name: dict[str, Any], result: Any) -> None:
+        meta = {"nn_module_stack": self._stack.copy(), **_where()}
+        node = self.graph.call_function(func, operands, by_name)
+        if isinstance(result, Tensor):
+            if node.all_input_nodes and "_like" not in func.__name__:
+                node.meta = {**meta, "val": result}
+                self._know(result, node)
+            else:
+                node.meta = {**meta, "val": result.detach()}
+                self._new[result] = node
+            return
+        node.meta = {**meta, "val": result}
+        for number, tensor in enumerate(result):
+            if isinstance(tensor, Tensor):
+                part = self.graph.call_function(operator.getitem, (node, number))
+                part.meta = {**meta, "val": tensor}
+                self._know(tensor, part)
+            elif tensor is not None:
+                raise Unsure("numbers beside tensors")
+
+    @contextmanager
+    def within(self, module: nn.Module) -> Iterator[None]:
+        """Operations of a module's call; one of several names is the one below the module that calls."""
+        paths = self._paths.get(id(module))
+        if not paths:
+            yield
+            return
+        caller = next(reversed(self._stack.values()), ("", ""))[0]
+        below = [path for path in paths if path.startswith(f"{caller}." if caller else "")]
+        path, before = (below or paths)[0], self._stack
+        kind = type(module)
+        self._stack = {**before, path: (path, f"{kind.__module__}.{kind.__qualname__}")}
+        try:
+            yield
+        finally:
+            self._stack = before
+
+
+def _require_gradients(func: Any, operands: list[Any], tensors: list[Any]) -> None:
+    """Results of what is differentiated say so, as code may ask."""
+    if func in (torch.ops.aten.detach.default, DETACH):
+        return
+    if any(isinstance(leaf, Tensor) and leaf.requires_grad for leaf in operands):
+        for tensor in tensors:
+            if isinstance(tensor, Tensor) and tensor.dtype.is_floating_point and not tensor.requires_grad:
+                tensor.requires_grad = True
+
+
+def _where() -> dict[str, Any]:
+    """The innermost line of a ``forward`` that the user wrote, and the function of torch that is at work."""
+    frame: FrameType | None = sys._getframe(3)
+    found: dict[str, Any] = {}
+    while frame is not None:
+        code = frame.f_code
+        if code.co_name == "forward" and "/torch/" not in code.co_filename:
+            found["stack_trace"] = f'File "{code.co_filename}", line {frame.f_lineno}, in forward'
+            break
+        if code.co_filename.endswith(_FUNCTIONS):
+            found["torch_fn"] = (code.co_name, f"function.{code.co_name}")
+        frame = frame.f_back
+    return found
+
+
+def _unsure(*_: Any, **__: Any) -> Any:
+    raise Unsure("derivatives within forward")
+
+
+@contextmanager
+def _as_exported(recording: Recording) -> Iterator[None]:
+    """Code of the model sees what it would see while it is exported; modules say when they are called."""
+    call: Callable[..., Any] = nn.Module.__call__
+    enter: Callable[..., Any] = torch.autocast.__enter__
+
+    def called(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        with recording.within(module):
+            return call(module, *args, **kwargs)
+
+    def entered(autocast: Any) -> Any:
+        if autocast._enabled != torch.is_autocast_enabled(autocast.device):
+            raise Unsure("another precision in a part")
+        return enter(autocast)
+
+    fast = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)
+    try:
+        with (
+            mock.patch.object(nn.Module, "__call__", called),
+            mock.patch.object(torch.autocast, "__enter__", entered),
+            mock.patch.object(torch.autograd.graph, "_engine_run_backward", _unsure),
+            mock.patch.object(torch.autograd, "_engine_run_backward", _unsure),
+            mock.patch.object(torch.compiler, "_is_compiling_flag", True),
+            mock.patch.object(torch.compiler, "_is_exporting_flag", True),
+        ):
+            yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(fast)
+
+
+def _left(model: nn.Module) -> set[int]:
+    """Tensors without numbers in attributes of modules."""
+    held = [item for module in model.modules() for item in vars(module).items() if isinstance(item[1], _HOLDERS)]
+    values = [value for key, value in held if key not in _REGISTERED and (isinstance(value, Tensor) or value)]
+    return {id(leaf) for leaf in pytree.tree_leaves(values) if isinstance(leaf, FakeTensor)}
+
+
+def _names(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[str]:
+    """What to call the inputs: by their places in ``forward``."""
+    known = [p.name for p in inspect.signature(model.forward).parameters.values() if p.kind in _BY_PLACE]
+    paths, _ = pytree.tree_flatten_with_path(((*args,), dict(kwargs)))
+    names = []
+    for (_, first, *rest), _ in paths:
+        start, *keys = [
+            str(getattr(key, "key", getattr(key, "idx", getattr(key, "name", "")))) for key in (first, *rest)
+        ]
+        if isinstance(first, pytree.SequenceKey):
+            start = known[first.idx] if first.idx < len(known) else f"args_{start}"
+        names.append("_".join([start, *keys]))
+    return names
+
+
+def _fake(value: Tensor, mode: FakeTensorMode) -> Tensor:
+    """A tensor without numbers in place of another one.
+
+    Raises:
+        Unsure: it is of a class of its own.
+    """
+    plain = type(value) in (Tensor, nn.Parameter) and value.layout == torch.strided
+    if not plain or value.is_quantized or value.is_conj() or value.is_neg() or not has_values(value):
+        fake: Tensor = mode.from_tensor(value)
+        if type(fake) is not FakeTensor:
+            raise Unsure("a tensor of a class of its own")
+        return fake
+    # (the mode would look at much more, and take longer than the run itself)
+    shape = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device="meta")
+    fake = FakeTensor(mode, shape, value.device)
+    fake.requires_grad = value.requires_grad
+    if isinstance(value, nn.Parameter):
+        fake._is_param = True
+    return fake
+
+
+def record(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], mode: FakeTensorMode) -> Recording:
+    """Run a model once and write down what it does.
+
+    Args:
+        model: a stand-in that nobody else uses and that returns a tuple of tensors.
+        args: positional inputs.
+        kwargs: inputs by keyword.
+        mode: makes tensors without numbers.
+
+    Returns:
+        The recording, with its graph ended.
+
+    Raises:
+        Unsure: the graph may not be all that the model does.
+        Exception: what the model's code raises on tensors without numbers.
+    """
+    recording = Recording(model)
+    shown: dict[int, Tensor] = {}
+
+    def fake(value: Tensor) -> Tensor:
+        if id(value) not in shown:
+            shown[id(value)] = _fake(value, mode)
+        return shown[id(value)]
+
+    tensors: dict[str, Tensor] = {}
+    held = (("parameter", model.named_parameters), ("buffer", model.named_buffers))
+    for kind, named in held:
+        for name, tensor in named(remove_duplicate=False):
+            tensors[name] = fake(tensor)
+            recording.given(kind, name, tensors[name], tensor)
+    for name, value in zip(_names(model, args, kwargs), in_order(args, kwargs), strict=True):
+        if isinstance(value, Tensor) and id(value) in shown:
+            raise Unsure("an input that is met twice")
+        recording.given("input", name, fake(value) if isinstance(value, Tensor) else value)
+    given, by_name = pytree.tree_map_only(Tensor, fake, (args, dict(kwargs)))
+    before, left = dict(tensors), _left(model)
+    with mode, _as_exported(recording), recording, enable_python_dispatcher():
+        found = torch.func.functional_call(model, tensors, given, by_name, tie_weights=False)
+    own = {id(tensor) for tensor in before.values()}
+    known = {name for _, named in held for name, _ in named(remove_duplicate=False)}
+    if any(tensors[name] is not before[name] for name in before) or known != set(before) or _left(model) - left - own:
+        raise Unsure("tensors that are kept from one call to the next")
+    if not all(isinstance(tensor, Tensor) for tensor in found):
+        raise Unsure("numbers among the outputs")
+    recording.graph.output(tuple(map(recording.node_of, found)))
+    return recording
+
+
+__all__ = ["Recording", "Unsure", "record"]
