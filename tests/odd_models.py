@@ -578,7 +578,7 @@ def makes_a_layer_when_first_run() -> Any:
     return net(Model())
 
 
-@odd("makes parameters while it runs")
+@odd("creates parameters when it runs")
 def makes_parameters_when_first_run() -> Any:
     class Model(Net):
         def forward(self, x: Tensor) -> Any:
