@@ -7,8 +7,11 @@ import math
 from pathlib import Path
 
 import pytest
+import torch
 from rich.console import Console
+from torch import nn
 
+import pathspace as ps
 import pathspace.training.experiments.demo as demo
 from pathspace.errors import InputError
 from pathspace.training.experiments.intervals import t_interval
@@ -47,15 +50,18 @@ def test_demo_names_what_is_not_installed(monkeypatch: pytest.MonkeyPatch, tmp_p
     assert "Missing, a model, is left out: pip install 'pathspace[demo]'" in console.file.getvalue()  # type: ignore[attr-defined]
 
 
-def test_rescaling_and_balancing_keep_the_outputs() -> None:
-    built = demo.residual()
+def test_all_rows_compute_the_same_and_one_gauge_is_for_rounding() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(8, 32), nn.ReLU(), nn.Linear(32, 32), nn.ReLU(), nn.Linear(32, 4))
+    ps.rescale(model, ps.trace(model, torch.randn(2, 8)), torch.randn(64))
     console = Console(width=120, file=io.StringIO())
-    demo.rescale_and_balance("net", built, console)
-    rows = [line.split() for line in console.file.getvalue().splitlines() if "e-" in line or "0e+00" in line]  # type: ignore[attr-defined]
-    sizes, changes, decibels = ([float(row[place].replace(",", "")) for row in rows] for place in (-4, -3, -2))
-    assert len(rows) == 3 and max(changes) < 1e-4
-    assert sizes[2] <= sizes[0] < sizes[1]
-    assert decibels[1] < decibels[0]
+    demo.rescale_and_round("net", (model, (torch.randn(256, 8),), {}), console)
+    rows = [line.split() for line in console.file.getvalue().splitlines() if " dB" in line]  # type: ignore[attr-defined]
+    sizes, changes, decibels = ([float(row[place].replace(",", "")) for row in rows] for place in (-6, -5, -4))
+    start, scrambled, balanced, chosen = range(4)
+    assert len(rows) == 4 and max(changes) < 1e-4
+    assert min(sizes) == sizes[balanced] and sizes[scrambled] > 2 * sizes[balanced]
+    assert decibels[chosen] == max(decibels) and decibels[chosen] > decibels[start] + 3
 
 
 def test_demo_refuses_a_folder_that_is_a_file(tmp_path: Path) -> None:

