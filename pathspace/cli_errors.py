@@ -13,7 +13,7 @@ from contextvars import ContextVar
 from typing import Any
 
 from rich.console import Console
-from typer.core import TyperGroup
+from typer.core import TyperCommand, TyperGroup
 
 from pathspace.errors import PathspaceError
 from pathspace.next_step import next_step
@@ -61,11 +61,15 @@ class ErrorSentenceGroup(TyperGroup):
 
     def _tell_next(self, given: Sequence[str], code: int) -> None:
         """On a terminal, end with the line to type next."""
-        command = self.commands.get(given[0]) if given and Console().is_terminal else None
-        if command is None or code not in (0, FAILED) or {"-h", "--help"} & set(given):
+        command, length = self, 0
+        while isinstance(command, TyperGroup) and length < len(given):
+            command, length = command.commands.get(given[length]), length + 1  # type: ignore[assignment]
+        if not isinstance(command, TyperCommand) or not Console().is_terminal:
             return
-        words = command.make_context(given[0], list(given[1:]), resilient_parsing=True).params
-        if (line := next_step(given[0], words, code == 0)) is not None:
+        if code not in (0, FAILED) or {"-h", "--help"} & set(given):
+            return
+        words = command.make_context(given[length - 1], list(given[length:]), resilient_parsing=True).params
+        if (line := next_step(" ".join(given[:length]), words, code == 0)) is not None:
             Console().print(f"Next: {line}", soft_wrap=True, markup=False, highlight=False)
 
     def make_context(self, *args: Any, **extra: Any) -> Any:

@@ -6,7 +6,8 @@ import shlex
 from collections.abc import Mapping
 from typing import Any
 
-# command, and whether all is well -> words; those in braces are what the command was given
+# command, with the name it was given where that matters, and whether all is well -> words; those in braces are what the
+# command was given
 STEPS = {
     ("verify", True): "masks {target} {inputs} -o masks.safetensors",
     ("verify", False): "explain {target} {inputs}",
@@ -21,12 +22,19 @@ STEPS = {
     ("fit", True): "report {target} {inputs} -o report.html",
     ("prune", True): "report {target} {inputs} -o report.html",
     ("match", True): "compare {target} {first} {output}",
+    ("compare", True): "report {target} {inputs} -o report.html",
     ("compare", False): "match {target} {first} {second} -o matched.safetensors",
     ("smooth", True): "equalise {target} {inputs}",
     ("diagnose", True): "report {target} {inputs} -o report.html",
     ("report", True): "diagnose {target} {inputs}",
     ("train", True): "sweep {task}",
     ("sweep", True): "train {task}",
+    ("reproduce", True): "reproduce claims --out {out}",
+    ("reproduce claims", True): "reproduce recipes --out {out}",
+    ("reproduce recipes", True): "reproduce race --out {out}",
+    ("data list", True): "data fetch fashion-mnist",
+    ("data fetch fashion-mnist", True): "train fashion-28",
+    ("data fetch bible", True): "train bible-characters",
 }
 
 
@@ -50,7 +58,7 @@ def next_step(command: str, given: Mapping[str, Any], well: bool = True) -> str 
     """
     if "-" in (given.get("json"), given.get("output"), given.get("proof")):
         return None
-    step = STEPS.get((command, well), "")
+    step = STEPS.get((f"{command} {given.get('name')}", well)) or STEPS.get((command, well), "")
     if command == "verify" and well and given.get("proof"):
         step = "check {proof} {target} {inputs}"
     words = ["pathspace"]

@@ -8,6 +8,7 @@ from pathlib import Path
 from string import Formatter
 
 import pytest
+from test_every_command import load
 from typer import Typer
 from typer.main import get_command
 from typer.testing import CliRunner
@@ -32,27 +33,45 @@ def commands() -> dict[str, object]:
     return get_command(cli.app).commands | get_command(others).commands
 
 
+def find(known: dict[str, object], words: list[str]) -> tuple[object, list[str]]:
+    """The command that a line begins with, and the words after it."""
+    command, words = known[words[0]], words[1:]
+    while hasattr(command, "commands") and words and words[0] in command.commands:
+        command, words = command.commands[words[0]], words[1:]
+    return command, words
+
+
+def test_every_command_has_a_next_one_but_the_demo_which_prints_its_own() -> None:
+    steps = {command for command, _ in STEPS}
+    assert {"data list", "data fetch bible", "data fetch fashion-mnist"} <= steps
+    assert set(commands()) - {command.split()[0] for command in steps} == {"demo"}
+
+
 @pytest.mark.parametrize("command, well", STEPS)
 def test_every_step_can_be_typed(command: str, well: bool) -> None:
     known = commands()
+    typed, name = find(known, command.split())
     names = {name for _, name, _, _ in Formatter().parse(STEPS[command, well]) if name}
     given = dict.fromkeys(names, "file.safetensors") | {"inputs": ["2x3", "2x1:int64"]}
     if "task" in names:
         given["task"] = "digits-rows"
-    line = next_step(command, given, well)
+    line = next_step(
+        " ".join(command.split()[: len(command.split()) - len(name)]), given | {"name": "".join(name)}, well
+    )
     assert line is not None
-    program, following, *words = shlex.split(line)
+    program, *words = shlex.split(line)
     assert program == "pathspace"
-    context = known[following].make_context(following, words)  # refuses unknown options and missing arguments
+    following, words = find(known, words)
+    context = following.make_context(following.name, words)  # refuses unknown options and missing arguments
     assert "inputs" not in names or list(context.params["inputs"]) == given["inputs"]
-    assert names - {"inputs"} <= {parameter.name for parameter in known[command].params}
+    assert names - {"inputs"} <= {parameter.name for parameter in typed.params}
 
 
 def test_nothing_follows_what_went_to_standard_output_or_lacks_a_part() -> None:
     for option in ("json", "output", "proof"):
         assert next_step("verify", {"target": "net.py:Net", option: "-"}) is None
     assert next_step("balance", {"target": "folder", "source": "new", "destination": None}) is None
-    assert next_step("data", {}) is None
+    assert next_step("data", {}) is None and next_step("data fetch", {"name": "nothing"}) is None
     assert next_step("verify", {"target": "a b.py:Net", "proof": "p.json"}) == "pathspace check p.json 'a b.py:Net'"
 
 
@@ -66,3 +85,9 @@ def test_a_terminal_shows_the_step_and_a_pipe_does_not(tmp_path: Path, monkeypat
     assert "Next: " not in CliRunner().invoke(cli.app, words).output
     for more in (["--json", "-"], ["--help"], ["--input", "2x4"]):
         assert "Next: " not in CliRunner().invoke(cli.app, [*words, *more], env=TERMINAL).output
+
+
+def test_a_command_of_a_group_has_a_step() -> None:
+    load()
+    shown = CliRunner().invoke(cli.app, ["data", "list"], env=TERMINAL).output
+    assert shown.endswith("Next: pathspace data fetch fashion-mnist\n")
