@@ -19,7 +19,7 @@ from torch.utils.flop_counter import flop_registry, sdpa_backward_flop_count, sd
 
 from pathspace.diagnostics.layers import differentiating, main_output, unchanged
 from pathspace.diagnostics.tables import Table
-from pathspace.errors import InputError, PathspaceError, expect_arguments
+from pathspace.errors import PathspaceError, expect_arguments, expect_numbers
 from pathspace.inference.registry import Facts, facts_of
 from pathspace.inputs import arranged
 from pathspace.refusals import failed_run
@@ -175,6 +175,7 @@ def cost(
         Evolution of neural network, section 3.5.
     """
     expect_arguments("cost", model=model)
+    expect_numbers("cost", "a whole number from 0 to 1,000,000", repeats=repeats)
     inputs, kwargs = arranged(model, inputs, kwargs)
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
     arguments = [value for value in tree_leaves((inputs, dict(kwargs or {}))) if isinstance(value, Tensor)]
@@ -284,15 +285,15 @@ def depth_or_width(width: int) -> tuple[ScalarChain, ScalarChain]:
         Counts for depth and for width.
 
     Raises:
-        InputError: n is odd or not positive, so that there is no net of that width with as many weights.
+        InputError: n is odd or not positive, so that there is no net of that width with as many weights, or above a
+            million.
 
     Example:
         >>> deep, wide = depth_or_width(200)
         >>> deep.multiplications, wide.multiplications, deep.cached, wide.cached
         (121401, 101001, 801, 40401)
     """
-    if width < 2 or width % 2:
-        raise InputError(f"depth_or_width found width={width}, expected an even number of at least 2.")
+    expect_numbers("depth_or_width", "an even number from 2 to 1,000,000", width=width)
     n, m = width, width + width**2 // 2
     deep = ScalarChain(2 * n + n**2, 3 * n**2 + 7 * n + 1, 2 * n + 1, 4 * n + 1)
     return deep, ScalarChain(2 * m, 5 * m + 1, m + 1, 2 * m + 1)

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.autograd import forward_ad
@@ -19,7 +20,7 @@ from torch.utils._pytree import tree_map
 from pathspace.capture import describe, first_line
 from pathspace.diagnostics.layers import Names, Run, Types, hooked, safe_deepcopy, select, unchanged
 from pathspace.diagnostics.tables import Estimate, Table
-from pathspace.errors import CaptureError, InputError, expect_arguments
+from pathspace.errors import COUNT, SEED, CaptureError, InputError, InputTypeError, expect_arguments, expect_numbers
 from pathspace.inputs import arranged
 
 _MATRICES = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
@@ -107,6 +108,9 @@ def growth_exponent(
         every step.
     """
     expect_arguments("growth_exponent", model=model)
+    expect_numbers("growth_exponent", COUNT, directions=directions)
+    expect_numbers("growth_exponent", SEED, seed=seed)
+    expect_numbers("growth_exponent", SEED, or_none=True, burn_in=burn_in)
     twin = safe_deepcopy(model).double()
     layers, recurrent = _places(twin, names, types)
     generator = torch.Generator().manual_seed(seed)
@@ -261,6 +265,8 @@ def redraw(model: nn.Module, scale: float, bias: float = 0.0, names: Names = Non
     Raises:
         InputError: no parameter matches.
     """
+    expect_numbers("redraw", "a number of at least 0", scale=scale, bias=bias)
+    expect_numbers("redraw", SEED, seed=seed)
     twin = safe_deepcopy(model).double()
     generator = torch.Generator().manual_seed(seed)
     patterns = [names] if isinstance(names, str) else names
@@ -334,16 +340,28 @@ def sweep(
         0.693147
     """
     expect_arguments("sweep", model=model)
+    expect_numbers("sweep", COUNT, draws=draws)
+    expect_numbers("sweep", SEED, seed=seed)
     rows = []
-    for bias in biases:
-        for scale in scales:
+    for bias in _numbers("biases", biases):
+        for scale in _numbers("scales", scales):
             found = [
                 growth_exponent(redraw(model, scale, bias, weights, seed + draw), *inputs, seed=seed + draw, **options)
                 for draw in range(draws)
             ]
             growth = Estimate.of([one.growth.value for one in found])
-            rows.append(ScalePoint(float(scale), float(bias), growth, *growth.interval()))
+            rows.append(ScalePoint(scale, bias, growth, *growth.interval()))
     return Table("growth exponent by weight scale", tuple(rows))
+
+
+def _numbers(name: str, values: Sequence[float]) -> list[float]:
+    """A list of sizes, checked."""
+    found = np.asarray(values)
+    if found.ndim != 1 or not len(found) or found.dtype.kind not in "fiu":
+        raise InputTypeError(f"sweep found {name}={values!r}, expected a list of numbers.")
+    for value in found.tolist():
+        expect_numbers("sweep", "a number of at least 0", **{name: value})
+    return [float(value) for value in found]
 
 
 @dataclass(frozen=True)
@@ -393,7 +411,8 @@ def critical_point(
     Raises:
         InputError: ``low`` is not below ``high``.
     """
-    if not 0 < low < high:
+    expect_numbers("critical_point", "a positive number", low=low, high=high, tolerance=tolerance)
+    if not low < high:
         raise InputError(f"critical_point found low={low} and high={high}, expected 0 < low < high.")
     tried: list[ScalePoint] = []
 

@@ -20,7 +20,15 @@ from pathspace.diagnostics.feature_spaces import added_vectors, feature_spaces
 from pathspace.diagnostics.layers import in_double, safe_deepcopy, unchanged
 from pathspace.diagnostics.symmetries import Attribution, Symmetry, attribute
 from pathspace.diagnostics.tables import Table
-from pathspace.errors import InputError, PathspaceError, UnsupportedError, expect_arguments
+from pathspace.errors import (
+    AT_LEAST_1,
+    SEED,
+    InputError,
+    PathspaceError,
+    UnsupportedError,
+    expect_arguments,
+    expect_numbers,
+)
 from pathspace.functional_call import evaluate
 from pathspace.inputs import arranged
 
@@ -149,6 +157,9 @@ def degeneracy(
         by the outputs.
     """
     expect_arguments("degeneracy", model=model)
+    expect_numbers("degeneracy", "a number of at least 0", tolerance=tolerance)
+    expect_numbers("degeneracy", SEED, seed=seed, max_exact=max_exact)
+    expect_numbers("degeneracy", AT_LEAST_1, max_rows=max_rows)
     notes: list[str] = []
     graph = _traced(model, inputs, kwargs, notes) if graph is None else graph
     twin = safe_deepcopy(model).double()

@@ -21,7 +21,7 @@ from pathspace.diagnostics.layers import call, differentiating
 from pathspace.diagnostics.losses import reduction
 from pathspace.diagnostics.nodes import ChainNode, Nodes, batch_size
 from pathspace.diagnostics.penalty_disabled import penalty_disabled
-from pathspace.errors import InputError, UnsupportedError
+from pathspace.errors import AT_LEAST_1, InputError, UnsupportedError, expect_numbers
 
 
 @dataclass(frozen=True)
@@ -475,8 +475,7 @@ class Watch:
     """
 
     def __init__(self, chain: Nodes, every: int = 1, batch_dim: int = 0) -> None:
-        if every < 1:
-            raise InputError(f"every = {every}, expected at least 1; every=1 measures each step.")
+        expect_numbers("watch", AT_LEAST_1, every=every)
         self.records: list[ChainRecord] = []
         self._observer = Observer(
             chain, lambda done: self.records.append(self._observer.record(done)), batch_dim=batch_dim

@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from pathspace.diagnostics.layers import safe_deepcopy
 from pathspace.diagnostics.losses import Function, Loss, choose_loss
-from pathspace.errors import InputError
+from pathspace.errors import AT_LEAST_1, InputError, expect_numbers
 from pathspace.inputs import arranged
 from pathspace.target import find_object
 from pathspace.tensor_files import read_saved
@@ -226,8 +226,7 @@ def read_batches(model: nn.Module, data: Any, count: int) -> list[tuple[Any, Any
         >>> read_batches(nn.Linear(2, 1), [(torch.ones(4, 2), torch.zeros(4, 1))] * 3, 2)[1][0].shape
         torch.Size([4, 2])
     """
-    if count < 1:
-        raise InputError(f"batches = {count}, expected at least 1.")
+    expect_numbers("read_batches", AT_LEAST_1, batches=count)
     if isinstance(data, Dataset):
         data = DataLoader(data, batch_size=DATASET_BATCH)
     single = isinstance(data, Tensor | Mapping) or (isinstance(data, tuple) and len(data) > 1)

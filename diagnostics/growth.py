@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from pathspace.diagnostics.layers import Names, in_double, main_output, safe_deepcopy, unchanged
 from pathspace.diagnostics.tables import Table
-from pathspace.errors import InputError, UnsupportedError, expect_arguments
+from pathspace.errors import COUNT, SEED, InputError, UnsupportedError, expect_arguments, expect_numbers
 from pathspace.functional_call import evaluate
 
 _CURVATURE_LIMIT = 400
@@ -96,6 +96,7 @@ def predict_growth(
         Evolution of neural network, section 3.1.
     """
     expect_arguments("predict_growth", model=model)
+    expect_numbers("predict_growth", "a number of at least 0", tolerance=tolerance)
     twin = safe_deepcopy(model).double().requires_grad_(True)
     patterns = [names] if isinstance(names, str) else (names or ["*"])
     chosen = {n: p for n, p in twin.named_parameters() if any(fnmatchcase(n, pattern) for pattern in patterns)}
@@ -278,6 +279,8 @@ def widen(
         InputError: other layers are found at that place.
     """
     expect_arguments("widen", chain=model)
+    expect_numbers("widen", COUNT, units=units)
+    expect_numbers("widen", SEED, first=first, seed=seed)
     layers = list(model)
     trio: Sequence[nn.Module] = layers[first : first + 3]
     if len(trio) < 3 or not (isinstance(trio[0], nn.Linear) and isinstance(trio[2], nn.Linear)):
@@ -307,6 +310,10 @@ def deepen(
         The deeper model.
     """
     expect_arguments("deepen", chain=model)
+    expect_numbers("deepen", COUNT, width=width)
+    expect_numbers("deepen", SEED, after=after, seed=seed)
+    if after >= len(model):
+        raise InputError(f"deepen found after={after}, expected the position of one of the {len(model)} layers.")
     layers = copy.deepcopy(list(model))
     like = next(model.parameters())
     with torch.random.fork_rng(devices=[]):

@@ -16,7 +16,7 @@ from pathspace.diagnostics.layers import Call, Names, Run, Types, observe, radem
 from pathspace.diagnostics.meanfield import Function, gains
 from pathspace.diagnostics.tables import Estimate, Table
 from pathspace.diagnostics.theory import BATCH_NORMS, CONVOLUTIONS, ELEMENTWISE, expected_gain
-from pathspace.errors import InputError
+from pathspace.errors import COUNT, expect_numbers
 
 
 @dataclass(frozen=True)
@@ -112,8 +112,7 @@ def signal(
     Reference:
         Evolution of neural network, sections 2.6.1 and 2.6.2; the ratio printed there holds as an expectation over v.
     """
-    if probes is not None and probes < 1:
-        raise InputError(f"signal found probes={probes}, expected at least 1.")
+    expect_numbers("signal", COUNT, or_none=True, probes=probes)
     layers = select(model, names, types)
     run = observe(model, inputs, kwargs, layers)
     if probes is None:

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from pathspace.diagnostics.layers import observe, select
 from pathspace.diagnostics.tables import Estimate
-from pathspace.errors import InputError, UnsupportedError, expect_arguments
+from pathspace.errors import AT_LEAST_1, COUNT, SEED, InputError, UnsupportedError, expect_arguments, expect_numbers
 
 _SMALL = 64
 # steps after which the host looks whether singular values have converged
@@ -237,6 +237,8 @@ def trace_k(operator: LinearOperator, probes: int = 32, method: str = "hutchinso
     rows, columns = operator.shape
     if method not in ("hutchinson", "hutch++"):
         raise InputError(f"trace_k found method={method!r}, expected 'hutchinson' or 'hutch++'.")
+    expect_numbers("trace_k", COUNT, probes=probes)
+    expect_numbers("trace_k", SEED, seed=seed)
     if probes < (2 if method == "hutchinson" else 6):
         raise InputError(f"trace_k found probes={probes}, expected at least 2 (hutchinson) or 6 (hutch++).")
     random, products = np.random.default_rng(seed), _products(operator)
@@ -345,6 +347,9 @@ def top_singular(
         [3.0, 2.0]
     """
     expect_arguments("top_singular", operator=operator)
+    expect_numbers("top_singular", COUNT, count=count)
+    expect_numbers("top_singular", SEED, seed=seed)
+    expect_numbers("top_singular", "a number of at least 0", tolerance=tolerance)
     products, small = _products(operator), min(operator.shape)
     count = min(count, small)
     if small <= _SMALL or count >= small:
@@ -458,8 +463,9 @@ def spectrum(operator: LinearOperator, probes: int = 8, steps: int = 40, seed: i
         (2017).
     """
     expect_arguments("spectrum", operator=operator)
-    if probes < 2 or steps < 1:
-        raise InputError(f"spectrum found probes={probes} and steps={steps}, expected at least 2 and 1.")
+    expect_numbers("spectrum", "a whole number from 2 to 1,000,000", probes=probes)
+    expect_numbers("spectrum", AT_LEAST_1, steps=steps)
+    expect_numbers("spectrum", SEED, seed=seed)
     products, size = _products(operator), min(operator.shape)
     steps, random = min(steps, size), np.random.default_rng(seed)
     starts = [products.put(random.normal(size=size)) for _ in range(probes)]

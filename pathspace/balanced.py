@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from pathspace.attained import attained
-from pathspace.errors import InputError, expect_arguments
+from pathspace.errors import InputError, expect_arguments, expect_numbers
 from pathspace.pairs import Pairs
 from pathspace.programme import minimise
 from pathspace.rescale import rescale
@@ -85,8 +85,7 @@ def balancing(model: nn.Module, graph: Structure, p: float = 2, tolerance: float
         [(3, 'no weight leaves it (a normalisation follows): the smaller, the better')]
     """
     expect_arguments("balancing", model=model, graph=graph)
-    if not p > 0:
-        raise InputError(f"balance found p={p!r}, expected a positive number.")
+    expect_numbers("balance", "a positive number", p=p, tolerance=tolerance)
     own = dict(model.named_parameters(remove_duplicate=False))
     for block in graph.blocks:
         if block.name not in own:

@@ -7,6 +7,7 @@ circulation is ``z = sum_e z_e P(e) - sum_v f_v p_v`` with ``f_v`` the flow of `
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -157,6 +158,7 @@ class BasisPaths(Shown):
         return (self[i] for i in range(len(self)))
 
     def __getitem__(self, i: int) -> Path:
+        i = operator.index(i)
         if not -len(self) <= i < len(self):
             raise IndexError(f"basis has {len(self)} paths, found index {i}")
         i %= len(self)

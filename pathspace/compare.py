@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from pathspace.balanced import canonical_copy
 from pathspace.channels import channel_groups
-from pathspace.errors import InputError, expect_arguments
+from pathspace.errors import InputError, expect_arguments, expect_numbers
 from pathspace.finite import check_finite
 from pathspace.rebasin import by_weights, permuted
 from pathspace.structure import Structure
@@ -73,6 +73,7 @@ def compare(a: nn.Module, b: nn.Module, graph: Structure, tolerance: float = SAM
     """
     expect_arguments("compare", model=a, graph=graph)
     expect_arguments("compare", model=b)
+    expect_numbers("compare", "a number of at least 0", tolerance=tolerance)
     shapes = {name: tuple(parameter.shape) for name, parameter in graph.parameters.items()}
     for model in (a, b):
         own = {name: tuple(tensor.shape) for name, tensor in tensors_of(model).items()}

@@ -109,8 +109,8 @@ def _chosen(skeleton: Skeleton, path: int | Path | None) -> Path | None:
         return path
     if path is None:
         return max(basis, key=lambda entry: int((entry.counts > 0).all()) * len(entry.numbers), default=None)
-    if not -len(basis) <= path < len(basis):
-        raise InputError(f"draw found path={path}, expected the number of one of the {len(basis):,} basis paths.")
+    if not isinstance(path, int | np.integer) or not -len(basis) <= path < len(basis):
+        raise InputError(f"draw found path={path!r}, expected the number of one of the {len(basis):,} basis paths.")
     return basis[path]
 
 

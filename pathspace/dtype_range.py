@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from pathspace.calibration import Calibrated
 from pathspace.capture import quiet
 from pathspace.equalisation import Known
-from pathspace.errors import expect_arguments
+from pathspace.errors import expect_arguments, expect_numbers
 from pathspace.gauge_choice import choose_gauge
 from pathspace.invariance import cast, computing_in
 from pathspace.nested import leaves
@@ -126,6 +126,7 @@ def fit_dtype(model: nn.Module, x: Any, dtype: torch.dtype = torch.float16, head
         (False, True, True)
     """
     expect_arguments("fit_dtype", model=model)
+    expect_numbers("fit_dtype", "a number of at least 1", headroom=headroom)
     held = Calibrated(model, x)
     args, kwargs = held.batches[0]
     objective = ActivationRange(dtype, float(headroom))

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from pathspace.calibration import Calibrated, made_up
 from pathspace.convex import Programme
-from pathspace.errors import expect_arguments
+from pathspace.errors import expect_arguments, expect_numbers
 from pathspace.gauge_choice import Gauge, choose_gauge
 from pathspace.objectives import Noise
 from pathspace.quantise import check_format, decibels
@@ -130,6 +130,7 @@ def equalise(
     """
     expect_arguments("equalise", model=model, graph=graph)
     check_format(bits, per)
+    expect_numbers("equalise", "a whole number from 0 to 1,000,000", trials=trials)
     random = calibration is None
     held = Calibrated(model, made_up(model, graph.captured) if random else calibration)
     reference, rounded = held.reference(), Rounded(model, graph, bits, per)

@@ -6,7 +6,10 @@ Every message says what went wrong, where, what was found, what was expected and
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+import math
+from collections.abc import Callable, Iterable
+from numbers import Integral, Real
+from typing import Any
 
 
 class PathspaceError(Exception):
@@ -77,7 +80,6 @@ _KINDS = {
     "report": (("Report",), "a report, as diagnostics.report makes it"),
     "table": (("Table",), "a table, as functions of pathspace.diagnostics return it"),
     "pair": (("SmoothingPair",), "one of the pairs that ps.smoothing_pairs finds"),
-    "exponent": (("int", "float"), "a number"),
     "loss": ((), "a function of output and target"),
 }
 
@@ -107,3 +109,54 @@ def expect_arguments(owner: str, **given: object) -> None:
                 f"{owner} found a {type(value).__name__} as its {name}, expected {expected}; check the order of the "
                 f"arguments."
             )
+
+
+# what a number has to be, in words -> does it?
+_RANGES: dict[str, Callable[[Any], bool]] = {
+    "a number": math.isfinite,
+    "a positive number": lambda value: 0 < value < math.inf,
+    "a number of at least 0": lambda value: 0 <= value < math.inf,
+    "a number from 0 to inf": lambda value: value >= 0,
+    "a number of at least 1": lambda value: 1 <= value < math.inf,
+    "a number above 1": lambda value: value > 1,
+    "a number between 0 and 1": lambda value: 0 < value < 1,
+    "a whole number from 0 to 2^63 - 1": lambda value: 0 <= value < 2**63,
+    "a whole number from 1 to 2^63 - 1": lambda value: 0 < value < 2**63,
+    "a whole number from 0 to 1,000,000": lambda value: 0 <= value <= 1_000_000,
+    "a whole number from 1 to 1,000,000": lambda value: 0 < value <= 1_000_000,
+    "a whole number from 2 to 1,000,000": lambda value: 1 < value <= 1_000_000,
+    "an even number from 2 to 1,000,000": lambda value: 1 < value <= 1_000_000 and value % 2 == 0,
+}
+COUNT, AT_LEAST_1 = "a whole number from 1 to 1,000,000", "a whole number from 1 to 2^63 - 1"
+SEED = "a whole number from 0 to 2^63 - 1"
+
+
+def expect_numbers(owner: str, expected: str, *, or_none: bool = False, **given: object) -> None:
+    """Refuse what is no number, or out of range; NaN is in no range.
+
+    Args:
+        owner: the function, for the sentence.
+        expected: what the numbers have to be, one of the ranges in words.
+        or_none: whether ``None`` will do, too.
+        **given: arguments by name.
+
+    Raises:
+        InputError: one is out of range.
+        InputTypeError: one is no number, or no whole one.
+
+    Example:
+        >>> expect_numbers("sweep", COUNT, draws=0)
+        Traceback (most recent call last):
+        ...
+        pathspace.errors.InputError: sweep found draws=0, expected a whole number from 1 to 1,000,000.
+    """
+    kind = Real if expected.startswith(("a number", "a positive")) else Integral
+    for name, value in given.items():
+        if or_none and value is None:
+            continue
+        shown = repr(value) if isinstance(value, Real | str | None) else f"a {type(value).__name__}"
+        told = f"{owner} found {name}={shown}, expected {expected}{' or None' * or_none}."
+        if not isinstance(value, kind):
+            raise InputTypeError(told)
+        if not _RANGES[expected](value):
+            raise InputError(told)

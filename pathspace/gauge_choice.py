@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from pathspace.balanced import balancing
 from pathspace.convex import Programme, minimise_convex
-from pathspace.errors import InputError, InputTypeError, expect_arguments
+from pathspace.errors import SEED, InputTypeError, expect_arguments, expect_numbers
 from pathspace.objectives import Balance, Objective
 from pathspace.pairs import Pairs
 from pathspace.peaks import Logs, Peaks
@@ -136,8 +136,9 @@ def choose_gauge(
         True
     """
     expect_arguments("choose_gauge", model=model, graph=graph)
-    if not limit > 1:
-        raise InputError(f"choose_gauge found limit={limit!r}, expected a factor above 1.")
+    expect_numbers("choose_gauge", "a number above 1", limit=limit)
+    expect_numbers("choose_gauge", "a number from 0 to inf", tolerance=tolerance)
+    expect_numbers("choose_gauge", SEED, or_none=True, steps=steps)
     if isinstance(objective, Balance):
         basis, point, value, certificate = _balanced(model, graph, objective, limit)
     else:

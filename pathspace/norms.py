@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from pathspace.basis import BasisPaths
 from pathspace.capture import capture
-from pathspace.errors import InputError, expect_arguments
+from pathspace.errors import InputError, expect_arguments, expect_numbers
 from pathspace.log_prefix import log_prefixes, log_suffixes
 from pathspace.path_forward import Forward, logs_of_sums
 from pathspace.structure import Structure
@@ -116,9 +116,7 @@ def _norm(
     until: str | None = None,
     bound: bool = False,
 ) -> float:
-    expect_arguments("path_norm", exponent=p)
-    if not p > 0:
-        raise InputError(f"path_norm found p={p!r}, expected a positive number.")
+    expect_numbers("path_norm", "a positive number", p=p)
     with torch.no_grad():
         logs = logs_of_sums(captured, p, batch_dim, until, bound, exact_norms)
     result = float(np.logaddexp.reduce(logs)) / p if logs else -math.inf
@@ -229,8 +227,7 @@ def path_statistics(skeleton: TwoTrees, p: float = 1) -> PathStatistics:
         Zheng et al.: Capacity control of ReLU neural networks by basis-path norm (2019).
     """
     expect_arguments("path_statistics", skeleton=skeleton)
-    if not p > 0:
-        raise InputError(f"path_statistics found p={p!r}, expected a positive number.")
+    expect_numbers("path_statistics", "a positive number", p=p)
     logs = np.concatenate([weights + scales for weights, scales in log_factors(skeleton)])
     kept = logs[np.isfinite(logs)]
     if not len(kept):

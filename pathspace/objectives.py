@@ -13,7 +13,7 @@ from torch.nn import functional as F
 
 from pathspace.calibration import Calibrated, made_up
 from pathspace.convex import Programme
-from pathspace.errors import InputError
+from pathspace.errors import COUNT, InputError, expect_numbers
 from pathspace.norms import path_sensitivity
 from pathspace.observed import Sizes, activation_sizes
 from pathspace.peaks import Layout, Logs, Peaks, at
@@ -63,6 +63,7 @@ class Noise:
         """See :class:`Objective`; without calibration, on inputs made up."""
         if self.weights not in ("outputs", "fisher"):
             raise InputError(f"Noise found weights={self.weights!r}, expected 'outputs' or 'fisher'.")
+        expect_numbers("Noise", COUNT, draws=self.draws)
         felt = calibrated(model, graph, calibration).sensitivity(self.draws, self.weights == "fisher")
         return self.programme_of(model, graph, felt, exact)
 
@@ -133,8 +134,7 @@ class ActivationRange:
         """The same with activations that are measured already."""
         if not (isinstance(self.dtype, torch.dtype) and self.dtype.is_floating_point):
             raise InputError(f"dtype is {self.dtype!r}, expected a floating point type such as torch.float16.")
-        if not self.headroom >= 1:
-            raise InputError(f"headroom is {self.headroom!r}, expected a number of 1 or more.")
+        expect_numbers("ActivationRange", "a number of at least 1", headroom=self.headroom)
         kind, margin = torch.finfo(self.dtype), math.log(self.headroom)
         peaks = every_peak(model, graph, exact)
         ids = torch.from_numpy(sizes.ids)
@@ -174,8 +174,7 @@ class Smooth:
 
     def programme(self, model: nn.Module, graph: Structure, calibration: Any = None, exact: bool = True) -> Programme:
         """See :class:`Objective`; without calibration, on inputs made up."""
-        if not 0 < self.alpha < 1:
-            raise InputError(f"Smooth found alpha={self.alpha!r}, expected a number between 0 and 1.")
+        expect_numbers("Smooth", "a number between 0 and 1", alpha=self.alpha)
         sizes = activation_sizes(graph, calibrated(model, graph, calibration))
         peaks = weight_peaks(model, graph, exact, "tail")
         ids, alpha, beta = torch.from_numpy(sizes.ids), self.alpha, 1 - self.alpha

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from pathspace.basis import BasisPaths
-from pathspace.errors import InputError
+from pathspace.errors import SEED, InputError, expect_numbers
 from pathspace.finite import expect_finite
 from pathspace.shown import Shown
 from pathspace.structure import Structure
@@ -66,6 +66,7 @@ def choose(graph: Structure, rule: str = "modulo", seed: int = 0) -> Skeleton:
     """
     if rule not in RULES:
         raise InputError(f"skeleton found rule={rule!r}, expected one of {', '.join(map(repr, RULES))}.")
+    expect_numbers("skeleton", SEED, seed=seed)
     if rule == "magnitude":
         weights = {block.name: graph.parameters[block.name] for block in graph.blocks}
         require_values("skeleton(rule='magnitude')", weights.items())

@@ -14,7 +14,7 @@ from torch import Tensor
 from pathspace.attained import attained
 from pathspace.balanced import Balancing
 from pathspace.checkpoints import Change, Checkpoint
-from pathspace.errors import InputError, expect_arguments
+from pathspace.errors import InputError, expect_arguments, expect_numbers
 from pathspace.finite import expect_finite, expect_scales
 from pathspace.moves import moved
 from pathspace.pairs import Pairs, Table
@@ -218,8 +218,8 @@ def balance_files(
         (True, True)
     """
     expect_arguments("balance_files", graph=graph)
-    if not p > 0:
-        raise InputError(f"balance_files found p={p!r}, expected a positive number.")
+    expect_numbers("balance_files", "a positive number", p=p)
+    expect_numbers("balance_files", "a positive number", or_none=True, tolerance=tolerance)
     checkpoint = Checkpoint.open(source)
     blocks = [block.name for block in graph.blocks]
     names = _located(graph, checkpoint, blocks, "balance_files")

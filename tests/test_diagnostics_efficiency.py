@@ -213,7 +213,7 @@ def test_watch_sometimes_and_without_backward() -> None:
         with torch.no_grad():
             model(x)
     assert len(watch.records) == 3
-    with pytest.raises(InputError, match="every = 0"):
+    with pytest.raises(InputError, match="every=0"):
         chain.watch(every=0)
 
 

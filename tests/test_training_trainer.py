@@ -263,7 +263,7 @@ def test_nothing_to_resume_without_a_folder(task: Task) -> None:
 
 @pytest.mark.parametrize("wrong", [{"epochs": 0}, {"epochs": 1, "batch_size": 0}, {"epochs": 1, "checkpoint_every": 0}])
 def test_empty_runs_are_refused(task: Task, wrong: dict[str, int]) -> None:
-    with pytest.raises(InputError, match="positive number"):
+    with pytest.raises(InputError, match="=0, expected a whole number from 1"):
         Trainer(task, *prepare(task, Recipe("sgd")), **wrong)
 
 

@@ -17,7 +17,7 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 from pathspace.diagnostics.penalty_disabled import penalty_disabled
-from pathspace.errors import InputError, UnsupportedError
+from pathspace.errors import AT_LEAST_1, SEED, UnsupportedError, expect_numbers
 from pathspace.training import ranks
 from pathspace.training.batches import Batches
 from pathspace.training.checkpoint import noise_state, restore_noise
@@ -100,18 +100,11 @@ class Trainer:
         watch: Callable[[Tick], None] | None = None,
         fabric: Fabric | None = None,
     ) -> None:
-        numbers = {
-            "epochs": epochs,
-            "examples per batch": batch_size,
-            "passes per step": accumulate,
-            "steps between checkpoints": checkpoint_every,
-            "epochs of patience": patience,
-        }
-        for name, value in numbers.items():
-            if value is not None and value < 1:
-                raise InputError(f"A run needs a positive number of {name}, found {value}; give at least 1.")
-        if clip is not None and not clip > 0:
-            raise InputError(f"Gradients are clipped to a positive norm, found {clip}; give a number such as 1.")
+        expect_numbers("Trainer", AT_LEAST_1, epochs=epochs, batch_size=batch_size, accumulate=accumulate)
+        expect_numbers("Trainer", AT_LEAST_1, or_none=True, checkpoint_every=checkpoint_every, patience=patience)
+        expect_numbers("Trainer", "a number of at least 0", or_none=True, checkpoint_seconds=checkpoint_seconds)
+        expect_numbers("Trainer", "a positive number", or_none=True, clip=clip)
+        expect_numbers("Trainer", SEED, seed=seed)
         self.task, self.epochs, self.batch_size, self.seed = task, epochs, batch_size, seed
         self.settings = {"task": task.name, "batch_size": batch_size, "seed": seed, **(settings or {})}
         if accumulate > 1:

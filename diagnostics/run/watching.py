@@ -27,7 +27,7 @@ from pathspace.diagnostics.run.outputs import Csv, Page, TensorBoard
 from pathspace.diagnostics.run.probe import Pass, Probe
 from pathspace.diagnostics.run.snapshot import Snapshot, UnitFacts
 from pathspace.diagnostics.run.weights import TensorFacts, Units, fan_in, moves, tensor_facts, usual_squares
-from pathspace.errors import InputError, PathspaceError, expect_arguments
+from pathspace.errors import AT_LEAST_1, SEED, InputError, PathspaceError, expect_arguments, expect_numbers
 
 EVERY = 100
 # tracing is put off until it is this share of the run, unless it takes less than half a second
@@ -345,8 +345,8 @@ def watching(
         ([1, 2, 4, 8, 10, 20], [])
     """
     expect_arguments("watching", model=model)
-    if every < 1:
-        raise InputError(f"every = {every}, expected at least 1; every=1 measures each step.")
+    expect_numbers("watching", AT_LEAST_1, every=every)
+    expect_numbers("watching", SEED, or_none=True, planned=planned)
     outputs: list[Callable[[RunLog], None]] = []
     if csv is not None:
         outputs.append(Csv(csv))
