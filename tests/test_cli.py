@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -9,6 +10,7 @@ import shlex
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator, Sequence
 from importlib.metadata import EntryPoint, version
@@ -426,11 +428,21 @@ def test_progress_is_shown_on_a_terminal_only(folder: Path) -> None:
     import pty
 
     reader, terminal = pty.openpty()
+    seen: list[bytes] = []
+
+    def read() -> None:  # all the time: a terminal holds a few thousand bytes, and what turns is drawn again and again
+        with contextlib.suppress(OSError):
+            while part := os.read(reader, 4096):
+                seen.append(part)
+
+    reading = threading.Thread(target=read)
+    reading.start()
     words = ["verify", "nets.py:Chatty", "--input", "2x3", "--json", "-"]
     done = console(*words, folder=folder, stderr=terminal)
     os.close(terminal)
-    shown = os.read(reader, 100_000).decode()
+    reading.join()
     os.close(reader)
+    shown = b"".join(seen).decode()
     assert json.loads(done.stdout)["holds"]
     assert "Tracing and verifying nets.py:Chatty" in shown
     assert "building" in shown
