@@ -122,7 +122,7 @@ def _caveat(p: np.ndarray, closed: Sequence[Sequence[int]]) -> str:
 
 
 def rollout(matrices: Sequence[Tensor], residual: bool = True) -> Tensor:
-    """Where the tokens of the last layer look in the first: ``prod (I/2 + P_l/2)``, later layers on the left.
+    """Attention of the last layer's tokens to the first layer's: ``prod (I/2 + P_l/2)``, later layers on the left.
 
     Args:
         matrices: one (T, T) matrix per layer, the first layer first; averaging heads before is a convention.

@@ -1,4 +1,4 @@
-"""Residual control: how far a stack of residual blocks is from the identity, and what keeps it there."""
+"""Residual control: the distance of a stack of residual blocks from the identity, and its causes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a training step costs: multiplications, activations, cached floats, parameters; and time and memory."""
+"""The cost of a training step: multiplications, activations, cached floats, parameters; time and memory."""
 
 from __future__ import annotations
 
@@ -236,7 +236,7 @@ def cost(
 def compare_costs(
     models: Mapping[str, nn.Module], *inputs: Any, kwargs: Mapping[str, Any] | None = None, repeats: int = 3
 ) -> Table[Cost]:
-    """The costs of a model and of proposed widenings or deepenings of it, side by side.
+    """Compare the costs of a model and of wider or deeper versions of it.
 
     Args:
         models: name -> model; :func:`pathspace.diagnostics.growth.widen` and

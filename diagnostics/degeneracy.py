@@ -39,7 +39,7 @@ _ROWS, _SCALARS = 32, 2**24
 
 @dataclass(frozen=True)
 class DegenerateTensor:
-    """What one parameter tensor contributes to the degeneracy.
+    """The contribution of one parameter tensor to the degeneracy.
 
     Attributes:
         parameter: its name.
@@ -118,7 +118,7 @@ def degeneracy(
     seed: int = 0,
     max_exact: int = MAX_EXACT,
 ) -> Degeneracy:
-    """Count and explain the directions of parameter space that leave all outputs on the data as they are.
+    """Count and explain the directions of parameter space that do not change any output on the data.
 
     The Jacobian of all outputs by all parameters is taken in float64, its dead columns set aside, the others scaled
     to unit length. Rescaling directions ``dw_e = w_e (phi(head e) - phi(tail e))`` come from the reduction graph, and

@@ -1,4 +1,4 @@
-"""A model on its data and its loss: signal by depth, the Markov chain, and what is wrong, measured together."""
+"""A model on its data and its loss: signal by depth, the Markov chain and alarms, measured together."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from pathspace.errors import PathspaceError
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """What :func:`diagnose` found.
+    """The result of :func:`diagnose`.
 
     Attributes:
         subject: the model, its batches and its loss.
@@ -79,7 +79,7 @@ def diagnose(
     seed: int = 0,
     progress: Callable[[str], None] | None = None,
 ) -> Diagnosis:
-    """Measure what layers do to signals, how far residual branches point down the loss, and say what is wrong.
+    """Measure signals at every layer and the cosine of residual branches with descent, and list problems.
 
     Args:
         model: any module; left as it is.

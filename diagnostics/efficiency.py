@@ -1,4 +1,4 @@
-"""How far each node's predicted direction points down the loss: measured per sample, while gradients stream by.
+"""The cosine between each node's direction and descent, per sample, measured during the backward pass.
 
 For node l and one sample, with ``g_l = dLoss/dx_l`` and ``v^ = v / ||v||``, the cosine is ``c_l = <z^_l, -g^_l>`` and
 the efficiency of the chain is ``eps' = (1/L) sum_l c_l``. Both are the same for a sum or mean loss, a scaled loss,
@@ -396,7 +396,7 @@ def _backward(
 def observe(
     chain: Nodes, loss_fn: Callable[[Any, Any], Tensor], inputs: Any, targets: Any, *, batch_dim: int = 0
 ) -> ChainRecord:
-    """Measure a chain on a batch: one forward and one backward, the model and its ``.grad`` left as they are.
+    """Measure a chain on a batch by one forward and one backward pass, without a change of the model or ``.grad``.
 
     The gradients are those of the loss alone, also where the model is penalised.
 
@@ -452,7 +452,7 @@ def tensors(chain: Nodes, loss_fn: Callable[[Any, Any], Tensor], inputs: Any, ta
 
 
 class Watch:
-    """Measure every step of a training loop; its hooks are removed when the ``with`` block ends, however it ends.
+    """Measure every step of a training loop; its hooks are removed when the ``with`` block ends, also after an error.
 
     What is measured are the gradients that the loop computes: of a penalised model, those of loss and penalty.
 

@@ -1,4 +1,4 @@
-"""Where branches will point that start at zero: their directions after the first small steps of gradient descent.
+"""Directions of branches that start at zero, after the first small steps of gradient descent.
 
 A branch whose last layer is zero (``zero_init_residual``, projections of zeros) has no direction. Its first one is
 ``-eta dz/dW (dz/dW)^T dLoss/dz``, summed over the samples, whose cosine does not depend on ``eta`` while that is small.
@@ -26,7 +26,7 @@ RELATIVE_STEP = 1e-3
 
 @dataclass(frozen=True)
 class FirstSteps:
-    """What branches without a direction do when training begins.
+    """Directions, after the first steps, of branches that have none at the start.
 
     Attributes:
         steps: how many steps were made until no more of these branches began to move.

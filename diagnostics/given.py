@@ -1,4 +1,4 @@
-"""What a user brings to a diagnosis beside the model: a checkpoint, data, a loss."""
+"""The user's inputs to a diagnosis besides the model: a checkpoint, data, a loss."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ DATASET_BATCH = 32
 
 @dataclass(frozen=True)
 class Subject:
-    """A model on the data that it is judged by.
+    """A model and the data for its diagnosis.
 
     Attributes:
         model: the model, in the mode it is in.
@@ -64,7 +64,7 @@ def given(
     batches: int = 4,
     seed: int = 0,
 ) -> Subject:
-    """Bring together what somebody wants to know about which model.
+    """Combine a model, a checkpoint, data and a loss.
 
     Args:
         model: any module; left as it is: a checkpoint is loaded into a copy.

@@ -1,4 +1,4 @@
-"""Gradients per parameter tensor: their size, their spread across layers, and their noise from batch to batch."""
+"""Gradients per parameter tensor: their size, their spread across layers, and their noise between batches."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Growing a trained model: what new parameters promise to first order, and what they deliver."""
+"""Growing a trained model: the predicted decrease of the loss by new parameters, and the measured one."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _CURVATURE_LIMIT = 400
 
 @dataclass(frozen=True)
 class Growth:
-    """What a candidate growth promises for the loss ``E|f - y|^2 / 2``, the old parameters frozen.
+    """The predicted decrease of the loss ``E|f - y|^2 / 2`` by a candidate growth, with the old parameters frozen.
 
     Attributes:
         candidate: its name.

@@ -1,4 +1,4 @@
-"""Choosing layers by name and type, and watching them through one run with hooks that always go away."""
+"""Choose layers by name and type, and record them in one run with hooks that are always removed."""
 
 from __future__ import annotations
 

@@ -123,7 +123,7 @@ def scores(outputs: Any) -> Tensor:
 
 
 def default_loss(seed: int = 0) -> Loss:
-    """A loss for those who named none.
+    """The default loss, if the user gave none.
 
     The model's own, where it returns one (a scalar before anything else, as models of the transformers library do
     when they are given labels). Otherwise, where there are targets, the cross-entropy of classes or the mean squared

@@ -1,4 +1,4 @@
-"""What theory says about wide random layers: gains by Gaussian integrals, fixed points, the edge of chaos.
+"""Theory of wide random layers: gains by Gaussian integrals, fixed points, the edge of chaos.
 
 For weights of variance ``s^2 / fan_in`` and biases of variance ``b^2`` the pre-activations of a wide layer are normal
 with variance ``q' = s^2 E[phi(sqrt(q) g)^2] + b^2``, and a perturbation's square grows by

@@ -1,4 +1,4 @@
-"""Optimizer statistics: what a moving average does to noise, where it becomes unstable, which decay to choose."""
+"""Optimizer statistics: noise after a moving average, its stability limit, and the choice of the decay."""
 
 from __future__ import annotations
 

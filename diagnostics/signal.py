@@ -1,4 +1,4 @@
-"""Signal by depth: what every layer does to activations going forwards and to gradients coming back."""
+"""Signal by depth: the effect of every layer on activations in the forward and gradients in the backward pass."""
 
 from __future__ import annotations
 

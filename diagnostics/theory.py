@@ -1,4 +1,4 @@
-"""What theory says of the gain of a layer, from its weights and from mean and variance of its input."""
+"""The theoretical gain of a layer, from its weights and from mean and variance of its input."""
 
 from __future__ import annotations
 

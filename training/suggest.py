@@ -101,16 +101,17 @@ def suggest(
     reasons = []
     if free:
         reasons.append(
-            f"{free:,} scales of the weights are free and AdamW's steps depend on them: the canonical gauge fixes them."
+            f"{free:,} scales of the weights are free and AdamW's steps depend on them; the canonical gauge fixes them."
         )
     else:
-        reasons.append("No scale of what is trained is free: there is no gauge to fix, and AdamW is all there is.")
+        reasons.append("No scale of what is trained is free: there is no gauge to fix, so use AdamW.")
     if loss is None:
         lr = RELATIVE * size / matrices
         reasons.append(
             f"Typical weights have the size {size:.1e} there and a step changes the {matrices:,} matrices by "
             f"{RELATIVE:.1%} together, which "
-            "trained weights bear; fresh ones bear ten to a hundred times as much: pass the loss to have rates tried."
+            "trained weights tolerate; random weights tolerate ten to a hundred times as much: pass the loss to try "
+            "rates."
         )
     else:
         lr, tried = _try(model, graph, loss, size)

@@ -1,4 +1,4 @@
-"""The report: everything that can be measured about a model, put on one page that needs nothing but a browser."""
+"""The report: all measurements of a model on one page that needs only a browser."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ FORMAT = "pathspace-report/1"
 
 @dataclass(frozen=True)
 class Report:
-    """What was found out about a model.
+    """All results about a model.
 
     Attributes:
         facts: all numbers, as plain values; a part that was not measured holds ``{"absent": sentence}``.
@@ -47,7 +47,7 @@ class Report:
     html: str = field(repr=False)
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the page; an existing file is replaced whole or not at all.
+        """Write the page; an existing file is replaced completely or not at all.
 
         Args:
             path: the file.
@@ -90,7 +90,7 @@ def report(
     seed: int = 0,
     progress: Progress | None = None,
 ) -> Report:
-    """Look at a model from all sides, and put what was found on one page.
+    """Run all measurements on a model, and put the results on one page.
 
     Args:
         model: any module that can be captured; left as it is.

@@ -18,7 +18,7 @@ def model(facts: Facts, chain: Facts) -> str:
     """The model in one paragraph."""
     total = facts["total"]
     text = (
-        f"{facts['name']} has {plural(total, 'parameter')} in {plural(facts['tensors'], 'tensor')} and was read in "
+        f"{facts['name']} has {plural(total, 'parameter')} in {plural(facts['tensors'], 'tensor')} and was traced in "
         f"{'training' if facts['training'] else 'evaluation'} mode on {', '.join(facts['inputs']) or 'no tensor'}. "
     )
     if not total:
@@ -32,9 +32,9 @@ def model(facts: Facts, chain: Facts) -> str:
             f"{plural(units, 'unit')} can be rescaled freely without changing the function"
             + (
                 f" ({plural(facts['approximate'], 'of them', 'of them')} up to the epsilon of a normalisation, "
-                f"{number(facts['units_exact'])} exactly as the model stands)"
+                f"{number(facts['units_exact'])} exactly in the unchanged model)"
                 if facts["approximate"]
-                else " as the model stands"
+                else " in the unchanged model"
             )
             + f", so {number(facts['dimension'])} independent path values determine it up to scales"
         )

@@ -60,7 +60,7 @@ class Comparison:
     html: str = field(repr=False)
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the page; an existing file is replaced whole or not at all.
+        """Write the page; an existing file is replaced completely or not at all.
 
         Args:
             path: the file.
@@ -76,7 +76,7 @@ class Comparison:
 
 
 def versus(first: Report, second: Report, names: tuple[str, str] = ("A", "B")) -> Comparison:
-    """Put two reports side by side: figures in a table, curves in common charts, and what differs most in words.
+    """Compare two reports: figures in a table, curves in common charts, and the largest differences in words.
 
     Args:
         first: a report, say of a model before training.

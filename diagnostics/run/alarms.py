@@ -24,7 +24,7 @@ HEADROOM = 4.0
 
 @dataclass(frozen=True)
 class Alarm:
-    """Something that is wrong with a run.
+    """A problem of a run.
 
     Attributes:
         kind: which rule found it.

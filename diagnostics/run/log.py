@@ -1,4 +1,4 @@
-"""What a watched run has shown so far."""
+"""The record of a watched run so far."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pathspace.diagnostics.run.snapshot import Snapshot
 
 @dataclass
 class RunLog:
-    """The numbers of a run and what is wrong with it.
+    """The numbers of a run, and its alarms.
 
     Attributes:
         model: the model, unwrapped.

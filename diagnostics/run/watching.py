@@ -40,7 +40,7 @@ _log = logging.getLogger("pathspace")
 
 
 class Watching(RunLog):
-    """What :func:`watching` returns: a context that measures the training loop inside it; see :class:`RunLog`.
+    """The result of :func:`watching`: a context that measures the training loop inside it; see :class:`RunLog`.
 
     Attributes:
         rows: one flat mapping of numbers for each measured step.
@@ -303,7 +303,7 @@ def watching(
     structure: bool | None = None,
     planned: int | None = None,
 ) -> Watching:
-    """Watch a training loop: measure it at a cadence, and say what goes wrong, where, and what to do.
+    """Watch a training loop: measure it at regular steps, and report problems with their place and a remedy.
 
     Nothing of the loop changes: steps are counted by the optimizer that holds the model's parameters, hooks are there
     only during the steps that are measured (the steps 1, 2, 4, 8, ... and each ``every``-th), and no random number
