@@ -190,6 +190,8 @@ class Run:
     batch: int = 64
     zero: bool = True
     chosen: Callable[[nn.Module], Any] = lambda model: model.parameters()
+    loss: Callable[[Tensor, Tensor], Tensor] = loss_of
+    repeat: bool = False
 
     def watched(self, seed: int = 0, **options: Any) -> Any:
         """Train and watch."""
@@ -199,13 +201,13 @@ class Run:
         with torch.no_grad():
             self.spoil(model)
         optimizer = self.optimizer(self.chosen(model), **self.options)
-        with watching(model, every=10, **options) as watch:
+        with watching(model, every=10, batches=len(x) // self.batch, **options) as watch:
             for _ in range(self.steps):
-                index = torch.randint(0, len(x), (self.batch,))
+                index = torch.arange(self.batch) if self.repeat else torch.randint(0, len(x), (self.batch,))
                 batch = x[index] * self.inputs if x.is_floating_point() else x[index]
                 if self.zero:
                     optimizer.zero_grad()
-                loss_of(model(batch), y[index]).backward()
+                self.loss(model(batch), y[index]).backward()
                 optimizer.step()
         return watch
 
@@ -260,6 +262,26 @@ def grouped() -> nn.Sequential:
     return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(16, 3))
 
 
+def squashed(function: nn.Module) -> nn.Sequential:
+    """A classifier that ends in probabilities."""
+    return mlp().append(function)
+
+
+def binary(outputs: Tensor, targets: Tensor) -> Tensor:
+    """Each class by itself: true or false."""
+    return F.binary_cross_entropy_with_logits(outputs, F.one_hot(targets, 3).float())
+
+
+def brier(outputs: Tensor, targets: Tensor) -> Tensor:
+    """The mean square of probabilities' errors."""
+    return F.mse_loss(outputs, F.one_hot(targets, 3).float())
+
+
+def smoothed(share: float) -> Callable[[Tensor, Tensor], Tensor]:
+    """Cross-entropy with targets that are shared out."""
+    return lambda outputs, targets: F.cross_entropy(outputs, targets, label_smoothing=share)
+
+
 SGD = {"optimizer": torch.optim.SGD}
 HEALTHY = {
     "mlp-sgd": Run(mlp, **SGD, options={"lr": 0.1, "momentum": 0.9}),
@@ -282,6 +304,13 @@ HEALTHY = {
     "leaky": Run(lambda: mlp(act=nn.LeakyReLU), optimizer=torch.optim.ASGD, options={"lr": 0.1}),
     "elu": Run(lambda: mlp(act=nn.ELU), optimizer=torch.optim.Adamax, options={"lr": 5e-3}),
     "wide-head": Run(lambda: mlp((20, 256, 3)), **SGD, options={"lr": 0.3}),
+    "brier": Run(lambda: squashed(nn.Softmax(-1)), loss=brier),
+    "log-softmax": Run(lambda: squashed(nn.LogSoftmax(-1))),
+    "nll": Run(lambda: squashed(nn.LogSoftmax(-1)), loss=F.nll_loss),
+    "binary": Run(mlp, loss=binary),
+    "sigmoid-brier": Run(lambda: squashed(nn.Sigmoid()), loss=brier),
+    "smoothed": Run(mlp, loss=smoothed(0.3)),
+    "full-batch": Run(mlp, lambda: vectors(64), repeat=True),
 }
 
 
@@ -364,6 +393,11 @@ BROKEN: dict[str, tuple[str, str, Run]] = {
             options={"lr": 2e-5},
         ),
     ),
+    "softmax-twice": ("squashed twice", "", Run(lambda: squashed(nn.Softmax(-1)))),
+    "softmax-in-loss": ("squashed twice", "", Run(mlp, loss=lambda z, y: F.cross_entropy(z.softmax(-1), y))),
+    "sigmoid-twice": ("squashed twice", "", Run(lambda: squashed(nn.Sigmoid()), loss=binary)),
+    "smoothed-away": ("uniform targets", "", Run(mlp, loss=smoothed(1.0))),
+    "repeated": ("repeated batch", "", Run(mlp, repeat=True)),
     "zero-inputs": ("input scale", "", Run(mlp, inputs=0.0)),
     "saturated": ("saturated", "1", Run(lambda: mlp(act=nn.Tanh), spoil=fill("0.bias", 12.0))),
 }

@@ -13,10 +13,12 @@ import pytest
 import runs
 import torch
 from torch import nn
+from torch.nn import functional as F
 
 import pathspace as ps
 from pathspace.diagnostics import MarkovChain, conserved, diagnose, watching
 from pathspace.diagnostics.run.alarms import RULES
+from pathspace.diagnostics.run.outputs_judged import judged
 from pathspace.diagnostics.run.weights import Units, fan_in
 from pathspace.errors import InputError
 
@@ -292,3 +294,69 @@ def test_what_is_wrong_shows_without_a_run(name: str) -> None:
     assert found.alarms[0].place.startswith(place) and found.to_dict()["alarms"][0]["kind"] == kind
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
     assert all(p.grad is None for p in model.parameters())
+
+
+@pytest.mark.parametrize("classes", [2, 3, 10])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_losses_are_judged_by_their_gradients(classes: int, dtype: torch.dtype) -> None:
+    """What is squashed twice is told from every loss that only looks like it."""
+    torch.manual_seed(classes)
+    z, aim = torch.randn(32, classes).to(dtype), torch.randn(32, classes).to(dtype)
+    y, weight = torch.randint(0, classes, (32,)), torch.rand(classes).to(dtype) + 0.1
+    hot, bits = F.one_hot(y, classes).to(dtype), torch.randint(0, 2, (32, classes)).to(dtype)
+    p, s = z.softmax(1), z.sigmoid()
+
+    def kind(outputs: torch.Tensor, loss: Any) -> str:
+        outputs = outputs.detach().requires_grad_()
+        found = judged(outputs.detach(), torch.autograd.grad(loss(outputs), outputs)[0])
+        return found.kind if found else ""
+
+    right = [
+        (z, lambda z: F.cross_entropy(z, y)),
+        (z, lambda z: F.cross_entropy(z, y, weight=weight, label_smoothing=0.8)),
+        (z.log_softmax(1), lambda z: F.cross_entropy(z, y)),
+        (z.log_softmax(1), lambda z: F.nll_loss(z, y)),
+        (p, lambda p: F.nll_loss(p.clamp(min=1e-6).log(), y)),
+        (p, lambda p: F.mse_loss(p, hot)),
+        (z, lambda z: F.mse_loss(z.softmax(1), hot)),
+        (z, lambda z: F.mse_loss(z, aim)),
+        (z - z.mean(1, keepdim=True), lambda z: z.square().mean()),
+        (z, lambda z: F.binary_cross_entropy_with_logits(z, bits)),
+        (s, lambda s: F.mse_loss(s, bits)),
+        (z, lambda z: F.mse_loss(z.sigmoid(), bits)),
+        (z, lambda z: F.multi_margin_loss(z.float(), y)),
+        (z, lambda z: z.mean()),
+    ]
+    assert [kind(*case) for case in right] == [""] * len(right)
+    if dtype == torch.float32:
+        assert kind(p, lambda p: F.cross_entropy(p, y)) == "squashed twice"
+        assert kind(z, lambda z: F.cross_entropy(z.softmax(1), y)) == "squashed twice"
+        assert kind(z, lambda z: F.cross_entropy(z, y, label_smoothing=1.0)) == "uniform targets"
+        images = z.reshape(8, 4, classes).movedim(-1, 1).softmax(1)
+        assert kind(images, lambda p: F.cross_entropy(p, y.reshape(8, 4))) == "squashed twice"
+    assert kind(s, lambda s: F.binary_cross_entropy_with_logits(s, bits)) == "squashed twice"
+
+
+def test_a_loss_that_the_model_computes_is_judged_too() -> None:
+    class Own(nn.Module):
+        def __init__(self, twice: bool) -> None:
+            super().__init__()
+            self.net, self.twice = runs.mlp(), twice
+
+        def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+            z = self.net(x)
+            return F.cross_entropy(z.softmax(-1) if self.twice else z, y)
+
+    torch.manual_seed(0)
+    x, y = runs.vectors(64)
+    for twice in (False, True):
+        model = Own(twice)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+        with watching(model, every=2, structure=False) as watch:
+            for _ in range(8):
+                optimizer.zero_grad()
+                model(x, y).backward()
+                optimizer.step()
+        assert [alarm.kind for alarm in watch.causes] == ["squashed twice"] * twice
+        # nothing says how many batches there are, so this may be all of the data
+        assert [note for note in watch.notes if "All measured batches are the same one" in note]

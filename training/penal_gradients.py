@@ -91,8 +91,9 @@ def _apply(function: type[_Penalised], *args: Any) -> Any:
 def _added(gradient: Tensor, direction: Tensor, coefficient: float) -> Tensor:
     """``gradient + coefficient * direction``, of which types of 16 bits keep the mean.
 
-    Rounded to the nearest, a term below half a unit in the last place is lost wherever it stands. So the sum is
-    rounded up as often as it is close to the upper number, by a fixed pattern; where the term is 0 nothing changes.
+    Rounded to the nearest, a term below half a unit in the last place is lost wherever it stands. So where a unit is
+    more than the mean size of the term, the sum is rounded up as often as it is close to the upper number, by a fixed
+    pattern. Where a unit is less, the nearest number keeps the mean as well, with half of the noise.
     """
     if gradient.dtype not in (torch.bfloat16, torch.float16) or direction.dtype != gradient.dtype:
         return torch.add(gradient, direction, alpha=coefficient)
@@ -102,7 +103,9 @@ def _added(gradient: Tensor, direction: Tensor, coefficient: float) -> Tensor:
     # places and values, spread over (-1/2, 1/2) by multiples of the golden ratio: no random number of the run is used
     place = torch.arange(direction.numel(), dtype=torch.int32, device=direction.device).view(direction.shape)
     mixed = (place + direction.view(torch.int16)) & 0x7FFF
-    return (exact + ((mixed * 40503 >> 4 & 0xFFF) - 2047.5) / 4096 * unit).to(gradient.dtype)
+    pattern = ((mixed * 40503 >> 4 & 0xFFF) - 2047.5) / 4096
+    coarse = unit > abs(coefficient) * direction.abs().mean(dtype=torch.float32)
+    return (exact + pattern * (unit * coarse)).to(gradient.dtype)
 
 
 class _Saved(_Penalised):

@@ -106,6 +106,30 @@ def _input_scale(run: Sequence[Snapshot]) -> Found:
         yield "", size, f"The model's inputs have a root mean square of {size:.3g}, expected about 1."
 
 
+def _loss(kind: str) -> Callable[[Sequence[Snapshot]], Found]:
+    """What the gradients by the outputs say of the loss, twice in a row while a model is trained."""
+
+    def find(run: Sequence[Snapshot]) -> Found:
+        recent = [snap.layers.judged for snap in run[-2:]]
+        if (len(recent) > 1 or run[-1].rate is None) and all(each is not None and each.kind == kind for each in recent):
+            found = recent[-1]
+            if found is not None:
+                yield "", found.value, found.text
+
+    return find
+
+
+def _repeated(run: Sequence[Snapshot]) -> Found:
+    batches = run[-1].batches
+    if batches is not None and batches > 1 and same_batch(run):
+        yield "", batches, f"All {len(run)} measured batches are the same one, of {batches} in the data."
+
+
+def same_batch(run: Sequence[Snapshot]) -> bool:
+    """Whether all measured steps, four at least, have seen the same inputs."""
+    return len(run) > 3 and bool(run[-1].layers.batch) and len({snap.layers.batch for snap in run}) == 1
+
+
 def _unbalanced(run: Sequence[Snapshot]) -> Found:
     for group in run[-1].units.groups:
         # where the product is large too, one side is too large rather than the scale in the wrong place
@@ -348,6 +372,23 @@ RULES = (
         "Normalise the inputs to mean 0 and variance 1.",
         _SIZES | _MOVES | {"unbalanced"},
     ),
+    Rule(
+        "repeated batch",
+        _repeated,
+        "Take the next batch of the loader in every step, and shuffle them.",
+    ),
+    Rule(
+        "squashed twice",
+        _loss("squashed twice"),
+        "Hand the logits to the loss, without a softmax or sigmoid before it.",
+        frozenset({"vanishing", "slow"}),
+    ),
+    Rule(
+        "uniform targets",
+        _loss("uniform targets"),
+        "Look at the targets, and at label smoothing: at 1 nothing is left of them.",
+        _MOVES | {"vanishing", "no gradient"},
+    ),
     Rule("copies", _copies, "Initialise it at random.", _SIZES | _MOVES | {"unbalanced"}),
     Rule(
         "unbalanced",
@@ -433,4 +474,4 @@ def causes(alarms: Sequence[Alarm]) -> list[Alarm]:
     return [alarm for alarm in alarms if not alarm.because]
 
 
-__all__ = ["RULES", "Alarm", "Rule", "causes", "judge"]
+__all__ = ["RULES", "Alarm", "Rule", "causes", "judge", "same_batch"]

@@ -20,11 +20,12 @@ class _Watched:
         self.options = options
         self.watch: Watching | None = None
 
-    def begin(self, model: nn.Module, writes: bool = True, planned: float = 0) -> None:
+    def begin(self, model: nn.Module, writes: bool = True, planned: float = 0, batches: float = 0) -> None:
         self.end()
         kept = {} if writes else dict.fromkeys(("csv", "tensorboard", "page"))
-        steps = int(planned) if 0 < planned < math.inf else None
-        self.watch = watching(model, **{"planned": steps, **self.options, **kept})
+        known = {"planned": planned, "batches": batches}
+        sizes = {name: int(size) for name, size in known.items() if 0 < size < math.inf}
+        self.watch = watching(model, **{**sizes, **self.options, **kept})
         self.watch.__enter__()
 
     def end(self) -> None:
@@ -51,8 +52,13 @@ def transformers_callback(**options: Any) -> Any:
     """
 
     class TransformersWatch(_Watched, _base("transformers", "TrainerCallback")):  # type: ignore[misc]
-        def on_train_begin(self, _args: Any, state: Any, _control: Any, model: Any = None, **_: Any) -> None:
-            self.begin(model, state.is_world_process_zero, state.max_steps)
+        def on_train_begin(self, _args: Any, state: Any, _control: Any, model: Any = None, **given: Any) -> None:
+            from transformers.trainer_utils import has_length
+
+            loader = given.get("train_dataloader")
+            # data that streams has no length
+            batches = len(loader) if has_length(loader) else 0
+            self.begin(model, state.is_world_process_zero, state.max_steps, batches)
 
         def on_train_end(self, *_: Any, **__: Any) -> None:
             self.end()
@@ -83,7 +89,8 @@ def lightning_callback(model: str = "", **options: Any) -> Any:
         def on_train_start(self, trainer: Any, module: Any) -> None:
             holders = [child for child in module.children() if any(True for _ in child.parameters())]
             found = module.get_submodule(model) if model else holders[0] if len(holders) == 1 else module
-            self.begin(found, trainer.is_global_zero, trainer.estimated_stepping_batches)
+            steps, batches = trainer.estimated_stepping_batches, trainer.num_training_batches
+            self.begin(found, trainer.is_global_zero, steps, batches)
 
         def on_train_end(self, *_: Any) -> None:
             self.end()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -14,6 +15,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from pathspace.diagnostics.layers import select
+from pathspace.diagnostics.run.outputs_judged import Judged, judged, judged_inside
 
 SQUASHING = (nn.Tanh, nn.Sigmoid, nn.Softsign, nn.Hardtanh, nn.Hardsigmoid, nn.LogSigmoid)
 
@@ -53,13 +55,20 @@ class LayerFacts:
 
 @dataclass
 class Pass:
-    """One pass: its layers in order of execution, the sizes of the inputs, and the loss where the model returns it."""
+    """One pass: its layers in order of execution, the sizes of the inputs, and the loss where the model returns it.
+
+    Attributes:
+        batch: a digest of the inputs, the same for equal ones.
+        judged: what the gradient by the outputs says of the loss.
+    """
 
     layers: list[LayerFacts] = field(default_factory=list)
     rms_inputs: float | None = None
     loss: float | None = None
     training: bool = True
     stale: bool = False
+    batch: str = ""
+    judged: Judged | None = None
 
 
 class Probe:
@@ -122,7 +131,9 @@ class Probe:
         if not self.active:
             return
         self.example = (args, dict(kwargs))
-        held = [v for v in tree_leaves((args, kwargs)) if isinstance(v, Tensor) and v.is_floating_point() and v.numel()]
+        tensors = [v for v in tree_leaves((args, kwargs)) if isinstance(v, Tensor) and v.numel()]
+        self.current.batch = _digest(tensors)
+        held = [v for v in tensors if v.is_floating_point()]
         with torch.no_grad():
             self.current.rms_inputs = float(max(map(_rms, held))) if held else None
         self.current.training = any(m.training for m in module.modules())
@@ -134,11 +145,13 @@ class Probe:
         first = next((v for v in tree_leaves(output) if isinstance(v, Tensor) and v.is_floating_point()), None)
         if first is not None and first.ndim == 0:
             self.current.loss = float(first.detach())
+            self.current.judged = judged_inside(first)
         if first is not None and first.requires_grad:
-            first.register_hook(self._began)
+            first.register_hook(partial(self._began, first.detach()))
 
-    def _began(self, _gradient: Tensor) -> None:
+    def _began(self, output: Tensor, gradient: Tensor) -> None:
         """Gradients that are there when the backward pass begins are those of a step before."""
+        self.current.judged = self.current.judged or judged(output, gradient)
         found = [p for p in self.model.parameters() if p.grad is not None and id(p) in self.held]
         self._old = [(p, ref(p.grad)) for p in found[:3] if p.grad is not None and bool((p.grad != 0).any())]
 
@@ -190,6 +203,16 @@ def unit_axis(module: nn.Module) -> int:
 
 def _first(value: Any) -> Tensor | None:
     return next((v for v in tree_leaves(value) if isinstance(v, Tensor) and v.is_floating_point()), None)
+
+
+def _digest(tensors: list[Tensor]) -> str:
+    digest = hashlib.blake2b()
+    for value in tensors:
+        if not value.is_sparse:
+            flat = value.detach().flatten()
+            # some hundred thousand numbers tell batches apart
+            digest.update(flat[:: -(-len(flat) // 100_000)].contiguous().view(torch.uint8).cpu().numpy().tobytes())
+    return digest.hexdigest()
 
 
 def _wide(value: Tensor) -> torch.dtype:

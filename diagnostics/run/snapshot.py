@@ -46,6 +46,7 @@ class Snapshot:
         units: the units, where the model could be traced.
         chain: the residual additions, where there are some.
         rate: the largest learning rate of the optimizer's groups; ``None`` outside of training.
+        batches: how many batches the data has, where that is known.
         decay: the largest share of a weight that weight decay takes off in a step.
         seconds: what measuring cost.
     """
@@ -57,6 +58,7 @@ class Snapshot:
     chain: ChainRecord | None = None
     rate: float | None = None
     decay: float | None = None
+    batches: int | None = None
     seconds: float = 0.0
 
     def row(self) -> dict[str, float]:

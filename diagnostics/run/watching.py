@@ -21,7 +21,7 @@ from torch.optim.optimizer import (
 from pathspace import ReductionGraph, Skeleton, path_statistics, trace
 from pathspace.diagnostics.chain import MarkovChain
 from pathspace.diagnostics.efficiency import ChainRecord, Observer
-from pathspace.diagnostics.run.alarms import Alarm, judge
+from pathspace.diagnostics.run.alarms import Alarm, judge, same_batch
 from pathspace.diagnostics.run.log import RunLog
 from pathspace.diagnostics.run.outputs import Csv, Page, TensorBoard
 from pathspace.diagnostics.run.probe import Pass, Probe
@@ -56,11 +56,12 @@ class Watching(RunLog):
         on_alarm: Callable[[Alarm], None] | None,
         structure: bool | None,
         planned: int | None,
+        batches: int | None,
     ) -> None:
         super().__init__(getattr(model, "_orig_mod", getattr(model, "module", model)))
         self.compiled = hasattr(model, "_orig_mod")
         self.every, self.outputs, self.on_alarm, self.structure = every, outputs, on_alarm, structure
-        self.planned = planned
+        self.planned, self.batches = planned, batches
         self._fans = fan_in(self.model)
         self._counted = usual_squares(self.model, self._fans).keys()
         self._probe = Probe(self.model)
@@ -102,6 +103,10 @@ class Watching(RunLog):
             self.notes.append(
                 "Units and chain are not measured: tracing the model would have been more than 1 % of this run; "
                 "structure=True traces it at the first step."
+            )
+        if self.batches is None and same_batch(self.snapshots):
+            self.notes.append(
+                "All measured batches are the same one; if the data has more, the loader repeats its first."
             )
         if self.rows:
             self._write()
@@ -183,7 +188,7 @@ class Watching(RunLog):
         decays = [float(g["lr"]) * float(g.get("weight_decay") or 0) for g in groups if "lr" in g]
         rates = [float(group["lr"]) for group in groups if "lr" in group]
         snapshot = Snapshot(self.steps, self._pass, self._tensors, units, self._record, max(rates, default=None))
-        snapshot.decay = max(decays, default=None)
+        snapshot.decay, snapshot.batches = max(decays, default=None), self.batches
         snapshot.seconds = time.perf_counter() - started
         self._keep(snapshot)
         self._tensors = []
@@ -302,6 +307,7 @@ def watching(
     on_alarm: Callable[[Alarm], None] | None = None,
     structure: bool | None = None,
     planned: int | None = None,
+    batches: int | None = None,
 ) -> Watching:
     """Watch a training loop: measure it at regular steps, and report problems with their place and a remedy.
 
@@ -325,6 +331,8 @@ def watching(
             chain; by default at the first step where ``every`` is below 100 or the model is small (tracing takes half
             a second at most), and otherwise at the first measured step where it is 1 % of the run.
         planned: how many steps the run will have, if that is known: tracing then need not wait so long.
+        batches: how many batches the data has, if that is known: where it is more than one, a run that sees the same
+            one at every measured step raises an alarm; otherwise a note says so.
 
     Returns:
         A context manager with ``rows``, ``alarms`` and ``causes``.
@@ -354,7 +362,9 @@ def watching(
         outputs.append(TensorBoard(tensorboard))
     if page is not None:
         outputs.append(Page(page))
-    return Watching(model, every=every, outputs=outputs, on_alarm=on_alarm, structure=structure, planned=planned)
+    return Watching(
+        model, every=every, outputs=outputs, on_alarm=on_alarm, structure=structure, planned=planned, batches=batches
+    )
 
 
 __all__ = ["EVERY", "Watching", "watching"]

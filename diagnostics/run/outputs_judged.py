@@ -1,0 +1,173 @@
+"""What a loss makes of the outputs, told from its gradient by them: squashed twice, or the same for all targets.
+
+Cross-entropy of outputs ``z`` has the gradient ``w (softmax(z) - t)`` in every row. Where ``z`` are probabilities
+already, or are made ones before the loss squashes them again, the gradient says so, and the loss has a floor above 0.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+ROWS = 512
+# what fits must do so to this share of the gradient (in 32 bits, in 16), and what else it may be must miss by more
+FITS, MISSES = {False: 2e-3, True: 1e-2}, 5
+_VIEWS = (
+    "View",
+    "Reshape",
+    "ToCopy",
+    "Transpose",
+    "Permute",
+    "Slice",
+    "Clone",
+    "Alias",
+    "queeze",
+    "Select",
+    "TBackward",
+)
+
+
+@dataclass(frozen=True)
+class Judged:
+    """What is wrong with a loss.
+
+    Attributes:
+        kind: ``"squashed twice"`` or ``"uniform targets"``.
+        value: the loss of a perfect prediction; the number of classes.
+        text: one sentence.
+    """
+
+    kind: str
+    value: float
+    text: str
+
+
+def judged(output: Tensor, gradient: Tensor) -> Judged | None:
+    """What the gradient of a loss by a model's outputs says of the loss; ``None`` where nothing is certain.
+
+    Args:
+        output: outputs, with classes along the last dimension or dimension 1.
+        gradient: of the loss, of the same shape.
+
+    Example:
+        >>> z = torch.randn(8, 5).softmax(1).requires_grad_()
+        >>> loss = torch.nn.functional.cross_entropy(z, torch.arange(8) % 5)
+        >>> judged(z.detach(), torch.autograd.grad(loss, z)[0]).kind
+        'squashed twice'
+    """
+    if output.ndim == 0 or output.shape != gradient.shape or not bool(torch.isfinite(gradient).all()):
+        return None
+    for dim in dict.fromkeys((output.ndim - 1, min(1, output.ndim - 1))):
+        z, g = (value.detach().float().movedim(dim, -1).flatten(0, -2) for value in (output, gradient))
+        close = FITS[output.element_size() == 2]
+        asked = (g != 0).any(-1).nonzero().flatten()
+        asked = asked[:: -(-len(asked) // ROWS) or 1]
+        z, g = z[asked], g[asked]
+        if not len(z):
+            return None
+        if z.shape[1] > 1 and bool((g.sum(-1).abs() < close * g.abs().sum(-1)).all()):
+            return _by_classes(z, g, close)
+    return _by_entries(z, g, close)
+
+
+def _by_classes(z: Tensor, g: Tensor, close: float) -> Judged | None:
+    classes = z.shape[1]
+    rest = torch.ones_like(g, dtype=torch.bool)
+    alike = z.softmax(-1) - 1 / classes
+    if _is(g, alike, [z - z.mean(-1, keepdim=True)], rest, close):
+        text = f"The gradient asks for the same probability of all {classes} classes, whatever the targets are."
+        return Judged("uniform targets", classes, text)
+    given = bool((z >= 0).all()) and bool(((z.sum(-1) - 1).abs() < 1e-2).all())
+    share = z if given else z.softmax(-1)
+    steepest = (g if given else g / share.clamp(min=1e-12)).argmin(-1, keepdim=True)
+    target = torch.zeros_like(g).scatter_(1, steepest, 1.0)
+    rest = target == 0
+    twice, brier = share.softmax(-1) - target, share - target
+    if not given:
+        # through the softmax that stands between the outputs and the loss
+        twice, brier = (share * (v - (share * v).sum(-1, keepdim=True)) for v in (twice, brier))
+    if _is(g, twice, [brier] + [share] * (not given), rest, close):
+        floor = math.log(math.e + classes - 1) - 1
+        text = f"Probabilities go through a softmax once more: with {classes} classes the loss stays above {floor:.3g}."
+        return Judged("squashed twice", floor, text)
+    return None
+
+
+def _by_entries(z: Tensor, g: Tensor, close: float) -> Judged | None:
+    """The same for classes that are true or false one by one, and sigmoids."""
+    whole = (g != 0)[None].flatten(1)
+    z, g = z.reshape(1, -1), g.reshape(1, -1)
+    given = bool(((z >= 0) & (z <= 1)).all())
+    share = z if given else z.sigmoid()
+    target, slope = (g < 0).float(), torch.ones_like(z) if given else share * (1 - share)
+    if whole.sum() < 8 or bool(target.all()) or not bool(target.any()):
+        return None
+    twice, rivals = slope * (share.sigmoid() - target), [slope * (share - target)] + [share - target] * (not given)
+    if _is(g, twice, rivals, whole, close):
+        floor = math.log1p(math.exp(-1))
+        return Judged(
+            "squashed twice", floor, f"Probabilities go through a sigmoid again: the loss stays above {floor:.3g}."
+        )
+    return None
+
+
+def _is(g: Tensor, wanted: Tensor, rivals: list[Tensor], where: Tensor, close: float) -> bool:
+    """Whether a gradient is one thing and surely no other."""
+    return _missed(g, wanted, where) < close and all(_missed(g, rival, where) > MISSES * close for rival in rivals)
+
+
+def _missed(g: Tensor, wanted: Tensor, where: Tensor) -> float:
+    """What is left of a gradient beside a multiple of what it may be, for each row or, of few classes, for all."""
+    g, wanted = g * where, wanted * where
+    over = (-1,) if g.shape[1] > 3 else (0, 1)
+    factor = (g * wanted).sum(over, keepdim=True) / wanted.square().sum(over, keepdim=True).clamp(min=1e-30)
+    return float((g - factor.clamp(min=0) * wanted).norm() / g.norm().clamp(min=1e-30))
+
+
+def judged_inside(loss: Tensor) -> Judged | None:
+    """The same of a loss that the model computes itself, from autograd's graph.
+
+    Args:
+        loss: a scalar with a graph.
+
+    Example:
+        >>> z = torch.randn(4, 3, requires_grad=True)
+        >>> judged_inside(torch.nn.functional.cross_entropy(z.softmax(1), torch.tensor([0, 1, 2, 0]))).kind
+        'squashed twice'
+        >>> judged_inside(torch.nn.functional.cross_entropy(z, torch.tensor([0, 1, 2, 0])))
+    """
+    pairs = (("LogSoftmax", "Softmax"), ("BinaryCrossEntropyWithLogits", "Sigmoid"))
+    for node in _last(loss):
+        for taken, given in pairs:
+            if node.name().startswith(taken) and any(
+                _source(node).startswith(each) for each in (given, f"Safe{given}")
+            ):
+                text = f"The loss of the model takes the {given.lower()} of a {given.lower()}, and has a floor above 0."
+                return Judged("squashed twice", 0.0, text)
+    return None
+
+
+def _last(loss: Tensor) -> Iterator[torch.autograd.graph.Node]:
+    """The last few nodes of a graph."""
+    waiting, seen = [loss.grad_fn], 0
+    while waiting and seen < 30:
+        node = waiting.pop(0)
+        if node is not None:
+            seen += 1
+            yield node
+            waiting += [each for each, _ in node.next_functions]
+
+
+def _source(node: torch.autograd.graph.Node) -> str:
+    """The name of the node behind this one, beyond views."""
+    following = node.next_functions[0][0] if node.next_functions else None
+    while following is not None and any(view in following.name() for view in _VIEWS) and following.next_functions:
+        following = following.next_functions[0][0]
+    return "" if following is None else following.name()
+
+
+__all__ = ["Judged", "judged", "judged_inside"]
