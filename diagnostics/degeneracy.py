@@ -20,6 +20,7 @@ from pathspace.diagnostics.feature_spaces import added_vectors, feature_spaces
 from pathspace.diagnostics.layers import in_double, safe_deepcopy, unchanged
 from pathspace.diagnostics.symmetries import Attribution, Symmetry, attribute
 from pathspace.diagnostics.tables import Table
+from pathspace.diagnostics.weight_norms import Straight
 from pathspace.errors import (
     AT_LEAST_1,
     SEED,
@@ -208,13 +209,14 @@ def degeneracy(
         if directions is not None:
             basis = _confirmed(directions, live, lengths, scaled, tolerance * singular.max(initial=1.0), notes)
             gauge, gauge_share = basis.shape[1], _spread(basis, live, total)
-        null = right[rank:].T
+        straight = Straight.of(parameters, places, live)
+        null, basis = (straight.turned(vectors, live, lengths) for vectors in (right[rank:].T, basis))
         work = Attribution(null, basis, live, lengths)
         # as many independent outputs as there are: what they do not determine has no cause but that
         if rank < outputs.numel():
             spaces = () if graph is None else feature_spaces(graph.captured)
             added = set() if graph is None else added_vectors(graph.captured)
-            attribute(twin, parameters, places, spaces, added, work)
+            attribute(twin, straight.parameters, places, spaces, added, work)
         found = work.found
         known = work.explained
         extra = null - known @ (known.T @ null)

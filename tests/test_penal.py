@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import io
+import json
 from collections.abc import Callable
 from typing import Any
 
@@ -816,3 +817,12 @@ def test_checkpointing_where_a_norm_ends_the_branch(reentrant: bool, part: str) 
     model(x).square().sum().backward()
     assert_equal({name: p.grad for name, p in model.named_parameters() if p.grad is not None}, explicit)
     assert not RUNNING
+
+
+def test_figures_in_16_bits_are_what_the_page_says() -> None:
+    """No line is further from the float32 gradient than the explicit loss, by two standard errors."""
+    from benchmarks.penal_bf16 import DATA, PAGE, table
+
+    rows = json.loads(DATA.read_text(encoding="utf-8"))
+    assert table(rows) in PAGE.read_text(encoding="utf-8")
+    assert len(rows) == 16 and all(row["closer"] > -2 * row["error"] for row in rows)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import json
+import warnings
 from collections import Counter
 from typing import Any
 
@@ -53,6 +55,21 @@ def test_adjacent_linear_maps(sizes: tuple[int, int, int], seed: int) -> None:
         factor = torch.exp(torch.randn(b))
         model[0].weight.mul_(factor[:, None]), model[0].bias.mul_(factor), model[1].weight.div_(factor)
     assert causes(model, 2 * torch.randn(300, a))[0] == counts
+
+
+@pytest.mark.parametrize("wrap", [nn.utils.parametrizations.weight_norm, nn.utils.weight_norm])
+def test_weights_with_norms_have_the_causes_of_plain_ones(wrap: Any) -> None:
+    torch.manual_seed(3)
+    plain = nn.Sequential(nn.Linear(4, 3), nn.Linear(3, 5), nn.Tanh(), nn.Linear(5, 2))
+    normed, x = copy.deepcopy(plain), 2 * torch.randn(300, 4)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        wrap(normed[0]), wrap(normed[1])
+    (want, known), (counts, found) = causes(plain, x), causes(normed, x)
+    # a length for each of 8 rows, which nothing depends on
+    assert found.deficit == known.deficit + 8 and known.gauge == 3
+    assert sum(counts.values()) + found.gauge == sum(want.values()) + known.gauge + 8
+    assert counts["linear map"] >= want["linear map"] == 6 and counts["shift"] == want["shift"] == 3
 
 
 def test_a_wide_layer_between_narrow_ones_has_directions_that_nobody_reads() -> None:

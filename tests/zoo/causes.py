@@ -44,6 +44,18 @@ LIBRARY = (
     "nemotron", "olmo", "olmo2", "opt", "persimmon", "phi", "phi3", "qwen2", "qwen3", "roberta", "roformer",
     "seed_oss", "smollm3", "stablelm", "starcoder2", "xlm_roberta", "xlnet",
 )  # fmt: skip
+_NO_GAP = "singular values run through the tolerance, so float64 does not say how many are zero"
+# what is likely to be behind the directions that have no cause
+LIKELY = {
+    "deep_and_cross": "factors `1 + x w` of a product, of which one grows as the next shrinks; the tables shift to "
+    "supply the constant that this takes",
+    "pointnet": "GL(3) less its common scale, between the predicted matrix `M f + b + I` and the convolution behind "
+    "it; the three features lie apart in the rows of `M`, with a constant of their own",
+    "hf_bert_small": "not known; one amount for all words that occur",
+    "hf_llama_small": _NO_GAP,
+    "hf_mistral_small": _NO_GAP,
+    "hf_olmo_small": _NO_GAP,
+}
 HEAD = f"""# Null directions by cause
 
 Every direction in parameter space that leaves the outputs as they are, on the small models of the survey's lists (up
@@ -153,11 +165,13 @@ def render(rows: Iterable[Mapping[str, Any]]) -> str:
         lines.append(f"| {family} | {len(mine)} | {sum(row in whole for row in mine)} |")
     rest = [row for row in measured if row not in whole]
     if rest:
-        lines += ["", "The others:", ""]
+        lines += ["", "The others, in brackets what is likely to be behind them:", ""]
     for row in rest:
         why = [f"{row[key]} {key}" for key in ("undetermined", "unexplained") if row[key]]
         why += [] if row["clear"] else ["no clear gap between singular values"]
-        lines.append(f"* {row['name']}: {', '.join(why)}; in {', '.join(f'`{name}`' for name in row['left'][:6])}")
+        likely = f" ({LIKELY[row['name']]})" if row["name"] in LIKELY else ""
+        where = ", ".join(f"`{name}`" for name in row["left"][:6])
+        lines.append(f"* {row['name']}: {', '.join(why)}{likely}; in {where}")
     failed = [row for row in rows if "error" in row]
     if failed:
         lines += ["", "Not measured:", "", *(f"* {row['name']}: {row['error']}" for row in failed)]
