@@ -24,7 +24,7 @@ HEADROOM = 4.0
 
 @dataclass(frozen=True)
 class Alarm:
-    """A problem of a run.
+    """A problem of a training run, with its place, a number and advice.
 
     Attributes:
         kind: which rule found it.
