@@ -321,7 +321,7 @@ def test_run_leaves_a_configuration_that_makes_the_same_run(tmp_path: Path) -> N
         ("resume = 1", "gives resume the value 1, expected a value of type bool"),
         ("lr = ", "is not TOML"),
         ("optimizer = 'lion'", "There is no optimizer 'lion'"),
-        ("epochs = 0", "found 0; give at least 1"),
+        ("epochs = 0", "found epochs=0, expected a whole number"),
         ("[model]\nhidden = 3", "has an unknown key 'model'"),
         ("lr = nan", "The learning rate is nan"),
         ("devices = 2.0", "gives devices the value 2.0, expected a value of type int"),
