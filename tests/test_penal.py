@@ -819,6 +819,16 @@ def test_checkpointing_where_a_norm_ends_the_branch(reentrant: bool, part: str) 
     assert not RUNNING
 
 
+def test_figures_of_memory_are_what_the_page_says() -> None:
+    from benchmarks.penal_memory import DATA, PAGE, measured, table
+
+    rows = json.loads(DATA.read_text(encoding="utf-8"))
+    assert table(rows) in PAGE.read_text(encoding="utf-8")
+    # bytes of the model itself depend on the version of torch
+    found = [measured(row["block"])["for_a_node"] for row in rows]
+    assert found == [row["for_a_node"] for row in rows] == [0, 0, 0, 1, 1, 1]
+
+
 def test_figures_in_16_bits_are_what_the_page_says() -> None:
     """No line is further from the float32 gradient than the explicit loss, by two standard errors."""
     from benchmarks.penal_bf16 import DATA, PAGE, table

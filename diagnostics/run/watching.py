@@ -354,7 +354,7 @@ def watching(
     """
     expect_arguments("watching", model=model)
     expect_numbers("watching", AT_LEAST_1, every=every)
-    expect_numbers("watching", SEED, or_none=True, planned=planned)
+    expect_numbers("watching", SEED, or_none=True, planned=planned, batches=batches)
     outputs: list[Callable[[RunLog], None]] = []
     if csv is not None:
         outputs.append(Csv(csv))

@@ -1,0 +1,96 @@
+"""What `penalize` keeps for the backward pass in blocks with an activation or a norm after the sum, in bytes.
+
+``PYTHONPATH=tests python -m benchmarks.penal_memory`` measures (seconds) and writes ``docs/data/penal-memory.json`` and
+the table of ``docs/markov-chain.md``.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from benchmarks.figures import filled
+from benchmarks.penal_bf16 import DATA as OTHER
+from benchmarks.penal_bf16 import PAGE
+from benchmarks.penalty import kept
+from pathspace.files import replacing
+from pathspace.training import penalize
+
+DATA = OTHER.with_name("penal-memory.json")
+START, END = "<!-- memory -->\n", "<!-- end memory -->"
+BLOCKS, CHANNELS, SIZE = 4, 8, (4, 8, 12, 12)
+
+
+class Gate(nn.Module):
+    """Channels multiplied by what is read from their means."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.read = nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Conv2d(CHANNELS, CHANNELS, 1), nn.Sigmoid())
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * self.read(x)
+
+
+class Post(nn.Module):
+    """``after(x + branch(x))``."""
+
+    def __init__(self, end: Callable[[], list[nn.Module]], after: nn.Module) -> None:
+        super().__init__()
+        first, last = (nn.Conv2d(CHANNELS, CHANNELS, 3, padding=1) for _ in range(2))
+        self.branch, self.after = nn.Sequential(first, nn.ReLU(), last, *end()), after
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.after(x + self.branch(x))
+
+
+KINDS: dict[str, tuple[Callable[[], list[nn.Module]], Callable[[], nn.Module]]] = {
+    "batch norm, sum, ReLU": (lambda: [nn.BatchNorm2d(CHANNELS)], nn.ReLU),
+    "convolution, sum, layer norm": (list, lambda: nn.LayerNorm(SIZE[-1])),
+    "convolution, sum, GELU": (list, nn.GELU),
+    "convolution, sum, ReLU": (list, nn.ReLU),
+    "convolution, sum, tanh": (list, nn.Tanh),
+    "batch norm, gate, sum, ReLU": (lambda: [nn.BatchNorm2d(CHANNELS), Gate()], nn.ReLU),
+}
+
+
+def measured(name: str) -> dict[str, Any]:
+    """Tensors of the size of a node that are kept in addition to those of the model, for each node."""
+    torch.manual_seed(0)
+    end, after = KINDS[name]
+    model = nn.Sequential(nn.Conv2d(3, CHANNELS, 1), *(Post(end, after()) for _ in range(BLOCKS)))
+    x = torch.randn(SIZE[0], 3, *SIZE[2:])
+    node = 4 * torch.Size(SIZE).numel() * BLOCKS
+    found = {"plain": kept(model, lambda: model(x).square().mean())}
+    penal = penalize(copy.deepcopy(model), x, tau=1e-3)
+    found["penalize"] = kept(penal, lambda: penal(x).square().mean())
+    return {"block": name, **found, "for_a_node": (found["penalize"] - found["plain"]) / node}
+
+
+def table(rows: list[dict[str, Any]]) -> str:
+    """As Markdown."""
+    lines = [
+        "| end of the block | kept, bytes | with `penalize` | tensors for a node |",
+        "| --- | ---: | ---: | ---: |",
+    ]
+    lines += [f"| {r['block']} | {r['plain']:,} | {r['penalize']:,} | {r['for_a_node']:.2f} |" for r in rows]
+    return "\n".join(lines) + "\n"
+
+
+def main() -> None:
+    """Measure, and write the data and the table."""
+    rows = [measured(name) for name in KINDS]
+    with replacing(DATA) as temporary:
+        temporary.write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
+    page = filled(PAGE.read_text(encoding="utf-8"), START, END, table(rows))
+    with replacing(PAGE) as temporary:
+        temporary.write_text(page, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
