@@ -112,11 +112,20 @@ def guarded(run: Callable[[], int], *, debug: bool = False) -> int:
         sentence, code, caught = "The memory is exhausted: give smaller inputs.", BAD_INPUT, error
     except Exception as error:
         sentence, code, caught = _unexpected(error), BAD_INPUT, error
+    if _began_with_an_interrupt(caught):
+        sentence, code = "Interrupted before the end.", INTERRUPTED
     if debug:
         traceback.print_exception(caught, file=sys.stderr)
     if sentence:
         say("Error", "red", sentence)
     return code
+
+
+def _began_with_an_interrupt(error: BaseException | None) -> bool:
+    """Whether an interrupt led to an error: libraries that are interrupted while they load fail in other ways."""
+    while error is not None and not isinstance(error, KeyboardInterrupt):
+        error = error.__cause__ or error.__context__
+    return error is not None
 
 
 def _unexpected(error: Exception) -> str:

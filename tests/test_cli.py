@@ -22,7 +22,7 @@ import typer
 from typer.testing import CliRunner, Result
 
 import pathspace as ps
-from pathspace import cli
+from pathspace import cli, cli_errors
 
 NETS = """
 import torch
@@ -452,6 +452,17 @@ def test_an_interrupt_is_one_sentence(folder: Path) -> None:
     result = run("verify", "nets.py:Interrupted", "--input", "2x3")
     assert result.exit_code == 130
     assert one_sentence(result.stderr) == "Error: Interrupted before the end.\n"
+
+
+def test_what_an_interrupt_breaks_is_an_interrupt(capsys: pytest.CaptureFixture[str]) -> None:
+    def half_loaded() -> int:
+        try:
+            raise KeyboardInterrupt
+        except KeyboardInterrupt:
+            raise RecursionError("maximum recursion depth exceeded")  # noqa: B904
+
+    assert cli_errors.guarded(half_loaded) == 130
+    assert one_sentence(capsys.readouterr().err) == "Error: Interrupted before the end.\n"
 
 
 # Commands of other packages
