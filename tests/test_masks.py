@@ -53,5 +53,5 @@ def test_failures(tmp_path: Path) -> None:
 def test_swapped_arguments_are_named(tmp_path: Path) -> None:
     model = nn.Sequential(nn.Linear(2, 2), nn.ReLU(), nn.Linear(2, 1))
     for wrong in ("masks.safetensors", model, ps.trace(model, torch.randn(1, 2))):
-        with pytest.raises(ps.InputError, match=rf"found a {type(wrong).__name__} in the place of the skeleton"):
+        with pytest.raises(ps.InputError, match=rf"found a {type(wrong).__name__} as its skeleton"):
             ps.save_masks(wrong, tmp_path / "masks.safetensors")  # type: ignore[arg-type]

@@ -351,7 +351,7 @@ def test_a_graph_that_was_traced_already_is_not_traced_again() -> None:
     graph = ps.trace(model, x, sizes="given")
     own, given = ps.verify(model, x).to_dict(), ps.verify(model, x, graph=graph).to_dict()
     assert own | {"seconds": 0} == given | {"seconds": 0}
-    with pytest.raises(ps.InputError, match="graph of another model"):
+    with pytest.raises(ps.InputError, match="graph that does not belong to this"):
         ps.verify(copy.deepcopy(model), x, graph=graph)
     with pytest.raises(ps.InputTypeError, match="as its graph"):
         ps.verify(model, x, graph=model)  # type: ignore[arg-type]
