@@ -197,8 +197,9 @@ def rescale_and_round(title: str, built: Built, console: Console) -> None:
     seen, held = (_half((args, kwargs), which) for which in (0, 1))
     gauge = ps.choose_gauge(model, graph, ps.Noise(bits=8), calibration=seen[1] or seen[0], steps=STEPS)
     table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0), caption_justify="left")
-    for header in (title, "sum of squared weights", "outputs differ by", "8 bits per tensor", "8 bits per channel"):
-        table.add_column(header, justify="right" if header != title else "left")
+    table.add_column(title, no_wrap=True)
+    for header in ("sum of squares", "change", "8 bits, tensor", "8 bits, channel"):
+        table.add_column(header, justify="right")
     rescaled = ps.rescale(copy.deepcopy(model), graph, phi, exact=True)
     equals = {
         start: model,
@@ -214,7 +215,7 @@ def rescale_and_round(title: str, built: Built, console: Console) -> None:
     table.caption = (
         "Folded: batch norms taken into the weights, as quantisers do. Rescaled: by exp(phi), phi ~ N(0, 1) for each "
         "free scale. Balanced: the smallest sum of squared weights. Rescaled for 8 bits: ps.choose_gauge, on one half "
-        "of the inputs. Outputs: change relative to the largest, in float32. Last columns: signal over noise of the "
+        "of the inputs. Change: of the outputs, relative to the largest, in float32. 8 bits: signal over noise of the "
         "outputs on the other half, when weights are rounded to 8 bits with one step per tensor, or per channel. "
         "All rows compute the same; rounded, they do not."
     )
