@@ -12,7 +12,7 @@ import logging
 import threading
 import warnings
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, nullcontext, redirect_stderr
+from contextlib import AbstractContextManager, contextmanager, nullcontext, redirect_stderr
 from dataclasses import dataclass, field
 from typing import Any
 from unittest import mock
@@ -112,13 +112,19 @@ def check_runs(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any
         )
 
 
-def capture(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any] | None = None) -> Captured:
+def capture(
+    model: nn.Module,
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any] | None = None,
+    watch: AbstractContextManager[Any] | None = None,
+) -> Captured:
     """Capture ``model`` on example inputs, in its current mode, without changing it.
 
     Args:
         model: any module that ``torch.export`` can trace.
         args: positional example inputs.
         kwargs: keyword example inputs.
+        watch: a context in which the model's code runs, entered for every attempt.
 
     Returns:
         The captured graph with the provenance of its placeholders.
@@ -138,11 +144,12 @@ def capture(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any] |
     check_inputs(model, args, kwargs)
     with _ONE_AT_A_TIME, torch.inference_mode(False), with_numbers():
         args, kwargs = ordinary((args, kwargs))
+        watch = watch or nullcontext()
         with untouched(model):
-            captured = recorded(model, args, kwargs)
+            captured = recorded(model, args, kwargs, watch)
         if captured is None:
             with untouched(model):
-                captured = _exported(model, args, kwargs)
+                captured = _exported(model, args, kwargs, watch)
         if _mixes_types(captured.graph):
             # tracing does not check this, running does
             with untouched(model):
@@ -150,7 +157,9 @@ def capture(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any] |
     return captured
 
 
-def recorded(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Captured | None:
+def recorded(
+    model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], watch: AbstractContextManager[Any]
+) -> Captured | None:
     """The model as one run shows it; nothing where only an export can tell."""
     with functorch_config.patch(fake_tensor_allow_unsafe_data_ptr_access=False):
         mode = FakeTensorMode(allow_non_fake_inputs=True)
@@ -158,7 +167,7 @@ def recorded(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any])
     made = dict(twin.named_buffers(remove_duplicate=False)) if give_shapes(twin, mode) else {}
     tensors = opened(twin, args, kwargs)
     try:
-        with _traceable(twin):
+        with _traceable(twin), watch:
             found = record(twin, args if tensors is None else tensors, kwargs if tensors is None else {}, mode)
             module = fx.GraphModule(nn.Module(), found.graph)
             if writes_are_seen(module):
@@ -183,10 +192,12 @@ def _canonical(model: nn.Module) -> tuple[dict[str, nn.Parameter], dict[str, str
     return named, {name: first.setdefault(id(parameter), name) for name, parameter in named.items()}
 
 
-def _exported(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Captured:
+def _exported(
+    model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], watch: AbstractContextManager[Any]
+) -> Captured:
     """The model as torch exports it."""
     try:
-        program, made = _export(model, args, kwargs)
+        program, made = _export(model, args, kwargs, watch)
     except PathspaceError:
         raise
     except (Exception, SystemExit) as error:
@@ -223,7 +234,7 @@ def _exported(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]
 
 
 def _export(
-    model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], watch: AbstractContextManager[Any]
 ) -> tuple[torch.export.ExportedProgram, dict[str, torch.Tensor]]:
     """Let torch trace a stand-in of the model.
 
@@ -235,7 +246,7 @@ def _export(
     made = dict(twin.named_buffers(remove_duplicate=False)) if shapes else {}
     tensors = opened(twin, args, kwargs)
     known = {name for name, _ in twin.named_parameters()}
-    with _traceable(twin), tracing(TracingContext(mode)) if shapes else nullcontext():
+    with _traceable(twin), tracing(TracingContext(mode)) if shapes else nullcontext(), watch:
         program = torch.export.export(
             twin, args if tensors is None else tensors, dict(kwargs) if tensors is None else {}, strict=False
         )

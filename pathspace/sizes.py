@@ -8,7 +8,8 @@ there are steps. Such signs are looked for, and where there is one, the model is
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -85,7 +86,7 @@ def resized(inputs: Inputs, sizes: Mapping[tuple[int, int], int]) -> Inputs:
     return args, kwargs
 
 
-def _together(inputs: Inputs, thin_only: bool) -> Iterator[tuple[int, list[Dims]]]:
+def together(inputs: Inputs, thin_only: bool) -> Iterator[tuple[int, list[Dims]]]:
     """Sizes, and which dimensions of that size may vary together: all of them, or those at one place each."""
     found: dict[int, list[tuple[int, int]]] = {}
     for number, tensor in enumerate(_tensors(inputs)):
@@ -120,33 +121,39 @@ def larger(runs: Callable[[Inputs], bool], inputs: Inputs, thin_only: bool) -> I
                 return True
         return False
 
-    for size, (every, *apart) in _together(inputs, thin_only):
+    for size, (every, *apart) in together(inputs, thin_only):
         if not grown(every, size):
             for dims in apart:
                 grown(dims, size)
     return resized(inputs, sizes) if sizes else None
 
 
-def recapture(model: nn.Module, inputs: Inputs, thin_only: bool) -> tuple[Captured | None, Inputs | None]:
+def recapture(
+    model: nn.Module, inputs: Inputs, thin_only: bool, watch: AbstractContextManager[Any] | None = None
+) -> tuple[Captured | None, Inputs | None]:
     """The model captured at larger sizes, and the inputs; nothing where it runs at no others."""
     try:
         with untouched(model), torch.inference_mode(False), with_numbers():
             rehearsal = Rehearsal(model)
             other = larger(lambda trial: rehearsal.runs(*trial), ordinary(inputs), thin_only)
-        return (None, None) if other is None else (capture(model, *other), other)
+        return (None, None) if other is None else (capture(model, *other, watch=watch), other)
     except PathspaceError:
         # what cannot be copied or captured is taken at the sizes it came with
         return None, None
 
 
-def sentence(inputs: Inputs, other: Inputs | None, looked: bool) -> str:
+def sentence(inputs: Inputs, others: Sequence[Inputs], looked: bool, unseen: Sequence[str] = ()) -> str:
     """For which inputs a graph was derived, in words."""
     text = f"inputs ({describe(*inputs)})"
-    if other is not None:
-        return f"{text}, and other sizes as captured at ({describe(*other)})"
-    if looked:
+    if others:
+        text += ", and other sizes as captured at " + " and ".join(f"({describe(*other)})" for other in others)
+    elif looked:
         return f"{text} only, because it was not captured at other sizes"
-    return f"{text}, and other sizes at which the model runs the same operations"
+    else:
+        text += ", and other sizes at which the model runs the same operations"
+    if unseen:
+        text += f"; which way {', '.join(unseen)} takes by size was seen at these sizes only"
+    return text
 
 
-__all__ = ["larger", "recapture", "resized", "sentence", "thin"]
+__all__ = ["larger", "recapture", "resized", "sentence", "thin", "together"]

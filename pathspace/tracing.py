@@ -16,6 +16,7 @@ from pathspace.inference.interpreter import interpret
 from pathspace.inference.units import Scales
 from pathspace.inputs import arranged, describe
 from pathspace.reduction import ReductionGraph
+from pathspace.size_decisions import Watch, other_ways
 from pathspace.sizes import recapture, sentence, thin
 from pathspace.structure import Structure, owner
 from pathspace.without_values import on_cpu
@@ -67,7 +68,8 @@ def trace(
         raise InputError(f"trace found norm_eps={norm_eps!r}, expected 'ignore' or 'respect'.")
     if sizes not in ("any", "given"):
         raise InputError(f"trace found sizes={sizes!r}, expected 'any' or 'given'.")
-    captured = capture(model, args, kwargs)
+    watch, later = Watch(), Watch()
+    captured = capture(model, args, kwargs, watch)
     with on_cpu():
         scales, _ = interpret(captured, Scales, strict, norm_eps, affine)
         before = Snapshot.of(scales)
@@ -80,14 +82,21 @@ def trace(
         return _graph(model, found, f"inputs ({describe(args, kwargs)}) only")
     open_ends = found is None or bool(found.unused or found.beyond or found.forms.shape[0])
     looked = open_ends or thin(captured, (args, kwargs))
-    further, other = recapture(model, (args, kwargs), thin_only=not open_ends) if looked else (None, None)
+    walks = watch.walks((args, kwargs))
+    thin_only = not (open_ends or walks)
+    larger, other = recapture(model, (args, kwargs), thin_only, later) if looked or walks else (None, None)
+    further = [] if larger is None or other is None else [(larger, other)]
+    known = [((args, kwargs), watch.decisions), *((at, later.decisions) for _, at in further)]
+    ways = other_ways(model, (args, kwargs), known)
+    further += ways.captures
     with on_cpu():
-        if further is not None:
-            uses = before.again(scales, further, norm_eps)
+        if further:
+            uses = before.again(scales, [each for each, _ in further], norm_eps)
             found = build(captured, scales, norm_eps, uses)
         elif found is None:
             found = build(captured, scales, norm_eps, raw=raw)
-    return _graph(model, found, sentence((args, kwargs), other, looked))
+    stated = sentence((args, kwargs), [at for _, at in further], looked, [*ways.unseen, *watch.lengths])
+    return _graph(model, found, stated)
 
 
 def _graph(model: nn.Module, found: Structure, stated: str) -> ReductionGraph:

@@ -12,6 +12,7 @@ from torch.nn import functional as F
 
 import pathspace as ps
 from pathspace.inference import build
+from pathspace.size_decisions import Watch
 
 
 class Net(nn.Module):
@@ -74,6 +75,35 @@ def positions(net: Any, x: Tensor) -> Tensor:
 def products(net: Any, x: Tensor) -> Tensor:
     near = torch.arange(x.shape[1])[:, None] - torch.arange(x.shape[1])[None] + 7
     return net.b(torch.einsum("bsd,tsd->btd", F.relu(net.a(x)), net.table[near]))
+
+
+def branch(decide: Callable[[Tensor], bool], other: Callable[[Tensor], Tensor] = torch.tanh) -> Callable[[], nn.Module]:
+    """A network that computes otherwise where a function of its hidden features says so."""
+
+    def way(net: Any, x: Tensor) -> Tensor:
+        h = net.a(x)
+        return net.b(other(h) if decide(h) else F.relu(h))
+
+    return lambda: Net(way, a=lin(4, 3), b=lin(3, 2))
+
+
+def ladder(net: Any, x: Tensor) -> Tensor:
+    h = net.a(x)
+    if x.shape[0] > 6:
+        h = F.relu(h)
+    elif x.shape[0] > 3:
+        h = F.leaky_relu(h)
+    else:
+        h = F.gelu(h)
+    return net.b(h)
+
+
+def every_fourth_step(net: Any, x: Tensor) -> Tensor:
+    h = F.relu(net.enter(x[:, 0]))
+    for t in range(1, x.shape[1]):
+        h = net.enter(x[:, t]) + net.stay(h)
+        h = torch.tanh(h) if t % 4 == 3 else F.relu(h)
+    return net.leave(h)
 
 
 # model, traced shape, other shapes
@@ -206,6 +236,19 @@ CASES: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...], list[tuple[int,
                     a=lin(4, 3), p=rows(1, 1, 3), b=lin(3, 2), c=nn.Conv1d(3, 3, 3, padding=1)),
         (2, 1, 4), [(2, 6, 4)],
     ),
+    "branch on a larger batch": (branch(lambda h: h.shape[0] > 4), (2, 4), [(4, 4), (5, 4), (9, 4)]),
+    "branch on a smaller batch": (branch(lambda h: h.size(0) <= 4), (9, 4), [(4, 4), (1, 4), (5, 4)]),
+    "branch on a batch as large as the features": (branch(lambda h: h.shape[0] % 4 > 0), (4, 4), [(3, 4), (8, 4)]),
+    "branch on half a length": (branch(lambda h: h.shape[1] // 2 >= 4), (2, 3, 4), [(2, 7, 4), (2, 8, 4)]),
+    "branch on an odd length": (branch(lambda h: bool(h.shape[1] % 2)), (2, 4, 4), [(2, 5, 4), (2, 6, 4)]),
+    "branch on the number of tokens": (branch(lambda h: h.numel() > 100), (2, 5, 4), [(8, 5, 4), (2, 30, 4)]),
+    "branches on branches": (lambda: Net(ladder, a=lin(4, 3), b=lin(3, 2)), (8, 4), [(6, 4), (3, 4), (2, 4)]),
+    "another way for a batch of one": (
+        branch(lambda h: h.shape[0] > 1, lambda h: F.relu(h - h.mean(0))), (3, 4), [(1, 4), (2, 4)],
+    ),
+    "every fourth step of a loop": (
+        lambda: Net(every_fourth_step, enter=lin(4, 3), stay=lin(3, 3), leave=lin(3, 2)), (2, 3, 4), [(2, 6, 4)],
+    ),
 }  # fmt: skip
 
 
@@ -255,6 +298,43 @@ def test_a_model_of_one_size_says_so() -> None:
         "inputs (1x1x3x3:float32) only, because it was not captured at other sizes"
     )
     assert "runs the same operations" in ps.trace(nn.Linear(3, 2), torch.randn(2, 3)).range
+
+
+def test_a_way_that_no_capture_took_is_named() -> None:
+    """A branch at sizes beyond those tried, ``len``, and code of packages: said, and not taken for seen."""
+    x = torch.randn(2, 4)
+    far = branch(lambda h: h.shape[0] > 10**6)()
+    by_length = branch(lambda h: len(h) > 4)()
+    for model in (far, by_length):
+        graph = ps.trace(model, x)
+        assert graph.num_units == 3
+        assert "and other sizes at which the model runs the same operations" in graph.range
+        assert "which way test_sizes.py:" in graph.range and graph.range.endswith("was seen at these sizes only")
+
+
+def test_a_check_of_features_is_no_branch() -> None:
+    """What comes out the same at all sizes of inputs, and what refuses other sizes, leaves the range as it is."""
+
+    def checked(net: Any, x: Tensor) -> Tensor:
+        if x.shape[-1] != 4:
+            raise ValueError("four features wanted")
+        h = F.relu(net.a(x))
+        return net.b(h if h.shape[-1] == net.a.weight.shape[0] else h + 1)
+
+    graph = ps.trace(Net(checked, a=lin(4, 3), b=lin(3, 2)), torch.randn(2, 4))
+    assert graph.range == "inputs (2x4:float32), and other sizes at which the model runs the same operations"
+
+
+def test_sizes_stay_numbers_while_they_are_watched() -> None:
+    with Watch() as watch:
+        first, second = torch.ones(6, 4).shape
+        assert [first - second, -second, first * 2, 7 % second, abs(second), first // 4] == [2, -4, 12, 3, 4, 1]
+        assert (first > second, first > 4, first == "6", bool(first - 6)) == (True, True, False, False)
+        assert {first: 1}[6] == 1 and list(range(second)) == [0, 1, 2, 3] and first / 4 == 1.5
+        assert torch.zeros(first, second).view(-1, second + 2).shape == (4, 6)
+    assert all(type(each.left) is type(each.right) is int for each in watch.decisions)
+    with pytest.raises(ps.CaptureError, match="check the shapes"):
+        ps.trace(branch(lambda h: h.shape[0] > 4)(), torch.randn(2, 5))
 
 
 def test_lengths_of_several_inputs_vary_together() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from torch import Tensor
@@ -32,12 +33,12 @@ class Snapshot:
         """The state of an interpretation after its run."""
         return cls(scales.equations.copy(), tuple(scales.approximate), tuple(scales.pins))
 
-    def again(self, scales: Scales, captured: Captured, norm_eps: str) -> int:
-        """Put an interpretation back, and go on with another capture of the model.
+    def again(self, scales: Scales, captures: Sequence[Captured], norm_eps: str) -> int:
+        """Put an interpretation back, and go on with other captures of the model.
 
         Args:
             scales: the interpretation this is a snapshot of.
-            captured: the same model, captured at other sizes.
+            captures: the same model, captured at other sizes.
             norm_eps: as in the first run.
 
         Returns:
@@ -46,7 +47,8 @@ class Snapshot:
         scales.equations, scales.approximate = self.equations, list(self.approximate)
         scales.pins = list(self.pins)
         uses = len(scales.uses)
-        interpret(captured, lambda *_: scales, norm_eps=norm_eps, affine=scales.affine)
+        for captured in captures:
+            interpret(captured, lambda *_: scales, norm_eps=norm_eps, affine=scales.affine)
         known = {(pin.op, pin.module, pin.source, pin.reason) for pin in self.pins}
         new = [p for p in scales.pins[len(self.pins) :] if (p.op, p.module, p.source, p.reason) not in known]
         scales.pins = [*self.pins, *new]

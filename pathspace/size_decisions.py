@@ -1,0 +1,310 @@
+"""Where a model's own code decides by the sizes of tensors, and inputs at which it decides otherwise.
+
+A capture follows one way through ``if x.shape[0] > 4``, and the graph that comes of it holds for that way. So the
+sizes that code reads tell of every comparison, and the model is captured again where a comparison falls otherwise.
+"""
+
+from __future__ import annotations
+
+import operator
+import sys
+from collections import Counter, deque
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import PurePath
+from types import FrameType
+from typing import Any, Self
+
+import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+
+from pathspace.capture import Captured, capture
+from pathspace.errors import PathspaceError
+from pathspace.inputs import ordinary
+from pathspace.sizes import Dims, Inputs, resized, together
+
+READS = frozenset([Tensor.shape.__get__, Tensor.size, Tensor.numel, Tensor.nelement])  # type: ignore[attr-defined]
+# what takes one piece out of a tensor, or all of them
+PIECES = frozenset([Tensor.__getitem__, Tensor.select, torch.select])
+WALKS = frozenset([Tensor.unbind, torch.unbind, Tensor.__iter__])
+WATCHED = READS | PIECES | WALKS | {Tensor.__len__}
+# frames that are nobody's model, and those of models that others wrote: what these decide is stated, not tried
+LIBRARIES = ("/torch/", "/sympy/", "/pathspace/")
+INSTALLED = ("/site-packages/", "/dist-packages/")
+COMPARISONS = ("lt", "le", "gt", "ge", "eq", "ne")
+ARITHMETIC = ("add", "radd", "sub", "rsub", "mul", "rmul", "floordiv", "rfloordiv", "mod", "rmod", "neg", "abs")
+# captures that are made for decisions at most, and the longest side that they have
+MOST, LONGEST = 6, 4096
+
+
+@dataclass(frozen=True)
+class Decision:
+    """A comparison of sizes in a model's code.
+
+    Attributes:
+        place: file and line.
+        number: how often that line had compared before.
+        compare: the name of the operator.
+        left: its first operand.
+        right: its second operand.
+        outcome: what it gave.
+        both: whether the second operand is a size, too.
+        installed: whether the code is an installed package's.
+    """
+
+    place: str
+    number: int
+    compare: str
+    left: float
+    right: float
+    outcome: bool
+    both: bool
+    installed: bool
+
+    @property
+    def sizes(self) -> set[float]:
+        """The operands that may follow an input."""
+        return {self.left, self.right} if self.both else {self.left}
+
+    @property
+    def key(self) -> tuple[str, int, str]:
+        """The same for the same comparison in another run."""
+        return self.place, self.number, self.compare
+
+    def falls(self, left: float, right: float) -> bool:
+        """Its outcome for other operands."""
+        return bool(getattr(operator, self.compare)(left, right))
+
+
+class Watch(TorchFunctionMode):
+    """Within: sizes that code reads from tensors tell of what is decided by them.
+
+    Attributes:
+        decisions: every comparison, in order.
+        pieces: how many pieces were taken out of tensors, by the line that took them.
+        lengths: places that ask for ``len(tensor)``, which answers with a number that tells nothing.
+
+    Example:
+        >>> with Watch() as watch:
+        ...     small = torch.ones(3, 2).shape[0] < 4
+        >>> [(each.left, each.compare, each.right, each.outcome) for each in watch.decisions]
+        [(3, 'lt', 4, True)]
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._forget()
+
+    def _forget(self) -> None:
+        self.decisions: list[Decision] = []
+        self.pieces: Counter[tuple[str, int]] = Counter()
+        self.lengths: list[str] = []
+
+    def __enter__(self) -> Self:
+        # every run is watched from its start
+        self._forget()
+        return super().__enter__()  # type: ignore[no-any-return, no-untyped-call]
+
+    def tell(self, frame: FrameType, compare: str, left: float, right: float, both: bool = False) -> bool:
+        """Note a comparison, unless it is a library's own."""
+        outcome = bool(getattr(operator, compare)(left, right))
+        # (torch checks the sizes of its captures in code that it makes of text)
+        if not (_within(frame, LIBRARIES) or (frame.f_code.co_filename, frame.f_code.co_name) == ("<string>", "_")):
+            place = _place(frame)
+            number = sum(each.place == place and each.compare == compare for each in self.decisions)
+            made = Decision(place, number, compare, left, right, outcome, both, _within(frame, INSTALLED))
+            self.decisions.append(made)
+        return outcome
+
+    def walks(self, inputs: Inputs) -> bool:
+        """Whether a line took about as many pieces as an input is long: a loop over steps, perhaps."""
+        sizes = {size for size, _ in together(inputs, thin_only=False) if size > 2}
+        return any(count in sizes or count + 1 in sizes for count in self.pieces.values())
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        if func not in WATCHED:
+            return result
+        frame: FrameType | None = sys._getframe(1)
+        while frame is not None and (
+            frame.f_code.co_name == "__torch_function__"
+            or frame.f_globals.get("__name__") in ("torch._tensor", "torch.overrides")
+        ):
+            # (other modes, which were asked before, and methods of tensors that are written in Python)
+            frame = frame.f_back
+        if frame is None or _within(frame, LIBRARIES):
+            return result
+        if func in READS:
+            return Size(result, self) if type(result) is int else torch.Size([Size(size, self) for size in result])
+        if func is Tensor.__len__:
+            self.lengths.append(_place(frame))
+        elif not _within(frame, INSTALLED):
+            here = frame.f_code.co_filename, frame.f_lineno
+            self.pieces[here] += len(result) if isinstance(result, tuple) else 1
+        return result
+
+
+def _place(frame: FrameType) -> str:
+    return f"{PurePath(frame.f_code.co_filename).name}:{frame.f_lineno}"
+
+
+def _within(frame: FrameType, folders: Sequence[str]) -> bool:
+    return any(folder in frame.f_code.co_filename for folder in folders)
+
+
+class Size(int):
+    """A size, or a whole number made of sizes, that tells what it is compared with."""
+
+    watch: Watch
+
+    def __new__(cls, value: int, watch: Watch) -> Size:
+        made = super().__new__(cls, value)
+        made.watch = watch
+        return made
+
+    __hash__ = int.__hash__
+
+    def __bool__(self) -> bool:
+        return self.watch.tell(sys._getframe(1), "ne", int(self), 0)
+
+
+def _compared(name: str) -> Callable[[Size, Any], Any]:
+    def compared(self: Size, other: Any) -> Any:
+        if not isinstance(other, int | float):
+            return NotImplemented
+        plain = int(other) if isinstance(other, int) else other
+        return self.watch.tell(sys._getframe(1), name, int(self), plain, isinstance(other, Size))
+
+    return compared
+
+
+def _computed(name: str) -> Callable[..., Any]:
+    compute = getattr(int, f"__{name}__")
+
+    def computed(self: Size, *others: Any) -> Any:
+        result = compute(int(self), *others)
+        return Size(result, self.watch) if isinstance(result, int) else result
+
+    return computed
+
+
+for _name in COMPARISONS:
+    setattr(Size, f"__{_name}__", _compared(_name))
+for _name in ARITHMETIC:
+    setattr(Size, f"__{_name}__", _computed(_name))
+
+
+@dataclass
+class Ways:
+    """A model captured where its code decides otherwise.
+
+    Attributes:
+        captures: further captures, and the inputs they were made with.
+        unseen: places that decide by sizes of inputs, and at which only one outcome was seen.
+    """
+
+    captures: list[tuple[Captured, Inputs]] = field(default_factory=list)
+    unseen: list[str] = field(default_factory=list)
+
+
+def other_ways(model: torch.nn.Module, inputs: Inputs, known: Sequence[tuple[Inputs, Sequence[Decision]]]) -> Ways:
+    """Capture a model at sizes at which every decision by sizes falls both ways, as far as it runs there.
+
+    Args:
+        model: any module.
+        inputs: its example inputs.
+        known: the inputs of earlier captures, and the decisions that were seen there.
+
+    Returns:
+        The further captures.
+    """
+    found, inputs = Ways(), ordinary(inputs)
+    runs = deque(known)
+    operands: dict[Any, set[tuple[float, float]]] = {}
+    outcomes: dict[Any, set[bool]] = {}
+
+    def note(decisions: Sequence[Decision]) -> bool:
+        new = [d for d in decisions if d.outcome not in outcomes.get(d.key, ())]
+        for d in decisions:
+            operands.setdefault(d.key, set()).add((d.left, d.right))
+            outcomes.setdefault(d.key, set()).add(d.outcome)
+        return bool(new)
+
+    for _, decisions in known:
+        note(decisions)
+    tried, fixed = 0, set()
+    while runs:
+        at, decisions = runs.popleft()
+        own = [d for d in decisions if not d.installed and len(outcomes[d.key]) == 1]
+        for trial, dims, aims in _trials(at, own):
+            aims = [d for d in aims if len(outcomes[d.key]) == 1 and (d.key, dims) not in fixed]
+            if not aims or tried == MOST:
+                continue
+            tried += 1
+            watch = Watch()
+            try:
+                captured: Captured | None = capture(model, *trial, watch=watch)
+            except PathspaceError:
+                # inputs that the model does not take, or not all the way
+                captured = None
+            reached = {d.key: (d.left, d.right) for d in watch.decisions}
+            # what comes out the same does not depend on these dimensions
+            fixed |= {(d.key, dims) for d in own if reached.get(d.key) == (d.left, d.right)}
+            if note(watch.decisions):
+                runs.append((trial, watch.decisions))
+                if captured is not None:
+                    found.captures.append((captured, trial))
+    lengths = {size for size, _ in together(inputs, thin_only=False)}
+    one_way = [d for _, decisions in known for d in decisions if len(outcomes[d.key]) == 1]
+    depends = [d.place for d in one_way if len(operands[d.key]) > 1 or (d.installed and d.sizes & lengths)]
+    found.unseen = list(dict.fromkeys(depends))
+    return found
+
+
+def _trials(inputs: Inputs, decisions: Sequence[Decision]) -> Iterator[tuple[Inputs, Dims, Sequence[Decision]]]:
+    """Inputs of other sizes, what changed in them, and decisions that may fall otherwise: all at once, then each."""
+    groups = [(size, dims) for size, ways in together(inputs, thin_only=False) for dims in ways]
+    every: dict[tuple[int, int], int] = {}
+    for decision in decisions:
+        for size, dims in groups:
+            if size in decision.sizes and dims[0] not in every:
+                every |= dict.fromkeys(dims, next(_lengths(decision, size), size))
+    if len(set(every.values())) > 1:
+        yield resized(inputs, every), tuple(every), decisions
+    for decision in decisions:
+        sizes = decision.sizes
+
+        def unlikely(group: tuple[int, Dims], sizes: set[float] = sizes) -> tuple[bool, bool, int]:
+            return group[0] not in sizes, not any(size and group[0] % size == 0 for size in sizes), -group[0]
+
+        ranked = sorted(groups, key=unlikely)
+        for lengths in zip(*(_lengths(decision, size) for size, _ in ranked), strict=False):
+            for length, (_, dims) in zip(lengths, ranked, strict=True):
+                yield resized(inputs, dict.fromkeys(dims, length)), dims, [decision]
+
+
+def _lengths(decision: Decision, size: int) -> Iterator[int]:
+    """Lengths in place of ``size`` at which a decision may fall otherwise, the likeliest first."""
+
+    def follows(operand: float, new: int) -> float:
+        # as long as the input, or in proportion to it
+        return new if operand == size else operand * new / size
+
+    def flips(new: int) -> bool:
+        left, right = decision.left, decision.right
+        return any(
+            decision.falls(*pair) != decision.outcome
+            for pair in ((follows(left, new), right), (left, follows(right, new)))
+        )
+
+    near = {size * one / other for one, other in ((decision.right, decision.left), (decision.left, decision.right))
+            if other}  # fmt: skip
+    wanted = {round(middle) + step for middle in (*near, decision.left, decision.right) for step in (-1, 0, 1)}
+    usable = [new for new in wanted if 0 < new <= LONGEST and new != size and flips(new)]
+    nearest = sorted(usable, key=lambda new: (abs(new - size), new))[:2]
+    yield from nearest
+    yield from (new for new in (size + 1, size + 2, 2 * size) if size and new <= LONGEST and new not in nearest)
+
+
+__all__ = ["Decision", "Watch", "Ways", "other_ways"]
