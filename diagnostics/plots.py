@@ -130,9 +130,11 @@ def _draw_walk(axes: Axes, walk: Walk) -> None:
     )
     axes.scatter(x, y, color=colours, s=18, zorder=3)
     box = {"boxstyle": "round,pad=0.2", "facecolor": "white", "edgecolor": "none", "alpha": 0.8}
-    for label, i in (("start", 0), ("end", -1)):
-        # beside the point, away from the middle of the walk
-        side = 12 if y[i] >= y.mean() else -18
+    close = abs(x[0] - x[-1]) < 0.25 * np.ptp(x)
+    for label, i, other in (("start", 0, -1), ("end", -1, 0)):
+        # away from the middle of the walk; of ends that are close, one label above and one below
+        above = (y[i], i) > (y[other], other) if close else y[i] >= y.mean()
+        side = 12 if above else -18
         axes.annotate(
             label, (x[i], y[i]), textcoords="offset points", xytext=(0, side), fontsize=SMALLEST, ha="center", bbox=box
         )

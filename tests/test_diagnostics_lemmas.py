@@ -220,6 +220,13 @@ def test_walks_hold_every_node() -> None:
     width = figure.get_figwidth() * figure.dpi
     sizes = [text.get_fontsize() for axes in figure.axes for text in (axes.title, *axes.texts, *axes.get_xticklabels())]
     assert min(sizes) * figure.dpi / 72 * 390 / width >= 9
+    # a walk that comes back to where it began
+    points = found[0].points.clone()
+    points[-1] = points[0]
+    figure = walk_picture([found[0]._replace(points=points)])
+    figure.canvas.draw()
+    start, end = (text.get_window_extent() for text in figure.axes[0].texts)
+    assert not start.overlaps(end)
 
 
 def squares(blocks: Sequence[nn.Module], x: Tensor) -> Tensor:
