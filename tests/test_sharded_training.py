@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 import warnings
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -37,13 +41,18 @@ from pathspace.training.optim.pathwise import PathOptimizer
 
 Found = dict[str, object]
 Go = Callable[[int], None]
-MAKERS: dict[str, Callable[[nn.Module, ps.Skeleton], PathOptimizer]] = {
-    "gsgd": lambda m, s: GSGD(m.named_parameters(), lr=0.02, skeleton=s),
-    "momentum": lambda m, s: GSGD(m.named_parameters(), lr=0.01, momentum=0.9, weight_decay=0.1, skeleton=s),
-    "gadam": lambda m, s: GAdam(m.named_parameters(), lr=0.01, skeleton=s),
-    "bounded": lambda m, s: GAdam(m.named_parameters(), lr=0.01, max_multiplier=0.5, weight_decay=0.1, skeleton=s),
+MAKERS: dict[str, Callable[..., PathOptimizer]] = {
+    "gsgd": lambda m, s, **more: GSGD(m.named_parameters(), lr=0.02, skeleton=s, **more),
+    "momentum": lambda m, s, **more: GSGD(
+        m.named_parameters(), lr=0.01, momentum=0.9, weight_decay=0.1, skeleton=s, **more
+    ),
+    "gadam": lambda m, s, **more: GAdam(m.named_parameters(), lr=0.01, skeleton=s, **more),
+    "bounded": lambda m, s, **more: GAdam(
+        m.named_parameters(), lr=0.01, max_multiplier=0.5, weight_decay=0.1, skeleton=s, **more
+    ),
 }
 WORLDS = (4, 2)
+FUSED = ("momentum", "gadam")
 
 
 def make(dtype: torch.dtype = torch.float64) -> nn.Module:
@@ -66,12 +75,14 @@ def skeleton_of(dtype: torch.dtype = torch.float64) -> ps.Skeleton:
     return ps.trace(model, x).skeleton()
 
 
-def ready(way: str, member: str, dtype: torch.dtype = torch.float64) -> tuple[nn.Module, PathOptimizer, Go]:
+def ready(
+    way: str, member: str, dtype: torch.dtype = torch.float64, **more: Any
+) -> tuple[nn.Module, PathOptimizer, Go]:
     """A model, cut, with its optimizer, and so many steps of it."""
     model, x, y = setting(dtype)
     init_skeleton(model, skeleton_of(dtype))
     share = WAYS[way](model)
-    optimizer = MAKERS[member](model, skeleton_of(dtype))
+    optimizer = MAKERS[member](model, skeleton_of(dtype), **more)
     return model, optimizer, lambda steps: train(model, optimizer, x, y, share, steps)
 
 
@@ -122,6 +133,14 @@ def both(model: nn.Module) -> tuple[int, int]:
     return dist.get_world_size() // 2, mesh["data"].get_local_rank()
 
 
+def meshes(model: nn.Module) -> tuple[int, int]:
+    """Two meshes of the same processes, made apart."""
+    for number, name in ((0, "a"), (2, "b")):
+        fully_shard(model[number], mesh=init_device_mesh("cpu", (dist.get_world_size(),), mesh_dim_names=(name,)))
+    fully_shard(model)
+    return dist.get_world_size(), dist.get_rank()
+
+
 def half(model: nn.Module) -> tuple[int, int]:
     """One layer alone; every process sees the whole batch, so that gradients of the others are alike."""
     fully_shard(model[2])
@@ -132,7 +151,7 @@ def uncut(model: nn.Module) -> tuple[int, int]:
     return 1, 0
 
 
-ALL = (rows, columns, hybrid, tensors, both, half, uncut)
+ALL = (rows, columns, hybrid, tensors, both, meshes, half, uncut)
 WAYS: dict[str, Callable[[nn.Module], tuple[int, int]]] = {cut.__name__: cut for cut in ALL}
 CUT = [way for way in WAYS if way != "uncut"]
 
@@ -178,6 +197,7 @@ def work(rank: int, folder: Path) -> None:
     if world == max(WORLDS):
         for member in ("momentum", "gadam"):
             found |= save("both", member, folder) | save("rows", member, folder, torch.float32)
+        found["meshes"] = refusal(crossed)
     else:
         found |= refusals()
     for member in ("momentum", "gadam"):
@@ -230,8 +250,26 @@ def from_meta(way: str) -> dict[str, Tensor]:
     return weights(model)
 
 
-def save(way: str, member: str, folder: Path, dtype: torch.dtype = torch.float64) -> Found:
-    model, optimizer, go = ready(way, member, dtype)
+def fused(rank: int, folder: Path) -> None:
+    """The same with steps by kernels, saved and loaded."""
+    world, found = dist.get_world_size(), dict[str, object]()
+    for member in FUSED:
+        if world == max(WORLDS):
+            found |= save("columns", member, folder, fused=True)
+        found |= load("columns", "rows", member, folder, fused=True)
+    torch.save(found, folder / f"fused-{world}-{rank}.pt")
+
+
+def crossed() -> None:
+    """One layer cut over all processes, another over pairs of them."""
+    model, _, _ = setting()
+    fully_shard(model[0], mesh=init_device_mesh("cpu", (4,), mesh_dim_names=("a",)))
+    fully_shard(model[2], mesh=init_device_mesh("cpu", (2, 2), mesh_dim_names=("b", "c")))
+    MAKERS["gsgd"](model, skeleton_of())
+
+
+def save(way: str, member: str, folder: Path, dtype: torch.dtype = torch.float64, **more: Any) -> Found:
+    model, optimizer, go = ready(way, member, dtype, **more)
     go(2)
     parts = dict(zip(("model", "optimizer"), get_state_dict(model, optimizer), strict=True))
     dcp.save(parts, checkpoint_id=folder / f"{way} {member}")
@@ -240,8 +278,8 @@ def save(way: str, member: str, folder: Path, dtype: torch.dtype = torch.float64
     return {f"saved {way} {member}": saved, f"straight {way} {member}": weights(model)}
 
 
-def load(source: str, way: str, member: str, folder: Path, dtype: torch.dtype = torch.float64) -> Found:
-    model, optimizer, go = ready(way, member, dtype)
+def load(source: str, way: str, member: str, folder: Path, dtype: torch.dtype = torch.float64, **more: Any) -> Found:
+    model, optimizer, go = ready(way, member, dtype, **more)
     parts = dict(zip(("model", "optimizer"), get_state_dict(model, optimizer), strict=True))
     dcp.load(parts, checkpoint_id=folder / f"{source} {member}")
     set_state_dict(model, optimizer, model_state_dict=parts["model"], optim_state_dict=parts["optimizer"])
@@ -327,6 +365,43 @@ def test_four_processes_save_and_two_go_on(source: str, member: str, results: di
     if source == "rows":
         # where sums are made in the same order, so are the next steps
         close(results[4][0][f"resumed {key}"], four[f"straight {key}"], rtol=0.0, atol=0.0)
+
+
+IN_PROCESSES = """
+import sys
+from pathlib import Path
+from processes import several_processes
+from test_sharded_training import WORLDS, fused
+
+if __name__ == "__main__":
+    for world in WORLDS:
+        several_processes(fused, Path(sys.argv[1]), world)
+"""
+
+
+def test_fused_steps_on_shards_go_on_where_others_saved_them(tmp_path: Path) -> None:
+    pytest.importorskip("triton")
+    # (Triton decides when it is imported whether it interprets its kernels)
+    environment = {**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
+    script = tmp_path / "fused.py"
+    script.write_text(IN_PROCESSES)
+    ran = subprocess.run([sys.executable, script, tmp_path], env=environment, capture_output=True, text=True)
+    assert ran.returncode == 0, ran.stderr[-3000:]
+    four, two = ([torch.load(tmp_path / f"fused-{world}-{rank}.pt") for rank in range(world)] for world in WORLDS)
+    for member in FUSED:
+        model, _, go = ready("uncut", member)
+        go(5)
+        close(four[0][f"straight columns {member}"], weights(model))
+        saved = four[0][f"saved columns {member}"]
+        for found in four + two:
+            loaded = found[f"loaded columns {member}"]
+            assert loaded.keys() == saved.keys() and all(torch.equal(loaded[name], saved[name]) for name in saved)
+            close(found[f"resumed columns {member}"], weights(model))
+
+
+def test_meshes_that_share_processes_but_no_dimension_are_refused(results: dict[int, list[Found]]) -> None:
+    for found in results[4]:
+        assert "expected dimensions of one mesh; give all modules the same mesh" in str(found["meshes"])
 
 
 @pytest.mark.parametrize(

@@ -259,7 +259,9 @@ class Fused:
                     mine[name], fresh = torch.zeros_like(slot.parameter), 1
             moments = [self.space.moments(slot, mine, name).data_ptr() if wanted else 0 for name in self.buffers]
             gradient = 0 if grad is None else grad.data_ptr()
-            rows.append([slot.held.data_ptr(), gradient, *moments, *[0] * (2 - len(moments)), fresh])
+            # (a device that holds nothing of a tensor counts its steps all the same)
+            held = slot.held.data_ptr() or self.total.data_ptr()
+            rows.append([held, gradient, *moments, *[0] * (2 - len(moments)), fresh])
         return rows
 
     def step(self, groups: Groups, state: State) -> None:
