@@ -400,7 +400,7 @@ def test_units_and_tensors_are_counted_once() -> None:
     assert told["graph"].startswith("The only layer reads from the root and writes to it: ")
     assert "at Linear; " in told["variance"] and told["gains"].startswith("The gain of Linear is ")
     frozen = report(nn.Linear(4, 3).requires_grad_(False), torch.randn(9, 4)).sentences["gradients"]
-    assert frozen == "The size of gradients was not measured: Linear has no trainable parameter to take a gradient by."
+    assert frozen == "The size of gradients was not measured: Linear has no trainable parameter for a gradient."
 
 
 def test_the_model_stays_as_it_is() -> None:

@@ -69,7 +69,7 @@ def test_tensorboard_is_written_or_asked_for_in_one_sentence(tmp_path: Path) -> 
     result = call(*words, "--epochs", 2)
     if not find_spec("tensorboard"):
         assert result.exit_code == 2 and list(tmp_path.iterdir()) == []
-        sentence = "Error: TensorBoard is not installed; run pip install tensorboard, or leave out --tensorboard."
+        sentence = "Error: TensorBoard is not installed; run pip install tensorboard, or do not pass --tensorboard."
         assert " ".join(result.stderr.split()) == sentence
         return
     assert result.exit_code == 0, result.output
