@@ -19,12 +19,13 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from pathspace.capture import check_runs, first_line, quiet
+from pathspace.capture import check_runs, quiet
 from pathspace.eps import precision, without_eps
 from pathspace.functional_call import evaluate
 from pathspace.moves import moved
 from pathspace.nested import leaves as leaves_of
 from pathspace.nested import mapped
+from pathspace.refusals import no_derivative
 from pathspace.rescale import rescale
 from pathspace.stand_in import repeatable, stand_in
 from pathspace.structure import Structure
@@ -463,7 +464,7 @@ def measure(
             except RuntimeError as error:
                 # a model that cannot be differentiated (it overwrites what its backward pass needs) can still be
                 # rescaled
-                no_gradient = first_line(error)
+                no_gradient = no_derivative(error)
     worst = max(exact, unbalanced or 0.0)
     words = f"outputs differ by {exact:.1e} after random rescaling by up to {2**largest}"
     words += f", gradients balance to {unbalanced:.1e} per unit" if unbalanced is not None else ""

@@ -45,6 +45,21 @@ def first_line(error: BaseException) -> str:
     return line if len(line) <= _LONGEST else line[:_LONGEST].rsplit(" ", 1)[0] + " ..."
 
 
+def no_derivative(error: BaseException) -> str:
+    """Why a model could not be differentiated.
+
+    Example:
+        >>> no_derivative(RuntimeError("expected scalar type Float but found Double"))
+        'one of its operations takes no float64, as those of fake quantisation do not'
+    """
+    said = str(error)
+    if "found Double" in said or "to have the same dtype" in said:
+        return "one of its operations takes no float64, as those of fake quantisation do not"
+    if "returned an invalid gradient" in said or "incorrect number of gradients" in said:
+        return "the backward pass of one of its autograd functions returns gradients of another number or shape"
+    return first_line(error)
+
+
 def user_frame(error: BaseException) -> str:
     """``at file:line`` of the innermost frame outside torch, or ``in torch``."""
     place = "in torch"
@@ -248,5 +263,6 @@ __all__ = [
     "failed_capture",
     "failed_run",
     "first_line",
+    "no_derivative",
     "user_frame",
 ]

@@ -22,7 +22,6 @@ import torch
 from scipy.sparse import csr_array, hstack
 from torch import Tensor, nn
 
-from pathspace.capture import first_line
 from pathspace.eps import NoEps, precision, without_eps
 from pathspace.inputs import describe
 from pathspace.invariance import LARGE, cast
@@ -31,6 +30,7 @@ from pathspace.logscales import Family, family
 from pathspace.nested import leaves
 from pathspace.null_space import pivots, smallest
 from pathspace.reduction import ReductionGraph
+from pathspace.refusals import no_derivative
 from pathspace.sample_sizes import sample_sizes
 from pathspace.samples import AT_ONCE, NOTHING, Sampler
 from pathspace.sizes import Inputs
@@ -198,7 +198,7 @@ def _sampler(
                 break
         except (RuntimeError, ValueError) as error:
             # what does not run at other sizes after all
-            sampler.problem = f"the model cannot be differentiated ({first_line(error)})"
+            sampler.problem = f"the model cannot be differentiated ({no_derivative(error)})"
     return sampler
 
 
@@ -247,7 +247,7 @@ def _bounded(scales: Family, units: csr_array, sampler: Sampler, most_seconds: f
     except ValueError as error:
         raise _Refused(str(error)) from None
     except RuntimeError as error:
-        raise _Refused(f"the model cannot be differentiated ({first_line(error)})") from None
+        raise _Refused(f"the model cannot be differentiated ({no_derivative(error)})") from None
     free = values < ZERO
     independent = len(pivots(units))
     at_most, found = independent + int(free.sum()), units.shape[1]

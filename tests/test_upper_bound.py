@@ -237,6 +237,38 @@ def test_it_says_where_it_is_not_attempted(monkeypatch: pytest.MonkeyPatch) -> N
     assert "seconds" in bracket(mlp(3, 4, 2), x).upper_bound["evidence"]
 
 
+class WrongBackward(torch.autograd.Function):
+    """A rectifier whose backward pass returns one gradient too many."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x.clamp(min=0)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        return grads[0], grads[0]
+
+
+class OneType(nn.Module):
+    """What refuses float64, as fake quantisation does."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.fake_quantize_per_channel_affine(x, torch.ones(3), torch.zeros(3, dtype=torch.int32), 1, 0, 255)
+
+
+class Rectifier(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return WrongBackward.apply(x)  # type: ignore[no-any-return, no-untyped-call]
+
+
+@pytest.mark.parametrize(("between", "words"), [(Rectifier(), "another number or shape"), (OneType(), "no float64")])
+def test_what_has_no_derivative_is_said_in_plain_words(between: nn.Module, words: str) -> None:
+    model = nn.Sequential(nn.Linear(4, 3), between, nn.Linear(3, 2))
+    bound = ps.verify(model, torch.randn(5, 4), upper_bound=True).upper_bound
+    assert bound is not None and bound["at_most"] is None
+    assert words in bound["evidence"] and "Backward" not in bound["evidence"] and "Double" not in bound["evidence"]
+
+
 def test_the_bracket_is_in_json_and_on_the_command_line(tmp_path: Path) -> None:
     file = tmp_path / "net.py"
     file.write_text("from torch.nn import *\nnet = Sequential(Linear(3, 4), ReLU(), Linear(4, 2))\n")
