@@ -26,6 +26,7 @@ class Loss:
         function: computes it.
         says: what it is, to stand after "Gradients are those of".
         given: whether it belongs to a task; otherwise it is a stand-in.
+        named: whether the user or the model says which loss it is; otherwise it was chosen here.
         reduction: ``"mean"`` or ``"sum"`` over samples, ``None`` where that has to be measured.
     """
 
@@ -33,6 +34,7 @@ class Loss:
     says: str
     given: bool = True
     reduction: str | None = None
+    named: bool = True
 
     def __call__(self, outputs: Any, targets: Any) -> Tensor:
         """The loss of one batch."""
@@ -140,7 +142,7 @@ def default_loss(seed: int = 0) -> Loss:
     def loss(outputs: Any, targets: Any) -> Tensor:
         first = next((tensor for tensor in tensors_of(outputs) if tensor.is_floating_point()), None)
         if first is not None and first.ndim == 0:
-            made.says, made.given = "the loss that the model returns", True
+            made.says, made.given, made.named = "the loss that the model returns", True, True
             return first
         found = scores(outputs)
         found = found if found.dtype == torch.float64 else found.float()
@@ -155,7 +157,9 @@ def default_loss(seed: int = 0) -> Loss:
             return F.cross_entropy(found.flatten(0, -2), classes.flatten())
         return found.square().mean()
 
-    made = Loss(loss, "the mean square of the outputs: they speak of the network and not of a task", False, "mean")
+    made = Loss(
+        loss, "the mean square of the outputs: they speak of the network and not of a task", False, "mean", False
+    )
     return made
 
 

@@ -337,6 +337,14 @@ def test_losses_are_judged_by_their_gradients(classes: int, dtype: torch.dtype) 
     assert kind(s, lambda s: F.binary_cross_entropy_with_logits(s, bits)) == "squashed twice"
 
 
+def test_a_loss_that_nobody_named_is_not_judged() -> None:
+    torch.manual_seed(0)
+    model, (x, y) = runs.squashed(nn.Softmax(-1)), runs.vectors(64)
+    assert diagnose(model, x).alarms == diagnose(model, data=[(x, y)]).alarms == []
+    found = diagnose(model, data=[(x, y)], loss="cross_entropy").alarms
+    assert [alarm.kind for alarm in found] == ["squashed twice"]
+
+
 def test_a_loss_that_the_model_computes_is_judged_too() -> None:
     class Own(nn.Module):
         def __init__(self, twice: bool) -> None:

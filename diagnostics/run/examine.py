@@ -42,6 +42,8 @@ def examine(subject: Subject, graph: ReductionGraph | None = None, record: Chain
                     found = torch.autograd.grad(loss, [p for _, p in named], allow_unused=True)
         finally:
             seen = probe.detach()
+        if not subject.loss.named:
+            seen.judged = None
         gradients = {name: g for (name, _), g in zip(named, found, strict=True) if g is not None}
         run.append(Snapshot(number, seen, tensor_facts(model, fans, gradients), units, record))
         alarms += judge(run, alarms)
