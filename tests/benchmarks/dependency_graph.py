@@ -1,24 +1,26 @@
 """Capture and inference beside the dependency graph of Torch-Pruning: processor time in one run, one thread.
 
-    python -m benchmarks.dependency_graph resnet18 mobilenet_v2 > docs/data/dependency_graph.json
+    python -m benchmarks.dependency_graph > docs/data/dependency_graph.json
 
-Each argument is a classification model of torchvision. The first model is done twice and its first turn is left out,
-which pays for imports. Needs torchvision and torch-pruning.
+Arguments, if any, take the place of the models below: `torchvision:resnet18`, `timm:resnet18`. The first model is done
+twice and its first turn is left out, which pays for imports. Swin transformers take Torch-Pruning minutes each, and are
+not among the models. Needs torchvision, timm and torch-pruning.
 """
 
 from __future__ import annotations
 
 import json
-import statistics
 import sys
 import time
 from collections.abc import Callable
 from typing import Any
+from unittest import mock
 
 import torch
 from torch import nn
 
 import pathspace as ps
+import pathspace.capture
 from pathspace.capture import capture
 
 
@@ -37,20 +39,65 @@ def groups_of(model: nn.Module, x: torch.Tensor) -> list[Any]:
     return list(graph.get_all_groups(root_module_types=[nn.Conv2d, nn.Linear]))
 
 
-def row(name: str) -> dict[str, Any]:
-    """One model, built with random weights."""
-    import torchvision
+MODELS = {
+    "torchvision": (
+        "alexnet vgg16_bn resnet18 resnet50 resnext50_32x4d densenet121 densenet169 squeezenet1_0 googlenet "
+        "inception_v3 mobilenet_v2 mobilenet_v3_small mobilenet_v3_large mnasnet1_0 efficientnet_b0 "
+        "efficientnet_v2_s regnet_y_400mf regnet_x_800mf convnext_tiny vit_b_16 vgg11 shufflenet_v2_x1_0"
+    ),
+    "timm": (
+        "resnet18 resnet50d resnetv2_50 mobilenetv3_small_100 mobilenetv2_100 efficientnet_b0 efficientnetv2_rw_t "
+        "regnetx_002 regnety_008 convnext_atto vit_tiny_patch16_224 deit_tiny_patch16_224 mixer_s32_224 "
+        "resmlp_12_224 poolformer_s12 repvgg_a0 dla34 hrnet_w18_small densenet121 ghostnet_100 tf_efficientnet_lite0 "
+        "nfnet_l0 levit_128"
+    ),
+}
 
+
+def built(library: str, name: str) -> nn.Module:
+    """A classification model with random weights."""
     torch.manual_seed(0)
-    model, x = torchvision.models.get_model(name, weights=None).eval(), torch.randn(1, 3, 224, 224)
+    if library == "timm":
+        import timm
+
+        model: nn.Module = timm.create_model(name)
+    else:
+        import torchvision
+
+        model = torchvision.models.get_model(name, weights=None)
+    return model.eval()
+
+
+def row(library: str, name: str) -> dict[str, Any]:
+    """One model, at each of the tasks."""
+    model, x = built(library, name), torch.randn(1, 3, *(299, 299) if name.startswith("inception") else (224, 224))
     try:
         theirs: float | None = seconds(lambda: groups_of(model, x))
     except Exception as error:
         theirs = None
         print(f"{name}: Torch-Pruning fails with {type(error).__name__}", file=sys.stderr)
+    model = built(library, name)
     captured = seconds(lambda: capture(model, (x,), {}))
     ours = seconds(lambda: ps.trace(model, x))
-    return {"model": name, "capture_s": captured, "trace_s": ours, "torch_pruning_s": theirs}
+    with mock.patch.object(pathspace.capture, "recorded", lambda *_: None):
+        exported = seconds(lambda: capture(model, (x,), {}))
+    print(f"{library} {name}: {ours:.2f} s, Torch-Pruning {theirs} s", file=sys.stderr, flush=True)
+    found = {"capture_s": captured, "trace_s": ours, "export_s": exported, "torch_pruning_s": theirs}
+    return {"library": library, "model": name, **{key: value and round(value, 4) for key, value in found.items()}}
+
+
+def entry(library: str, rows: list[dict[str, Any]], version: str) -> dict[str, str]:
+    """The sums of a library, for the table of comparisons."""
+    both = [one for one in rows if one["library"] == library and one["torch_pruning_s"] is not None]
+    ours, theirs = (sum(one[key] for one in both) for key in ("trace_s", "torch_pruning_s"))
+    count = sum(one["library"] == library for one in rows)
+    return {
+        "against": f"Torch-Pruning {version}: dependency graph with all groups",
+        "what": f"processor time in sum on the {len(both)} of {count} models of {library} that both can do: "
+        "`ps.trace`, capture included",
+        "ours": f"{ours:.1f} s",
+        "theirs": f"{theirs:.1f} s",
+    }
 
 
 def main(names: list[str]) -> None:
@@ -58,18 +105,11 @@ def main(names: list[str]) -> None:
     import torch_pruning
 
     torch.set_num_threads(1)
-    row(names[0])
-    rows = [row(name) for name in names]
-    both = [one for one in rows if one["torch_pruning_s"] is not None]
-    ours, theirs = (statistics.median(one[key] for one in both) for key in ("trace_s", "torch_pruning_s"))
-    entry = {
-        "against": f"Torch-Pruning {torch_pruning.__version__}: dependency graph with all groups",
-        "what": f"median processor time on the {len(both)} of {len(rows)} models of torchvision that both can do: "
-        "`ps.trace`, capture included",
-        "ours": f"{ours:.2f} s",
-        "theirs": f"{theirs:.2f} s",
-    }
-    print(json.dumps({"torch": torch.__version__, "rows": rows, "head_to_head": [entry]}, indent=1))
+    chosen = [tuple(name.split(":")) for name in names] or [(k, name) for k, v in MODELS.items() for name in v.split()]
+    row(*chosen[0])
+    rows = [row(*one) for one in chosen]
+    entries = [entry(library, rows, torch_pruning.__version__) for library in dict(chosen)]
+    print(json.dumps({"torch": torch.__version__, "rows": rows, "head_to_head": entries}, indent=1))
 
 
 if __name__ == "__main__":
