@@ -30,7 +30,7 @@ def inline_regions(module: fx.GraphModule) -> fx.Graph:
         >>> from pathspace.capture import capture
         >>> class Net(torch.nn.Module):
         ...     def forward(self, x):
-        ...         with torch.autocast("cpu", enabled=False):
+        ...         with torch.autocast("cpu"):
         ...             return x + 1
         >>> graph = capture(Net(), (torch.ones(2),), {}).graph
         >>> calls = lambda g: [node.name for node in g.nodes if node.op == "call_function"]

@@ -31,7 +31,7 @@ def whole_product(left: np.ndarray | sparray, right: np.ndarray | sparray) -> np
         array([[4611686018427387904]])
         >>> whole_product(np.array([[2**32]]), np.array([[2**32]]))
         Traceback (most recent call last):
-        pathspace.errors.UnsupportedError: Paths pass a weight more than 2^63 times, too often for a matrix of whole ...
+        pathspace.errors.UnsupportedError: Paths pass a weight more than 2^63 times, too often for a matrix of ...
     """
     if left.size and right.size:
         sizes = abs(left.astype(np.float64)), abs(right.astype(np.float64))

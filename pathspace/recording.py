@@ -152,7 +152,8 @@ class Recording(ProxyTorchDispatchMode):
 
     def _record(self, func: Any, operands: tuple[Any, ...], by_name: dict[str, Any], result: Any) -> None:
         meta = {"nn_module_stack": self._stack.copy(), **_where()}
-        node = self.graph.call_function(func, operands, by_name)
+        name = func.overloadpacket.__name__
+        node = self.graph.create_node("call_function", func, operands, by_name, name)
         if isinstance(result, Tensor):
             if node.all_input_nodes and "_like" not in func.__name__:
                 node.meta = {**meta, "val": result}

@@ -119,15 +119,18 @@ def test_balancing_finds_the_smallest_norm_of_the_orbit() -> None:
         assert sum(float((p.detach() ** 2).sum()) for p in twin.parameters()) > least
 
 
-def test_wrong_requests_are_refused() -> None:
+def test_wrong_requests_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     model, args = doubled("mlp_3x4x2")
     graph = ps.trace(model, *args)
     with pytest.raises(ps.InputError, match="tree"):
         ps.canonicalise(model, graph.skeleton(), "up")
     with pytest.raises(ps.InputError, match="positive"):
         ps.balance(model, graph, p=0)
-    with pytest.raises(ps.InputError, match="after 500 steps"):
+    with pytest.raises(ps.InputError, match="tolerance=-1, expected a positive number"):
         ps.balance(model, graph, tolerance=-1)
+    monkeypatch.setattr("pathspace.programme.STEPS", 1)
+    with pytest.raises(ps.InputError, match="after 1 steps"):
+        ps.balance(model, graph, tolerance=1e-15)
     skeleton = graph.skeleton()
     with torch.no_grad():
         model[2].weight.zero_()

@@ -284,7 +284,7 @@ def test_units_of_rows_hold_at_eps_0_only() -> None:
 
 
 def test_large_tables_of_matrices_are_followed_without_their_scalars(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pathspace.inference.units.MOST_GATHERED", 8 * (HIDDEN + WIDTH))
+    monkeypatch.setattr("pathspace.inference.units.MOST_GATHERED", 16 * (HIDDEN + WIDTH))
     torch.manual_seed(0)
     model = randomised(Experts("one"))
     assert ps.trace(model, *vectors()).num_units == EXPERTS * HIDDEN

@@ -152,7 +152,7 @@ def test_files_hold_the_rows(tmp_path: Path) -> None:
     assert text.count("<svg") >= 5 and "<script" not in text and "src=" not in text
     with pytest.raises(InputError, match="Cannot write"):
         watching(nn.Linear(1, 1), page=tmp_path / "none" / "run.html")
-    with pytest.raises(InputError, match="at least 1"):
+    with pytest.raises(InputError, match="every=0, expected a whole number from 1"):
         watching(nn.Linear(1, 1), every=0)
 
 

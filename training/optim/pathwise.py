@@ -201,7 +201,7 @@ class PathOptimizer(Optimizer):
 
     def _ready(self) -> bool:
         """Whether there are gradients; if so, look after what others have done to the weights."""
-        found = [grad for slot in self.space.slots if (grad := slot.grad) is not None]
+        found = [slot.grad for slot in self.space.slots if slot.grad is not None]
         if any(grad.is_sparse or grad.is_complex() for grad in found):
             raise UnsupportedError(
                 f"{type(self).__name__} found a sparse or complex gradient, expected a dense real one; use dense "

@@ -47,7 +47,7 @@ FULL = {
 FETCHED = {"fashion-28": "sMNIST-28", "fashion-28-permuted": "permuted sMNIST-28"}
 TASKS = {"embedded": EMBEDDED, "fetched": FETCHED, "full": FULL}
 # Gradients of this network explode now and then: without the clip no arm reaches logistic regression in few epochs.
-FETCHED_EPOCHS, CLIP = 12, 1.0
+FETCHED_EPOCHS, CLIP = 16, 1.0
 PATH_SPACE = "G-SGD", "SGD", "Path-SGD"
 # ours, its rival, and their places in PRINTED
 DUELS = (("G-SGD", "SGD", 0, 1), ("G-SGD", "Path-SGD", 0, 2), ("G-Adam", "Adam", 3, 4))
