@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Collection, Iterator
 from inspect import iscoroutine
 from typing import Any
@@ -14,6 +15,8 @@ from pathspace.safe_deepcopy import safe_deepcopy
 from pathspace.unsharded import unsharded
 
 _REGISTERED = ("_parameters", "_buffers", "_modules")
+# what code fills while it runs; hooks are in an ordered dictionary
+_FILLED = (list, dict, set, OrderedDict)
 
 
 def stand_in(model: nn.Module, share_tensors: bool = True) -> nn.Module:
@@ -90,7 +93,7 @@ def repeatable(twin: nn.Module, written: Collection[str] = ()) -> nn.Module:
         before.clear()
         for part in twin.modules():
             kept = {key: value for key, value in vars(part).items() if key not in _REGISTERED}
-            lists = [(value, value.copy()) for value in kept.values() if type(value) in (list, dict, set)]
+            lists = [(value, value.copy()) for value in kept.values() if type(value) in _FILLED]
             before.append((vars(part), kept, lists))
         return mapped(Tensor.clone, (args, kwargs))
 
@@ -104,7 +107,7 @@ def repeatable(twin: nn.Module, written: Collection[str] = ()) -> nn.Module:
             for value, contents in lists:
                 if isinstance(value, list):
                     value[:] = contents
-                else:
+                elif not _same(value, contents):
                     value.clear()
                     value.update(contents)
         before.clear()
@@ -112,6 +115,16 @@ def repeatable(twin: nn.Module, written: Collection[str] = ()) -> nn.Module:
     twin.register_forward_pre_hook(again, prepend=True, with_kwargs=True)
     twin.register_forward_hook(restored, always_call=True)
     return twin
+
+
+def _same(one: Collection[Any], other: Collection[Any]) -> bool:
+    """Whether a set or dictionary holds the very same things.
+
+    (The dictionary of hooks is being gone through while hooks are called, so it is not touched without need.)
+    """
+    if isinstance(one, dict) and isinstance(other, dict):
+        return one.keys() == other.keys() and all(one[key] is other[key] for key in one)
+    return one == other
 
 
 def switch_off_caches(model: nn.Module) -> None:

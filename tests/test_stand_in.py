@@ -1,0 +1,80 @@
+"""Stand-ins start again at each run, whatever a run leaves in them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+import pathspace as ps
+from pathspace.stand_in import repeatable, stand_in
+
+
+class Hooked(nn.Module):
+    """Installs a hook at its first run and remembers that it did, as transformers do to collect hidden states."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second, self.third = nn.Linear(3, 4), nn.Linear(4, 5), nn.Linear(5, 2)
+        self.seen: list[Tensor] = []
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not getattr(self, "installed", False):
+            for layer in (self.first, self.second):
+                layer.register_forward_hook(lambda _layer, _args, output: self.seen.append(output))
+            self.installed = True
+        self.seen.clear()
+        self.second(self.first(x).relu())
+        first, second = self.seen
+        return self.third(second.relu()) + first.sum()
+
+
+def hooks(model: nn.Module) -> list[int]:
+    return [len(module._forward_hooks) for module in model.modules()]
+
+
+def test_a_hook_that_a_run_installs_is_installed_once() -> None:
+    torch.manual_seed(0)
+    model, x = Hooked(), torch.randn(2, 3)
+    twin = repeatable(stand_in(model, share_tensors=False))
+    before = hooks(twin)
+    outputs = [twin(x)[0] for _ in range(3)]
+    assert hooks(twin) == before and all(torch.equal(output, outputs[0]) for output in outputs)
+    assert torch.equal(outputs[0], model(x))
+    # and the same after a run of the model itself, whose hooks the copy has
+    twin = repeatable(stand_in(model, share_tensors=False))
+    assert all(torch.equal(twin(x)[0], outputs[0]) for _ in range(3))
+
+
+def test_such_a_model_is_bounded_from_above() -> None:
+    torch.manual_seed(0)
+    certificate = ps.verify(Hooked().double(), torch.randn(4, 3).double(), upper_bound=True)
+    assert certificate.holds and certificate.units_at_most == certificate.units
+
+
+class Filling(nn.Module):
+    """Keeps results of its runs in containers of several kinds."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(3, 2)
+        self.kept: dict[str, Any] = {"runs": 0, "last": None}
+        self.names: set[str] = {"start"}
+        self.rows: list[Tensor] = []
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.kept["runs"] += 1
+        self.kept["last"] = x
+        self.names.add(str(len(self.rows)))
+        self.rows.append(x)
+        return self.layer(x) * self.kept["runs"] * len(self.rows) * len(self.names)
+
+
+def test_containers_are_as_they_were_before_the_run() -> None:
+    model, x = Filling(), torch.ones(1, 3)
+    twin = repeatable(stand_in(model))
+    outputs = [twin(x)[0] for _ in range(3)]
+    assert all(torch.equal(output, outputs[0]) for output in outputs)
+    assert (twin.kept, twin.names, twin.rows) == ({"runs": 0, "last": None}, {"start"}, [])
+    assert (model.kept["runs"], model.names, model.rows) == (0, {"start"}, [])
