@@ -26,7 +26,7 @@ def pivots(known: csr_array) -> np.ndarray:
         Row numbers, sorted.
 
     Raises:
-        ValueError: more than 4,000 columns hang together in circles.
+        ValueError: more than 4,000 columns are linked by constraints with cycles.
 
     Example:
         >>> from scipy.sparse import csr_array

@@ -118,7 +118,7 @@ def repeatable(twin: nn.Module, written: Collection[str] = ()) -> nn.Module:
 
 
 def _same(one: Collection[Any], other: Collection[Any]) -> bool:
-    """Whether a set or dictionary holds the very same things.
+    """Whether a set or dictionary holds the same objects.
 
     (The dictionary of hooks is being gone through while hooks are called, so it is not touched without need.)
     """

@@ -67,6 +67,12 @@ def models(kind: str) -> list[Model]:
     return list({"zoo": _zoo, "odd": _odd, "cases": _cases}[kind]())
 
 
+def _entries(matrix: Any) -> list[tuple[int, int, float]]:
+    """Rows, columns and numbers that are not 0."""
+    found = matrix.tocoo()
+    return sorted(zip(found.row.tolist(), found.col.tolist(), map(float, found.data), strict=True))
+
+
 def answer(graph: Any) -> dict[str, Any]:
     """All that a trace says about a model."""
     return {
@@ -79,8 +85,8 @@ def answer(graph: Any) -> dict[str, Any]:
         "parameters": [str(row) for row in account(graph).parameters],
         "approximate": graph.approximate.tolist(),
         "statistics": [(s.mean, s.var, s.units.tolist(), s.eps) for s in graph.statistics],
-        "exact": graph.exact.toarray().tolist(),
-        "forms": graph.forms.toarray().tolist(),
+        "exact": _entries(graph.exact),
+        "forms": _entries(graph.forms),
         "written": dict(graph.captured.written),
     }
 
