@@ -98,6 +98,7 @@ class Watch(TorchFunctionMode):
 
     def _forget(self) -> None:
         self.decisions: list[Decision] = []
+        self._times: Counter[tuple[str, str]] = Counter()
         self.pieces: Counter[tuple[str, int]] = Counter()
         self.lengths: list[str] = []
 
@@ -112,7 +113,8 @@ class Watch(TorchFunctionMode):
         # (torch checks the sizes of its captures in code that it makes of text)
         if not (_within(frame, LIBRARIES) or (frame.f_code.co_filename, frame.f_code.co_name) == ("<string>", "_")):
             place = _place(frame)
-            number = sum(each.place == place and each.compare == compare for each in self.decisions)
+            number = self._times[place, compare]
+            self._times[place, compare] += 1
             made = Decision(place, number, compare, left, right, outcome, both, _within(frame, INSTALLED))
             self.decisions.append(made)
         return outcome

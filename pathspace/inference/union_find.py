@@ -172,14 +172,21 @@ def _largest(ids: np.ndarray) -> int:
 def _portions(pairs: list[tuple[np.ndarray, np.ndarray]]) -> Iterator[tuple[np.ndarray, np.ndarray]]:
     """Equations, not too many at a time: what solves them needs a hundred bytes for each."""
     held: list[tuple[np.ndarray, np.ndarray]] = []
+    count = 0
     for left, right in pairs:
         for start in range(0, len(left), AT_ONCE):
             held.append((left[start : start + AT_ONCE], right[start : start + AT_ONCE]))
-            if sum(len(some) for some, _ in held) >= AT_ONCE:
-                yield np.concatenate([some for some, _ in held]), np.concatenate([some for _, some in held])
-                held = []
+            count += len(held[-1][0])
+            if count >= AT_ONCE:
+                yield _concatenated(held)
+                held, count = [], 0
     if held:
-        yield np.concatenate([some for some, _ in held]), np.concatenate([some for _, some in held])
+        yield _concatenated(held)
+
+
+def _concatenated(pairs: list[tuple[np.ndarray, np.ndarray]]) -> tuple[np.ndarray, np.ndarray]:
+    left, right = zip(*pairs, strict=True)
+    return np.concatenate(left), np.concatenate(right)
 
 
 def _followed(first: np.ndarray, classes: np.ndarray) -> np.ndarray:
