@@ -1,7 +1,7 @@
 """Sizes of the activations of every unit, and of their gradients, measured on calibration batches.
 
-Which unit an activation belongs to is measured, too: when the model is rescaled by a different factor for each unit,
-an activation changes by the factor of its own. This holds for whatever operation computed it.
+The unit of each activation is measured too: the model is rescaled with a different factor for each unit, and each
+activation changes by the factor of its unit. This needs no knowledge of the operation that computed it.
 """
 
 from __future__ import annotations
@@ -22,21 +22,21 @@ from pathspace.moves import moved
 from pathspace.peaks import Logs
 from pathspace.structure import Structure
 
-# log-scales that tell units apart lie in this range
+# range of the log-scales that identify units
 LOWEST, HIGHEST = 0.5, 2.0
 FIXED = 1e-9
 
 
 @dataclass(frozen=True, eq=False)
 class Sizes:
-    """Sizes of activations, one entry for each id of a scale that some activation has.
+    """Sizes of activations, one entry for each scale that at least one activation has.
 
     Attributes:
-        ids: signed ids; 0 stands for everything whose scale is fixed.
+        ids: signed ids; 0 means all activations whose scale is fixed.
         largest: largest absolute value of the activations with this scale.
-        rms: root of the mean square of those that are not 0.
-        gradient: the same of derivatives by them of the outputs, signs of the outputs drawn at random; NaN unless
-            they were asked for.
+        rms: root of the mean square of those activations that are not 0.
+        gradient: largest absolute derivative of the outputs, summed with random signs, with respect to these
+            activations; NaN if gradients were not requested.
     """
 
     ids: np.ndarray
@@ -46,7 +46,7 @@ class Sizes:
 
 
 class _Record(TorchDispatchMode):
-    """Keep what operations compute; views show nothing new, and copies of the model's tensors are not activations."""
+    """Records the results of operations, except views and copies of the model's own tensors."""
 
     supports_higher_order_operators = True
 
@@ -80,8 +80,8 @@ def activation_sizes(graph: Structure, calibrated: Calibrated, gradients: bool =
         gradients: measure derivatives as well.
 
     Returns:
-        The sizes. Units that are free at ``eps = 0`` only count as fixed, and so do activations whose scale is a
-        product that no weight speaks of.
+        The sizes. Units that are free only at ``eps = 0`` count as fixed, and so do activations whose scale is a
+        product of scales that no weight block has as an end.
     """
     scales = Logs(graph)
     places = np.random.default_rng(0).permutation(scales.count)
@@ -107,7 +107,7 @@ def activation_sizes(graph: Structure, calibrated: Calibrated, gradients: bool =
             with torch.no_grad(), second:
                 calibrated.outputs(batch, other)
             slopes = _slopes(outputs, first.live) if gradients else [None] * len(first.values)
-        # (another number of operations would be another computation)
+        # (strict: both runs perform the same operations)
         for a, b, slope in zip(first.values, second.values, slopes, strict=True):
             _note(a.cpu(), b.cpu(), None if slope is None else slope.cpu(), table, near, found)
     met = np.flatnonzero(found["count"].numpy() > 0)
@@ -118,16 +118,17 @@ def activation_sizes(graph: Structure, calibrated: Calibrated, gradients: bool =
 
 
 def _codes(logs: np.ndarray) -> tuple[np.ndarray, Tensor]:
-    """Signed ids and the log-scales that tell them, in order of these; ids of no scale stand with the root."""
+    """Signed ids and the log-scales that identify them, sorted by log-scale; ids with a fixed scale are left out."""
     moving = np.flatnonzero(np.abs(logs) > FIXED)
     ids = np.concatenate([[0], moving, -moving])
     code = np.concatenate([[0.0], logs[moving], -logs[moving]])
-    # (units come before what is derived from them)
+    # (for equal log-scales, units come before derived ids)
     order = np.lexsort((np.abs(ids), code))
     return ids[order], torch.from_numpy(code[order])
 
 
 def _slopes(outputs: list[Tensor], live: list[Tensor]) -> list[Tensor | None]:
+    """Derivatives of the outputs, summed with random signs, with respect to the recorded activations."""
     generator = torch.Generator().manual_seed(0)
     wanted = [leaf for leaf in live if leaf.requires_grad]
     outputs = [out for out in outputs if out.requires_grad]
@@ -139,11 +140,11 @@ def _slopes(outputs: list[Tensor], live: list[Tensor]) -> list[Tensor | None]:
 
 
 def _note(a: Tensor, b: Tensor, slope: Tensor | None, table: Tensor, near: float, found: dict[str, Tensor]) -> None:
-    """Sort the entries of one tensor by their scales."""
+    """Add the entries of an activation ``a`` to the totals of their scales; ``b`` is it in the rescaled model."""
     if a.shape != b.shape:
         return
     a, b = a.reshape(-1), b.reshape(-1)
-    # (what is infinite or not a number belongs to a mask, or to nothing)
+    # (entries that are not finite come from masks)
     keep = (a != 0) & (b != 0) & a.isfinite() & b.isfinite()
     a, b = a[keep].abs().double(), b[keep].abs().double()
     change = (b / a).log()

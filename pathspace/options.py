@@ -17,7 +17,7 @@ class Rule(StrEnum):
 
 
 class NormEps(StrEnum):
-    """What a positive epsilon of a normalisation layer does to the scale of its input."""
+    """How to treat a positive epsilon of a normalisation layer: ignore it, or let it fix the scale of the input."""
 
     ignore = "ignore"
     respect = "respect"

@@ -1,4 +1,4 @@
-"""Sizes of weights, laid out so that sums over the edges of every unit are products of matrices and vectors."""
+"""Sizes of weights in matrices, so that the sums over the edges of all units are matrix-vector products."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from torch import Tensor
 from pathspace.structure import Structure, WeightBlock
 from pathspace.without_values import require_values
 
-# exponents beyond this are multiplied into the sizes
+# when exponents exceed this, they are multiplied into the sizes
 FAR = 200.0
 
 
 @dataclass(eq=False)
 class Table:
-    """Edges whose ends follow from the place in a matrix: rows are heads, columns are tails.
+    """Edges as a matrix: the row of an edge gives its head, the column its tail.
 
     Attributes:
-        sizes: sums of ``|w|^p`` over the weights at a place, float64, ``(heads, tails)``.
+        sizes: sums of ``|w|^p`` over the weights of each entry, float64, ``(heads, tails)``.
         head: ids of the rows, with their signs.
         tail: ids of the columns.
     """
@@ -33,7 +33,7 @@ class Table:
 
 
 def edge_values(graph: Structure, block: WeightBlock, parameters: Mapping[str, Tensor]) -> Tensor:
-    """Values of a tensor's edges, float64, 0 for scalars that no path passes."""
+    """Values of a tensor's edges in float64, with 0 for scalars that are on no path."""
     require_values("balance", [(block.name, parameters[block.name])])
     value = parameters[block.name].detach().double().cpu() + graph.shifts.get(block.name, 0.0)
     return value if block.unused is None else value.masked_fill(block.unused.expand(block.shape), 0)
@@ -42,8 +42,8 @@ def edge_values(graph: Structure, block: WeightBlock, parameters: Mapping[str, T
 class Pairs:
     """``|w_e|^p`` for all edges of a graph, summed where edges have the same ends.
 
-    A gauge transformation multiplies each by ``exp(p (A phi)_e)``. No pair of ends is ever listed where the ends follow
-    from rows and columns; a sum over all edges reads every weight once.
+    A gauge transformation multiplies each by ``exp(p (A phi)_e)``. Weights whose ends follow from rows and columns are
+    stored as matrices, without lists of ends; a sum over all edges reads every weight once.
 
     Args:
         graph: the reduction graph.
@@ -58,7 +58,7 @@ class Pairs:
         self._lay_out(values, keep=True)
 
     def _lay_out(self, values: Iterable[tuple[Tensor, Tensor, Tensor]], keep: bool) -> None:
-        """Take in values with the ids of their ends; tables need not be kept where they can be made again."""
+        """Store values with the ids of their ends; without ``keep``, leave out the tables: the caller rebuilds them."""
         graph = self.graph
         self.tables: Iterable[Table] = (kept := [])
         lists: list[tuple[Tensor, Tensor, Tensor]] = []
@@ -79,12 +79,12 @@ class Pairs:
         if graph.forms.shape[0]:
             positive = csr_array(unit.multiply(unit > 0))
             self._turn = (positive.T.tocsr(), csr_array(positive - unit).T.tocsr())
-        # units that one edge may hang on: the exponent of the bound that separates them
+        # most units that the value of one edge depends on: the exponent in the bound that separates them
         widths = np.asarray(abs(unit).sum(1)).reshape(-1)
         self.width = 2.0 * max(1.0, float(widths.max(initial=1.0)))
 
     def table(self, value: Tensor, heads: Tensor, tails: Tensor) -> Table | tuple[Tensor, Tensor, Tensor]:
-        """Sizes of values as a matrix, or as a list with their heads and tails where the ends follow no matrix."""
+        """Sizes of values as a matrix if their ends allow it, else as a list with heads and tails."""
         value = value.abs().pow_(self.p)
         dims = range(value.dim())
         alike = [d for d in dims if tails.shape[d] == heads.shape[d] == 1 < value.shape[d]]
@@ -100,7 +100,7 @@ class Pairs:
         return value.reshape(-1).clone(), head, tail
 
     def _drop_loops(self, sizes: Tensor, head: Tensor, tail: Tensor) -> float:
-        """Weights whose ends share a scale never change; their sum."""
+        """Set weights with the same scale at both ends to 0, because no gauge changes them; return their sum."""
         if not bool(torch.isin(head.reshape(-1), tail.reshape(-1)).any()):
             return 0.0
         loops = (head == tail).expand(sizes.shape)
@@ -141,18 +141,18 @@ class Pairs:
         return (*self.to_units(entering.numpy(), leaving.numpy()), total)
 
     def curvature(self, phi: np.ndarray) -> Curvature:
-        """The second derivative at ``phi``, as something to multiply by."""
+        """The second derivative at ``phi``, as a linear operator."""
         return Curvature(self, self._logs(phi - self.origin).mul_(self.p))
 
     def to_units(self, entering: np.ndarray, leaving: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Sums by id, those of products shared out among their factors."""
+        """Convert sums by id to sums by unit: the sum of a product of units counts for each of its factors."""
         if self._turn is None:
             return entering[1:], leaving[1:]
         plus, minus = self._turn
         return plus @ entering + minus @ leaving, plus @ leaving + minus @ entering
 
     def _rebase(self, phi: np.ndarray) -> None:
-        """Multiply what has been reached into the sizes, so that exponents stay small."""
+        """Multiply the rescaling by ``phi`` into the sizes, so that later exponents are small."""
         factors = self._logs(phi - self.origin).mul_(self.p)
         for table in self.tables:
             _scale(table.sizes, _log(factors, table.head)[:, None] - _log(factors, table.tail)[None, :])
@@ -162,15 +162,15 @@ class Pairs:
         self.origin = phi.copy()
 
     def ends(self, most: int) -> tuple[np.ndarray, np.ndarray] | None:
-        """Distinct pairs of ids ``(tails, heads)`` with a weight other than 0 between them; ``None`` if they are more.
+        """Distinct pairs of ids ``(tails, heads)`` with a weight other than 0; ``None`` for more than ``most`` pairs.
 
         Args:
-            most: as many pairs are listed at most: a large matrix would give as many as it has weights.
+            most: limit on the number of pairs: a large matrix can have as many as it has weights.
         """
         both = np.zeros((2, 0), np.int64)
         for table in self.tables:
             some = table.sizes > 0
-            # a pair is listed as often as its ids stand beside the matrix
+            # ids can repeat along rows and columns, so the same pair can occur several times
             often = [int(ids.unique(return_counts=True)[1].max()) for ids in (table.head, table.tail)]
             if int(some.sum()) > most * often[0] * often[1]:
                 return None
@@ -247,5 +247,5 @@ def _exp(table: Tensor, ids: Tensor) -> Tensor:
 
 
 def _scale(sizes: Tensor, logs: Tensor) -> None:
-    """Multiply by exponentials that may be no floats themselves."""
+    """Multiply by ``exp(logs)`` in two steps, because ``exp(logs)`` itself can overflow."""
     sizes.mul_((logs / 2).exp()).mul_((logs / 2).exp())

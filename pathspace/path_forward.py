@@ -1,4 +1,4 @@
-"""One forward pass of a captured graph on sums over paths: every operation as it is, or as the table says of it."""
+"""One forward pass of a captured graph on sums over paths, with the properties from the table of operations."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ FIXED = "fixed"
 def logs_of_sums(
     captured: Captured, p: float, batch_dim: int | None, until: str | None, bound: bool, exact_norms: bool
 ) -> list[float]:
-    """Logarithms of ``sum over paths |v|^p`` for every place where paths end, per sample.
+    """Logarithms of ``sum over paths |v|^p`` for each tensor in which paths end, per sample.
 
     Args:
         captured: the graph.
         p: the exponent.
         batch_dim: dimension of the outputs that counts samples.
         until: where paths end; see :func:`pathspace.path_norm`.
-        bound: pass functions by their largest slopes.
+        bound: replace functions that are not homogeneous by their largest slopes.
         exact_norms: whether the ``eps`` of normalisations fixes scales.
     """
     run = Forward(captured, p, until, bound, exact_norms)
@@ -47,17 +47,17 @@ def logs_of_sums(
 
 
 class _Reached(Exception):
-    """Every place where paths were to end has been reached."""
+    """All tensors in which paths end have been computed."""
 
 
 class Forward:
-    """Walks through a captured graph on sums; tensors of the model stay as they are until they meet one.
+    """Interprets a captured graph on sums over paths; an operation on the model's tensors alone is computed as usual.
 
     Args:
         captured: the graph.
         p: exponent of the norm.
         until: where paths end, or ``None`` for the outputs.
-        bound: pass functions by their largest slopes.
+        bound: replace functions that are not homogeneous by their largest slopes.
         exact_norms: whether the ``eps`` of normalisations fixes scales.
     """
 
@@ -66,10 +66,10 @@ class Forward:
         self.fixed_ends = until == FIXED
         nodes = list(captured.graph.graph.nodes)
         self.inside = set() if until is None or self.fixed_ends else _inside(nodes, until)
-        # the values of the part that are read outside of it
+        # results of that part that the rest of the graph reads
         self.exits = {node for node in self.inside if any(user not in self.inside for user in node.users)}
         self.ends: list[Sum] = []
-        # tensors that data decides (of whole numbers, truth values): what they hold means nothing
+        # placeholders for tensors that depend on data (integers, truth values): their contents have no meaning
         self.decided: dict[int, Tensor] = {}
         self.node: fx.Node | None = None
 
@@ -97,7 +97,7 @@ class Forward:
         name = node.name if kind == "constant" else name
         if name in held:
             require_values("path_norm", [("a tensor of the model", held[name])])
-            # (tensors put in place of parameters are differentiated by)
+            # (a tensor that replaces a parameter keeps its gradient)
             return held[name].detach() if isinstance(held[name], nn.Parameter) else held[name]
         shown = node.meta.get("val")
         if not isinstance(shown, Tensor):
@@ -111,11 +111,11 @@ class Forward:
         return value
 
     def is_decided(self, value: Any) -> bool:
-        """Whether data decides a tensor."""
+        """Whether a tensor is a placeholder for values that depend on data."""
         return id(value) in self.decided
 
     def graph(self, module: fx.GraphModule, values: Mapping[fx.Node, Any]) -> Any:
-        """Walk through a graph whose placeholders have the given values."""
+        """Interpret a graph whose placeholders have the given values."""
         env = dict(values)
         last: dict[fx.Node, list[fx.Node]] = {}
         for source in module.graph.nodes:
@@ -139,7 +139,7 @@ class Forward:
         return None
 
     def region(self, module: fx.GraphModule, operands: list[Any]) -> Any:
-        """Walk through a graph within the graph."""
+        """Interpret a graph inside the graph."""
         places = [node for node in module.graph.nodes if node.op == "placeholder"]
         return self.graph(module, dict(zip(places, operands, strict=False)))
 
@@ -147,7 +147,7 @@ class Forward:
         self.ends += sums.each_sum(value)
 
     def call(self, node: fx.Node, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """One operation: on tensors of the model alone as it is, on sums by what is known of it."""
+        """Apply one operation: to the model's tensors as usual, to sums by its properties or its rule."""
         self.node = node
         name = operation_name(node.target)
         if node.target is operator.getitem:
@@ -158,7 +158,7 @@ class Forward:
             return once(self, *args, **kwargs)
         flat = sums.leaves((args, kwargs))
         if not any(isinstance(leaf, Sum) for leaf in flat) and any(self.is_decided(leaf) for leaf in flat):
-            # what data picks from a tensor of the model is a weight on a path
+            # elements that data selects from a tensor of the model are weights on paths
             args, kwargs = sums.mapped(self._weight, (args, kwargs))
             flat = sums.leaves((args, kwargs))
             if not any(isinstance(leaf, Sum) for leaf in flat):
@@ -173,7 +173,7 @@ class Forward:
         return Sum(sums.power(leaf, self.p)) if _is_float(leaf) and not self.is_decided(leaf) else leaf
 
     def _result(self, leaf: Any) -> Any:
-        """A result that data decides: numbers start a path of value 1, anything else means nothing."""
+        """A result that depends on data: floats start paths of value 1, other types become placeholders."""
         if not isinstance(leaf, Tensor):
             return leaf
         return Sum(torch.ones(leaf.shape, dtype=torch.float64)) if leaf.is_floating_point() else self._decided(leaf)
@@ -181,7 +181,7 @@ class Forward:
     def passed(
         self, node: fx.Node, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], unknown: bool = False
     ) -> Any:
-        """What an operation makes of sums; of some of them data may decide which elements it takes."""
+        """Pass sums through an operation; ``unknown`` if data selects the elements that it uses."""
         facts, run = facts_of(name), _functional(node.target)
         picks = unknown and facts.kind in ("pick", "write", "choice", "part")
         try:
@@ -193,7 +193,7 @@ class Forward:
         except PathspaceError:
             raise
         except (ValueError, TypeError, RuntimeError, IndexError, NotImplementedError):
-            # a form that its rule does not know: perhaps torch takes it apart
+            # the rule does not support these arguments: torch may decompose the operation
             pass
         smaller = decomposed(node)
         if smaller is None:
@@ -206,7 +206,7 @@ class Forward:
         return self.graph(smaller, operands)
 
     def by_facts(self, node: fx.Node, facts: Facts, run: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """The short ways, for operations of which enough is stated; ``None`` for all others."""
+        """Use the properties of an operation if they determine the result; ``None`` if they do not."""
         shown, p = node.meta.get("val"), self.p
         if isinstance(shown, Tensor) and not shown.is_floating_point():
             return None
@@ -216,14 +216,14 @@ class Forward:
         if facts.kind == "power":
             return self._raised(facts, args)
         if facts.kind == "quotient" and self.fixed_ends and not kwargs and isinstance(args[1], Sum):
-            # no path either, but a scale
+            # a division by a sum ends no path at a fixed scale: it divides the scales
             return sums.multiplied(torch.mul, FACTS["aten.mul"], (args[0], sums.raised(args[1], -1)), {}, p)
         if facts.kind == "normalisation":
             return self._frozen(node, run, args, kwargs)
         if "recurrence" in facts.kind and len(args) == 9:
             return self._recurrent(facts, args)
         if facts.elementwise and facts.degree == (1,) and not facts.linear and facts.kind != "complex":
-            # max(x, y), relu(x): all paths of the operands
+            # max(x, y), relu(x): all paths of the operands pass
             parts = [leaf for leaf in map(self._weight, sums.leaves(args)) if isinstance(leaf, Sum)]
             return self._kept(sums.added(*parts) if len(parts) > 1 else parts[0], shown)
         if facts.kind == "activation" and not facts.degree and len(args) == 2 and _is_float(args[1]):
@@ -242,7 +242,7 @@ class Forward:
         return sums.multiplied(run, facts, args, kwargs, self.p)
 
     def _weighted(self, facts: Facts, run: Any, args: tuple[Any, ...], kwargs: dict[str, Any], shown: Any) -> Any:
-        """A linear map of one operand with coefficients of its own, or a maximum over windows."""
+        """A linear map of one operand with constant coefficients, or a maximum over windows."""
         x, p = args[0], self.p
         if not isinstance(x, Sum) or not (facts.linear or facts.separable):
             return None
@@ -267,7 +267,7 @@ class Forward:
         return sums.by_unit_vectors(run, args, kwargs, p)
 
     def _recurrent(self, facts: Facts, args: tuple[Any, ...]) -> Any:
-        """A recurrent layer: step by step with ReLU, else to the gates of every step."""
+        """A recurrent layer: all steps with ReLU; with gates, paths end in the gates of every step."""
         states = [sums.as_sum(each, self.p) for each in (args[1] if isinstance(args[1], list | tuple) else [args[1]])]
         x, packed = sums.as_sum(args[0], self.p), not isinstance(args[3], bool)
         if facts.kind == "recurrence":
@@ -278,7 +278,7 @@ class Forward:
         return (out, *([last] * len(states)))
 
     def _sided(self, run: Any, args: tuple[Any, ...]) -> Sum:
-        """``max(x, 0) + a min(x, 0)`` with a weight ``a``: paths go through as they are, or by the weight."""
+        """``max(x, 0) + a min(x, 0)`` with a weight ``a``: each path passes unchanged, and once more through ``a``."""
         x, slope = args[0], args[1].double()
         shape = [slope.numel() if d == 1 or slope.dim() > 1 else 1 for d in range(x.values.dim())]
         shape = list(slope.shape) if slope.dim() == x.values.dim() else shape
@@ -286,24 +286,24 @@ class Forward:
         return Sum.of(x.values * sum(ways), x.log)
 
     def _kept(self, value: Sum, shown: Any) -> Any:
-        """A sum, with tensors that mean nothing as the further results of an operation that has some."""
+        """A sum as the first result, and placeholders for any further results of the operation."""
         if isinstance(shown, Tensor):
             return value
         more = [self._decided(torch.zeros(tuple(other.shape), dtype=other.dtype)) for other in shown[1:]]
         return (value, *more)
 
     def _raised(self, facts: Facts, args: tuple[Any, ...]) -> Sum | None:
-        """A whole power: paths in as many pairs; other powers have no paths, but scale like powers of the sums."""
+        """A power: for a whole exponent products of that many paths; else no paths, but a power of the scale."""
         exponent = args[1] if len(args) > 1 else facts.degree[0]
         if not isinstance(exponent, int | float) or not isinstance(args[0], Sum) or (self.bound and exponent != 1):
             return None
         whole = exponent >= 1 and exponent == int(exponent)
-        # (those that the rule follows)
+        # (the exponents that the rule supports)
         followed = 0 < abs(exponent) <= 8 and float(8 * 3 * 5 * 7 * exponent).is_integer()
         return sums.raised(args[0], exponent) if whole or (self.fixed_ends and followed) else None
 
     def _frozen(self, node: fx.Node, run: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """A normalisation by running statistics, an affine map of each channel; ``None`` for one by the data itself."""
+        """A normalisation by running statistics, an affine map per channel; ``None`` for statistics of the data."""
         schema = getattr(node.target, "_schema", None)
         named = dict(zip((a.name for a in schema.arguments), args, strict=False)) | kwargs if schema is not None else {}
         by_batch = named.get("training", False)
@@ -322,7 +322,7 @@ class Forward:
         return self._kept(sums.added(scaled, Sum(shift.abs() ** self.p)), node.meta.get("val"))
 
     def by_rule(self, node: fx.Node, name: str, facts: Facts, args: Any, kwargs: Any) -> Any:
-        """What the rule of the operation says of paths."""
+        """Pass sums through the rule of the operation."""
         try:
             found, ended, reason = read_rule(
                 node, name, args, kwargs, self.is_decided, self.p, self.captured.sources, self.exact_norms
@@ -342,7 +342,7 @@ class Forward:
         )
 
     def stopped(self, name: str, args: Any, kwargs: Any, reason: str) -> Any:
-        """Nothing passes an operation: paths end in all of its operands, where they may end inside the network."""
+        """End paths in all operands of an operation that they cannot pass, or refuse if they may not end there."""
         if not self.fixed_ends:
             self.refuse(name, args, kwargs, reason)
         assert self.node is not None
@@ -352,10 +352,10 @@ class Forward:
         )
 
     def refuse(self, name: str, args: Any, kwargs: Any, reason: str) -> NoReturn:
-        """Say which operation has no paths, and where it is; inside the part that was asked for, paths end before it.
+        """Raise an error that names the operation and its place; inside the requested part, end paths before it.
 
         Raises:
-            UnsupportedError: the operation is not the end of the part asked for.
+            UnsupportedError: the operation is not inside the requested part.
         """
         assert self.node is not None
         if self.node in self.inside:
@@ -401,7 +401,7 @@ def _is_float(leaf: Any) -> bool:
 
 
 def _is_quotient(facts: Facts, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    """Whether the only sum is what is divided, by constants or weights."""
+    """Whether a sum is divided by constants or weights."""
     return facts.kind == "quotient" and not isinstance(args[1], Sum) and kwargs.get("rounding_mode") is None
 
 
@@ -411,7 +411,7 @@ def _rank(name: str) -> int:
 
 
 def _functional(target: Any) -> Callable[..., Any]:
-    """An operation, or the one that makes a new tensor where it would write into its operand."""
+    """An operation, or its out-of-place form if it writes into an operand."""
     schema = getattr(target, "_schema", None)
     if schema is None or not schema.is_mutable:
         return target  # type: ignore[no-any-return]
@@ -421,7 +421,7 @@ def _functional(target: Any) -> Callable[..., Any]:
 
 
 def _plainly(node: fx.Node, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """An operation on tensors of the model, in double precision (large ones that are only moved as they are)."""
+    """An operation on the model's tensors in double precision; large tensors that are only moved keep their type."""
     facts = facts_of(node)
     if not facts.moves or not any(isinstance(leaf, Tensor) and leaf.numel() > MANY for leaf in sums.leaves(args)):
         kind = kwargs.get("dtype")

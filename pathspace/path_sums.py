@@ -1,4 +1,4 @@
-"""Sums over the paths that reach every element, and how operations pass them on, by what the table states of them."""
+"""Sums over the paths that reach every element, and how operations with known properties pass them on."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from torch.utils import _pytree as pytree
 from pathspace.errors import UnsupportedError
 from pathspace.inference.registry import Facts
 
-# sums within these bounds are kept as they are, so that most networks need no logarithm at all
+# sums within these bounds need no common logarithm
 SMALLEST, LARGEST = 1e-60, 1e60
-# weights above this size are turned into powers some rows at a time, which stay in the processor's cache
+# powers of weights above this size are computed some rows at a time, so that they fit into the processor's cache
 MANY, ROWS = 1 << 20, 32
-# a linear map without a shorter description is applied to this many unit vectors at most
+# a linear map with unknown coefficients is applied to at most this many unit vectors
 UNIT_VECTORS = 4096
-# a map along one dimension of an image is looked at in images that are so wide along the others
+# a map along one dimension of an image is measured on images of this size along the other dimensions
 NARROW = 16
 Operation = Callable[..., Any]
 
@@ -34,7 +34,7 @@ class Sum:
 
     @classmethod
     def of(cls, values: Tensor, log: float = 0.0) -> Sum:
-        """Bring the largest value to 1 where it is far from 1."""
+        """Divide by the largest value if it is far from 1, and keep its logarithm."""
         size = float(values.detach().max()) if values.numel() else 0.0
         if size == 0 or SMALLEST < size < LARGEST:
             return cls(values, log if size else 0.0)
@@ -46,7 +46,7 @@ class Sum:
         return not bool(self.values.any())
 
     def at(self, log: float) -> Tensor:
-        """The values over ``exp(log)``."""
+        """The sums divided by ``exp(log)``."""
         return self.values if self.log == log else self.values * math.exp(max(min(self.log - log, 700.0), -745.0))
 
     @property
@@ -62,7 +62,7 @@ def common_log(sums: Sequence[Sum]) -> float:
 
 
 def added(*sums: Sum) -> Sum:
-    """Sums add."""
+    """Add sums."""
     log = common_log(sums)
     total = sums[0].at(log)
     for one in sums[1:]:
@@ -71,20 +71,20 @@ def added(*sums: Sum) -> Sum:
 
 
 def raised(one: Sum, exponent: float) -> Sum:
-    """A power of sums; where no path arrives none leaves."""
+    """A power of sums; 0 where no path arrives, for negative exponents too."""
     values = one.values**exponent
     return Sum.of(values if exponent > 0 else torch.where(one.values == 0, 0.0, values), one.log * exponent)
 
 
 def power(value: Tensor, p: float) -> Tensor:
-    """``|value|^p`` in double precision; infinite entries (masks) carry no path."""
+    """``|value|^p`` in double precision, and 0 for infinite entries (masks), which no path passes."""
     size = value.cpu().double().abs()
     size = size if p == 1 else size.square() if p == 2 else size**p
     return torch.nan_to_num(size, nan=math.nan, posinf=0.0) if value.numel() < MANY else size
 
 
 def numbers_raised(tree: Any, p: float) -> Any:
-    """Numbers among keyword arguments (``alpha``, ``beta``, ``value``) as coefficients of sums."""
+    """Keyword arguments with each number (``alpha``, ``beta``, ``value``) replaced by ``|number|^p``."""
     return {
         key: abs(v) ** p if isinstance(v, int | float) and not isinstance(v, bool) else v for key, v in tree.items()
     }
@@ -95,21 +95,21 @@ def _is_float(leaf: Any) -> bool:
 
 
 def mapped(function: Callable[[Any], Any], tree: Any) -> Any:
-    """Nested arguments, leaf by leaf, sums whole."""
+    """Apply a function to each leaf of nested arguments; a sum is one leaf."""
     return pytree.tree_map(function, tree, is_leaf=lambda leaf: isinstance(leaf, Sum))
 
 
 def leaves(tree: Any) -> list[Any]:
-    """The leaves of nested arguments, sums whole."""
+    """The leaves of nested arguments; a sum is one leaf."""
     return pytree.tree_leaves(tree, is_leaf=lambda leaf: isinstance(leaf, Sum))
 
 
 def multiplied(run: Operation, facts: Facts, args: Sequence[Any], kwargs: dict[str, Any], p: float) -> Sum:
-    """An operation that is linear in each of its operands: pairs of paths, one through each.
+    """An operation that is linear in each of its operands: products of paths, one through each operand.
 
     Args:
         run: the operation.
-        facts: what is stated of it; the bias is added to the products.
+        facts: its properties; the bias is added to the products.
         args: operands, sums and weights.
         kwargs: its keyword arguments.
         p: exponent of the norm.
@@ -121,7 +121,7 @@ def multiplied(run: Operation, facts: Facts, args: Sequence[Any], kwargs: dict[s
             logs.append(leaf.log)
             return leaf.values
         if isinstance(leaf, Tensor):
-            # what data decides and is no number (a mask) may be 1 everywhere
+            # a mask may be 1 everywhere
             return power(leaf, p) if leaf.is_floating_point() else torch.ones(leaf.shape, dtype=torch.float64)
         number = isinstance(leaf, int | float) and not isinstance(leaf, bool) and facts.kind == "product"
         return abs(leaf) ** p if number else leaf
@@ -137,7 +137,7 @@ def multiplied(run: Operation, facts: Facts, args: Sequence[Any], kwargs: dict[s
     if bias is not None and facts.bias is not None:
         more = bias if isinstance(bias, Sum) else Sum(power(bias, p))
         if abs(more.log - log) > 300:
-            # their common logarithm is no number: one after the other
+            # no common logarithm avoids overflow: compute both parts separately
             zeros = [0 * each if isinstance(each, Tensor) else each for each in operands]
             alone = [*zeros[: facts.bias], more.values, *zeros[facts.bias + 1 :]]
             without = [*operands[: facts.bias], 0 * more.values, *operands[facts.bias + 1 :]]
@@ -151,7 +151,7 @@ def _is_large(weight: Any) -> bool:
 
 
 def _by_rows(x: Any, weight: Tensor, p: float) -> Tensor:
-    """``x |W|^p`` for a matrix of which no copy is to be made."""
+    """``x |W|^p`` without a copy of the whole matrix."""
     rows = torch.empty(*x.values.shape[:-1], len(weight), dtype=torch.float64)
     for start in range(0, len(weight), ROWS):
         rows[..., start : start + ROWS] = x.values @ power(weight[start : start + ROWS], p).T
@@ -165,10 +165,10 @@ def _added_bias(result: Sum, bias: Any, p: float) -> Sum:
 
 
 def combined(run: Operation, args: Any, kwargs: Any, p: float) -> Sum:
-    """An elementwise operation that is linear in its operands together, up to a constant: measured coefficients.
+    """An elementwise operation that is jointly affine in its operands: its coefficients are measured.
 
-    Every operand's coefficient is what the operation makes of 1 in its place and 0 in all others, less what it makes of
-    0 everywhere; it is one number unless weights or masks say otherwise.
+    The coefficient of an operand is the result for 1 in its place and 0 in all others, minus the result for 0 in all
+    places. It is one number, or a tensor if weights or masks take part.
     """
     sums = [leaf for leaf in leaves((args, kwargs)) if isinstance(leaf, Sum)]
 
@@ -196,7 +196,7 @@ def combined(run: Operation, args: Any, kwargs: Any, p: float) -> Sum:
 
 
 def moved(run: Operation, args: Any, kwargs: Any, p: float, fills: bool) -> Any:
-    """An operation whose results are elements of its operands, or sums of them; ``fills`` if it writes numbers, too."""
+    """An operation whose results are elements of its operands or sums of them; ``fills`` if it writes constants too."""
     sums = [as_sum(leaf, p) for leaf in leaves((args, kwargs)) if _is_float(leaf)]
     log = common_log(sums)
 
@@ -214,17 +214,18 @@ def moved(run: Operation, args: Any, kwargs: Any, p: float, fills: bool) -> Any:
 
 
 def as_sum(leaf: Any, p: float) -> Sum:
-    """A tensor of the model as the sum over the paths that it begins."""
+    """A tensor of the model as sums over the paths that start in it."""
     return leaf if isinstance(leaf, Sum) else Sum(power(leaf, p))
 
 
 def separated(run: Operation, x: Sum, p: float, rank: int) -> Sum:
-    """An operation on images that is a product of one map for each dimension: those maps, one after the other.
+    """An operation on images that is a product of one map per dimension: apply these maps one after the other.
 
-    With ``r_d[o] = sum_i A_d[o, i]`` the map of one dimension is found from unit vectors along it and ones along all
-    others, ``B_d[o, i] = A_d[o, i] prod_(d' != d) r_d'[c]`` at a place ``c`` in the middle, so that the product of all
-    ``B_d`` holds ``prod_d r_d[c]`` once more for every dimension but one. Of a maximum over windows the same calls give
-    the windows themselves, whose elements all count. Sizes of the other dimensions do not matter, so small ones do.
+    Let ``r_d[o] = sum_i A_d[o, i]``. Unit vectors along one dimension and ones along all others give
+    ``B_d[o, i] = A_d[o, i] prod_(d' != d) r_d'[c]`` at a central position ``c``. The product of all ``B_d`` therefore
+    has the factor ``prod_d r_d[c]`` too often: once for every dimension but one. For a maximum over windows the same
+    calls give the windows, and all of their elements count. The sizes of the other dimensions do not change a map, so
+    small sizes are used.
 
     Args:
         run: the operation on a tensor of shape (batch, channels, sizes).
@@ -236,7 +237,7 @@ def separated(run: Operation, x: Sum, p: float, rank: int) -> Sum:
     try:
         matrices, norm = _maps(run, sizes, [min(n, NARROW) for n in sizes])
     except RuntimeError:
-        # (windows larger than that)
+        # (a window is larger than these sizes)
         matrices, norm = _maps(run, sizes, list(sizes))
     values = x.values
     for d, matrix in enumerate(matrices):
@@ -245,7 +246,7 @@ def separated(run: Operation, x: Sum, p: float, rank: int) -> Sum:
 
 
 def _maps(run: Operation, sizes: Sequence[int], small: list[int]) -> tuple[list[Tensor], float]:
-    """The maps (in, out) along each dimension, each with the same factor too much."""
+    """The maps (in, out) along each dimension, and the common factor by which each is too large."""
     rank = len(sizes)
     whole = run(torch.ones((1, 1, *small), dtype=torch.float64))
     middle = [n // 2 for n in whole.shape[2:]]
@@ -259,16 +260,16 @@ def _maps(run: Operation, sizes: Sequence[int], small: list[int]) -> tuple[list[
 
 
 def by_unit_vectors(run: Operation, args: Any, kwargs: Any, p: float) -> Sum:
-    """Any linear map ``A`` of its operands: ``sum_i |A_oi|^p x_i``, one column after the other.
+    """Any linear map ``A`` of its operands: ``sum_i |A_oi|^p x_i``, one column at a time.
 
     Raises:
-        UnsupportedError: there are too many columns.
+        UnsupportedError: ``A`` has more than 4096 columns.
     """
     entering = list({id(one): one for one in each_sum((args, kwargs))}.values())
     count = sum(one.values.numel() for one in entering)
     if count > UNIT_VECTORS:
         raise UnsupportedError(
-            f"path_norm cannot pass a linear map of {count:,} elements whose coefficients are not known, expected "
+            f"path_norm found a linear map of {count:,} elements whose coefficients are not known, expected "
             f"at most {UNIT_VECTORS:,}; use smaller example inputs."
         )
     log, total = common_log(entering), torch.zeros((), dtype=torch.float64)
@@ -290,7 +291,7 @@ def by_unit_vectors(run: Operation, args: Any, kwargs: Any, p: float) -> Sum:
 def recurrent(
     x: Sum, state: Sum, weights: Sequence[Any], options: Sequence[Any], p: float, gates: list[Sum] | None = None
 ) -> tuple[Sum, Sum]:
-    """A recurrent layer, step by step: ``h_t = W_ih x_t + b_ih + W_hh h_(t-1) + b_hh`` of powers.
+    """A recurrent layer, step by step: ``h_t = W_ih x_t + b_ih + W_hh h_(t-1) + b_hh`` with weights ``|w|^p``.
 
     Args:
         x: the sequence.
@@ -298,7 +299,7 @@ def recurrent(
         weights: of all layers and directions.
         options: biases, layers, dropout, training, both directions, batch first.
         p: exponent of the norm.
-        gates: where gates fix every scale: takes the sums that end in them; hidden states start again with 1.
+        gates: a list for the sums that end in gates, if gates fix all scales; hidden states then start again at 1.
 
     Returns:
         The outputs of all steps, and the last hidden states.
@@ -329,7 +330,7 @@ def recurrent(
 
 
 def joined(parts: Sequence[Sum], function: Callable[[list[Tensor]], Tensor]) -> Sum:
-    """Several sums in one tensor, at a common logarithm."""
+    """Several sums in one tensor, with a common logarithm."""
     log = common_log(parts)
     return Sum.of(function([part.at(log) for part in parts]), log)
 

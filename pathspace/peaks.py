@@ -1,4 +1,4 @@
-"""Largest entries and sums of weighted entries of tensors, as convex functions of the log-scales of the units."""
+"""Largest entries and weighted sums of the entries of tensors, as convex functions of the units' log-scales."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ class Logs:
 
     Args:
         graph: the reduction graph.
-        exact: the variables are those of the gauge transformations that are exact as the model stands; else one for
-            each unit.
+        exact: the variables are those of the gauge transformations that are exact for the unchanged model; otherwise
+            there is one for each unit.
     """
 
     def __init__(self, graph: Structure, exact: bool = True) -> None:
@@ -33,7 +33,7 @@ class Logs:
         self.ids, self.count = int(table.shape[0]), int(self.basis.shape[1])
 
     def __call__(self, variables: Tensor) -> Tensor:
-        """Log-scales of ids, twice: for heads and for tails."""
+        """Log-scales of all ids, in two equal rows: for heads and for tails, ``(2, ids)``."""
         result: Tensor = torch.sparse.mm(self.table, variables[:, None])[:, 0].expand(2, -1)
         return result
 
@@ -46,14 +46,14 @@ def at(logs: Tensor, ids: Tensor) -> Tensor:
 class Layout:
     """A tensor as a matrix whose entries ``[r, c]`` scale by ``exp(phi(head r) - phi(side r) - phi(tail c))``.
 
-    Rows are the places that the heads tell apart and columns those that the tails do; where both vary along one
-    dimension (grouped convolutions) everything is a row.
+    The heads vary along the rows and the tails along the columns. If both vary along the same dimension (grouped
+    convolutions), all entries are rows.
 
     Args:
-        tail: ids of the near side, every size 1 or the tensor's.
-        head: those of the far side.
+        tail: ids of the input side; each of its sizes is 1 or that of the tensor.
+        head: ids of the output side, likewise.
         shape: the tensor's.
-        axis: a dimension whose places are never summed over, those of the channels.
+        axis: the dimension of the channels, which is never summed over.
     """
 
     def __init__(self, tail: Tensor, head: Tensor, shape: Sequence[int], axis: int | None = None) -> None:
@@ -79,7 +79,7 @@ class Layout:
             self.groups = own.expand(heights if self.by_row else widths).reshape(-1)
 
     def matrix(self, values: Tensor, largest: bool) -> Tensor:
-        """Values as a matrix: the largest or the sum over places with the same ends."""
+        """Values as a matrix: the largest, or the sum, of those with the same ends."""
         if self.rest:
             values = values.amax(self.rest, keepdim=True) if largest else values.sum(self.rest, keepdim=True)
         order = [*self.rows, *self.columns, *self.rest]
@@ -90,25 +90,25 @@ class Layout:
         return at(logs[0], self.head) - at(logs[1], self.side), at(logs[1], self.tail)
 
     def group_of(self, row: Tensor, column: Tensor) -> Tensor:
-        """To which channel entries belong; 0 where there is one group."""
+        """The group (channel) of each entry; 0 if there is only one group."""
         if self.groups is None:
             return torch.zeros_like(row)
         return self.groups[row if self.by_row else column]
 
     def group_by_tail(self) -> None:
-        """Let all entries with one near side be a group, numbered by its id."""
+        """Group entries by the id of their tail."""
         self.by_row = bool((self.side != 0).any())
         self.groups = (self.side if self.by_row else self.tail).abs()
 
     @property
     def count(self) -> int:
-        """How many groups."""
+        """The number of groups."""
         return 1 if self.groups is None else int(self.groups.max()) + 1
 
 
 @dataclass(eq=False)
 class Entry:
-    """One tensor: logarithms of its largest entries, and weights of its squares."""
+    """One tensor: logarithms of its entries, and weights of their squares."""
 
     layout: Layout
     logs: Tensor
@@ -116,7 +116,7 @@ class Entry:
     weights: Tensor | None = None
 
     def tops(self, top: Tensor) -> Tensor:
-        """The values of the groups, to be compared with the entries."""
+        """The value of the group of each entry, in a shape that broadcasts to the entries."""
         layout = self.layout
         if layout.groups is None:
             return top[self.start]
@@ -125,7 +125,7 @@ class Entry:
 
 
 class Peaks:
-    """The largest entry of every group, smoothly from a few entries or exactly from all of them.
+    """The largest entry of every group: a smooth function of a few entries, or exact from all entries.
 
     Args:
         scales: log-scales of ids.
@@ -141,20 +141,20 @@ class Peaks:
         self.entries: list[Entry] = []
 
     def add(self, layout: Layout, sizes: Tensor, weights: Tensor | None = None, shared: bool = False) -> None:
-        """Take a tensor in.
+        """Add a tensor.
 
         Args:
             layout: its ends.
             sizes: absolute values, as :meth:`Layout.matrix` gives them.
             weights: weights of the squares in the sums of :meth:`sums`.
-            shared: whether groups are numbered by the ids of the graph, for all tensors together.
+            shared: whether all tensors share groups, numbered by the ids of the graph.
         """
         self.entries.append(Entry(layout, sizes.log(), 0 if shared else self.count, weights))
         self.known.append(set())
         self.count = self.scales.ids if shared else self.count + layout.count
 
     def grow(self, phi: Tensor) -> bool:
-        """Take in the largest entries of all rows and columns at ``phi``; whether there were new ones."""
+        """Select the largest entries of all rows and columns at ``phi``; return whether any of them is new."""
         logs, new = self.scales(phi), False
         for entry, known in zip(self.entries, self.known, strict=True):
             up, down = entry.layout.ends(logs)
@@ -176,12 +176,12 @@ class Peaks:
         return new
 
     def few(self, logs: Tensor) -> Tensor:
-        """Logarithms of the entries taken in so far."""
+        """Logarithms of the entries selected so far."""
         head, side, tail = self.ids
         return self.values + at(logs[0], head) - at(logs[1], side) - at(logs[1], tail)
 
     def exact(self, phi: Tensor) -> Tensor:
-        """Logarithm of the largest entry of every group, ``-inf`` where there is none."""
+        """Logarithm of the largest entry of every group, ``-inf`` for groups without entries."""
         logs, found = self.scales(phi), torch.full((self.count,), -torch.inf, dtype=torch.float64)
         for entry in self.entries:
             up, down = entry.layout.ends(logs)
@@ -195,7 +195,7 @@ class Peaks:
         return found
 
     def sums(self, logs: Tensor, power: float) -> Tensor:
-        """Logarithms of ``sum of weight * exp(power * change)`` over every group."""
+        """Logarithms of the sums of ``weight * exp(power * change)`` over every group."""
         parts = []
         for entry in self.entries:
             assert entry.weights is not None
@@ -216,11 +216,11 @@ def grouped(values: Tensor, group: Tensor, count: int, sharpness: float) -> tupl
     """A smooth largest value of every group, at least the largest: ``log sum exp(s a) / s``.
 
     Returns:
-        The values, and how far each lies above the mean of its entries by the weights ``exp(s a) / sum``.
+        The smooth values, and their distance to the mean of the entries with weights ``exp(s a) / sum``.
     """
     scaled = sharpness * values
     top = torch.full((count,), -torch.inf, dtype=values.dtype).scatter_reduce(0, group, scaled.detach(), "amax")
-    # (groups of zeros alone)
+    # (groups with zeros only)
     top = torch.where(top.isfinite(), top, 0)
     shares = (scaled - top[group]).exp()
     total = values.new_zeros(count).index_add(0, group, shares).clamp_min(1e-300)

@@ -1,4 +1,4 @@
-"""The smallest norm of an orbit: a geometric programme, convex in the log-scales of the units."""
+"""The smallest norm over all gauge transformations: a geometric programme, convex in the units' log-scales."""
 
 from __future__ import annotations
 
@@ -18,12 +18,13 @@ LARGEST_STEP = 20.0
 
 @dataclass(frozen=True, eq=False)
 class Minimum:
-    """Where a programme has its minimum.
+    """The minimum of a programme.
 
     Attributes:
         phi: the log-scales, ``(H,)``.
         value: the sum of ``|w|^p`` there.
-        imbalance: largest difference of what enters and what leaves a unit, relative to their sum (0 at the minimum).
+        imbalance: largest difference between the entering and the leaving sum of a unit, relative to their sum (0 at
+            the minimum).
         steps: steps of Newton's method.
     """
 
@@ -38,20 +39,20 @@ def minimise(
 ) -> Minimum:
     """``min over phi of sum_e c_e exp(p (A phi)_e) - p tilt . phi``, with ``phi = 0`` where it is not free.
 
-    The sum over the edges entering a unit minus the sum over those leaving it is ``tilt`` there. Far away, all units
-    take at once the step that is best for each of them by a bound that separates them: the weighted mean of
-    arithmetic and geometric kind, ``exp(p sum_k a_k d_k) <= sum_k |a_k| / S exp(p S sign(a_k) d_k) + const``. Every
-    such step goes down. Newton's method, its equations solved by conjugate gradients, does the rest.
+    At the minimum, the sum over the edges that enter a unit minus the sum over those that leave it is ``tilt``. Far
+    from it, all units move at once, each to the minimum of a separable upper bound, the inequality of weighted
+    arithmetic and geometric means: ``exp(p sum_k a_k d_k) <= sum_k |a_k| / S exp(p S sign(a_k) d_k) + const``. Each
+    such step lowers the value. Newton's method, with conjugate gradients for its equations, finishes.
 
     Args:
         pairs: sizes of the weights.
         free: which units may move, ``(H,)``.
-        tilt: what is to remain of entering minus leaving, ``(H,)``.
-        tolerance: largest difference relative to the sum of both sides.
-        start: log-scales to begin with, 0 where they are not free.
+        tilt: wanted difference between entering and leaving sum, ``(H,)``.
+        tolerance: largest allowed difference relative to the sum of both.
+        start: initial log-scales, 0 where they are not free.
 
     Raises:
-        InputError: not reached after 500 steps.
+        InputError: the tolerance is not reached after 500 steps.
     """
     p, phi = pairs.p, np.zeros(len(free)) if start is None else start
     for step in range(STEPS):
@@ -68,7 +69,7 @@ def minimise(
             phi = phi + np.where(free, separate(entering, leaving, tilt) / (p * pairs.width), 0.0)
         curvature = pairs.curvature(phi)
         found = total - p * float(tilt @ phi)
-        # exact for each unit by itself however far it is, where that goes down; else Newton's own
+        # the step that is exact for each unit alone, at any distance; if it does not lower the value, Newton's step
         for wanted in (np.arctanh(np.clip(uneven, -1 + 1e-9, 1 - 1e-9)) * scale, gradient):
             direction = _solve(curvature, -wanted / p, scale, free, min(0.1, float(np.abs(uneven).max())))
             slope = p * float(gradient @ direction)
@@ -79,7 +80,7 @@ def minimise(
             entering, leaving, total = pairs.sides(phi + direction)
             value = total - p * float(tilt @ (phi + direction))
             rest = np.where(free, entering - leaving - tilt, 0.0)
-            # near the minimum the sum no longer tells, but its derivative does
+            # near the minimum the sum is too inexact to compare, but its derivative is not
             calmer = np.abs(rest / np.where(scale > 0, scale, 1.0)).sum() < np.abs(uneven).sum()
             if value <= found + 1e-4 * slope or calmer:
                 break

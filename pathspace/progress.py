@@ -1,4 +1,4 @@
-"""What a command shows while it works, and what becomes of other output meanwhile."""
+"""Progress of a command on the terminal, and output of the user's code while it runs."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from pathspace.errors import CaptureError
 
 @contextlib.contextmanager
 def show_progress(what: str, target: str) -> Iterator[Callable[..., None]]:
-    """Show on a terminal what is going on, and keep standard output for results.
+    """Show the progress of a command on a terminal, and keep standard output for results.
 
-    What is yielded takes the name of a stage, and for long work the share that is done, which is shown as a bar.
+    It yields a function of the name of a stage and, for long work, the share that is done, which is shown as a bar.
 
-    What the user's code and torch print meanwhile is shown on standard error at the end; torch prints whole
-    graphs before some exceptions, so after a failure it is dropped in favour of the one sentence.
+    Text that the user's code and torch print meanwhile appears on standard error at the end. After a failure it is
+    dropped, because torch prints whole graphs before some exceptions; the user sees only the error.
     """
     if debugging():
         with contextlib.redirect_stdout(sys.stderr):
@@ -52,7 +52,7 @@ def show_progress(what: str, target: str) -> Iterator[Callable[..., None]]:
 
 
 def stage_line(text: str, share: float | None) -> RenderableType:
-    """Return what is shown of a stage: its name, after a bar where the share that is done is known.
+    """Return the line for a stage: its name, after a bar if the share that is done is known.
 
     Args:
         text: the name, with rich's markup.
@@ -70,22 +70,22 @@ def stage_line(text: str, share: float | None) -> RenderableType:
 
 
 def tell(text: str, aside: bool = False) -> None:
-    """Print what a command has done: no line is broken, nothing is taken for markup.
+    """Print what a command has done, without line breaks and without markup.
 
     Args:
-        text: what was done.
+        text: the sentence.
         aside: print on standard error, because standard output holds the result.
     """
     Console(stderr=aside).print(text, soft_wrap=True, markup=False, highlight=False)
 
 
 def deliver(facts: Mapping[str, Any], json: str | None, shown: RenderableType, aside: bool = False) -> None:
-    """Write facts as JSON where that was asked for, and show them otherwise or beside it.
+    """Write facts as JSON if a file is given, and show them unless JSON goes to standard output.
 
     Args:
         facts: what the command found.
         json: a file, ``-`` for JSON on standard output and nothing else, or ``None``.
-        shown: sentences, or what rich shows.
+        shown: text, or an object that rich renders.
         aside: show on standard error, because standard output holds the result.
     """
     from json import dumps

@@ -1,8 +1,8 @@
-"""The proof of Theorem 3 as a document: all that an independent checker needs, and nothing it has to believe.
+"""The proof of Theorem 3 as a document, complete enough for an independent checker.
 
-The document states the reduction graph (units at both ends of every scalar weight, as compactly as the graph holds
-them), the two trees with an order in which each can be walked, and the figures that follow. :mod:`pathspace.checker`,
-which shares no code with this library, accepts or rejects it.
+The document holds the reduction graph (the units at both ends of every scalar weight, in compact form), the two trees
+with the order of their edges from the root, and the counts that follow. :mod:`pathspace.checker`, which shares no code
+with this library, accepts or rejects it.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from pathspace.spanning_tree import SpanningTree
 
 FORMAT = "pathspace-proof"
 VERSION = 3
-# lists longer than this are written as runs, where these are fewer
+# longer lists are written as runs, if that is shorter
 SHORT = 256
 STATEMENT = (
     "w_e <- w_e exp(phi(head e) - phi(tail e)), phi(root) = 0, acts by as many independent generators as there are "
@@ -105,7 +105,7 @@ def proof(skeleton: Skeleton, name: str = "") -> dict[str, Any]:
 
 
 def digest(document: dict[str, Any]) -> str:
-    """SHA-256 of a document without its digest: a slip of the pen anywhere changes it."""
+    """SHA-256 of a document without its digest, which detects accidental changes."""
     body = {key: value for key, value in document.items() if key != "digest"}
     return hashlib.sha256(json.dumps(body, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
 
@@ -115,7 +115,7 @@ def _array(ids: Tensor) -> dict[str, Any]:
 
 
 def _numbers(values: np.ndarray) -> list[int] | dict[str, list[list[int]]]:
-    """Whole numbers as a list, or as runs ``[first, step, count]``: ids of units mostly count up."""
+    """Integers as a list, or as runs ``[first, step, count]``, because ids of units mostly count up."""
     if len(values) <= SHORT:
         return list(values.tolist())
     step = np.diff(values)

@@ -1,4 +1,4 @@
-"""Weights rounded to a few bits, and what that costs."""
+"""Weights rounded to a few bits."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ LAYERS = (nn.Linear, _ConvNd, nn.Embedding)
 
 
 def check_format(bits: int, per: str) -> None:
-    """Refuse numbers of bits and granularities that make no sense.
+    """Check a number of bits and a granularity.
 
     Raises:
-        InputError: see above.
+        InputError: ``bits`` is not a whole number from 2 to 16, or ``per`` is not ``"tensor"`` or ``"channel"``.
     """
     if not (isinstance(bits, int) and 2 <= bits <= 16):
         raise InputError(f"bits is {bits!r}, expected a whole number from 2 to 16.")
@@ -27,10 +27,10 @@ def check_format(bits: int, per: str) -> None:
 
 
 def weight_axes(model: nn.Module) -> dict[str, int]:
-    """The tensors that are quantised, by name, and along which of their dimensions their output channels lie.
+    """The names of the tensors to quantise, each with the dimension of its output channels.
 
-    These are the weights of linear, convolution and embedding layers, and all other parameters that are longer than 1
-    in two dimensions or more.
+    These are the weights of linear, convolution and embedding layers, and all other parameters with at least two
+    dimensions of size greater than 1.
 
     Args:
         model: any module.
@@ -51,12 +51,12 @@ def weight_axes(model: nn.Module) -> dict[str, int]:
 
 
 def quantised(weight: Tensor, bits: int, axis: int | None = None) -> Tensor:
-    """``step * round(w / step)`` with ``step = max |w| / (2^(bits - 1) - 1)``, for the tensor or for each channel.
+    """``step * round(w / step)`` with ``step = max |w| / (2^(bits - 1) - 1)`` per tensor or per channel.
 
     Args:
         weight: a tensor.
-        bits: how many.
-        axis: the dimension of the channels; ``None`` for one step for all.
+        bits: number of bits of each weight.
+        axis: the dimension of the channels; ``None`` for one step for the tensor.
 
     Example:
         >>> import torch
@@ -73,12 +73,12 @@ def quantised(weight: Tensor, bits: int, axis: int | None = None) -> Tensor:
 def quantised_weights(
     parameters: Mapping[str, Tensor], axes: Mapping[str, int], bits: int, per: str
 ) -> dict[str, Tensor]:
-    """All weights of a model, quantised."""
+    """The quantised weights of a model, by name."""
     return {name: quantised(parameters[name], bits, axis if per == "channel" else None) for name, axis in axes.items()}
 
 
 def decibels(noise: float) -> float:
-    """Signal over noise, where the signal is 1."""
+    """Signal-to-noise ratio in decibels, for a signal of power 1."""
     return -10 * math.log10(noise) if noise > 0 else math.inf
 
 

@@ -1,4 +1,4 @@
-"""Why scales are fixed: for every one, the shortest chain of operations that ties it to the root."""
+"""Why scales are fixed: for each, the shortest chain of operations that connects it to the root."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ TOGETHER = "several relations fix it together, or other sizes of the inputs, or 
 
 @dataclass(frozen=True)
 class Reason:
-    """Scales at one end of a parameter's edges that are fixed, and why.
+    """Fixed scales at one end of a parameter's edges, and why they are fixed.
 
     Attributes:
-        parameter: the parameter whose edges enter (or leave) them.
-        side: ``"out"`` for the scales that its edges enter, ``"in"`` for those that they leave.
+        parameter: the name of the parameter.
+        side: ``"out"`` for scales at the heads of its edges, ``"in"`` for scales at their tails.
         scales: how many scales have this chain.
-        chain: from the operation that reads them to the one that fixes them.
+        chain: operations from the one that reads these scales to the one that fixes them.
     """
 
     parameter: str
@@ -43,17 +43,17 @@ class Reason:
 
 
 def reasons(graph: Structure) -> tuple[Reason, ...]:
-    """For every fixed scale of a traced model, the shortest chain of reasons to the root.
+    """For every fixed scale of a traced model, the shortest chain of operations to the root.
 
-    The captured graph is walked through once more, with every equation between scales noted together with the operation
-    that made it; a search in breadth, from the root, finds the shortest chains. Inputs and constants are the root
-    itself; each fixed scale is listed once, at the first parameter whose edges enter it.
+    The captured graph is interpreted again, and each equation between scales is stored with its operation. A
+    breadth-first search from the root finds the shortest chains. Inputs and constants are the root itself. Each fixed
+    scale is listed once, at the first parameter whose edges enter it.
 
     Args:
-        graph: of the model.
+        graph: the reduction graph of the model.
 
     Returns:
-        Reasons in the order of the parameters, scales with equal chains counted together.
+        Reasons in the order of the parameters; scales with equal chains share one.
 
     Example:
         >>> import torch, pathspace as ps
@@ -62,7 +62,7 @@ def reasons(graph: Structure) -> tuple[Reason, ...]:
         >>> [(reason.parameter, reason.scales, [step.op for step in reason.chain]) for reason in found]
         [('0.weight', 4, ['aten.gelu']), ('2.weight', 2, ['output'])]
     """
-    # what the analysis makes for itself has numbers, whatever is the default outside
+    # the tensors of the analysis need values, even if the default device is meta
     with torch.device("cpu"), torch.inference_mode(False):
         witness, _ = interpret(graph.captured, Witness, norm_eps=graph.norm_eps)
         raw = ends_of(witness)
@@ -73,7 +73,7 @@ def _listed(graph: Structure, witness: Witness, raw: Mapping[str, Ends]) -> tupl
     chains = Chains(witness)
     found, seen, passed = [], *np.zeros((2, witness.equations.size), bool)
     for side in ("out", "in"):
-        # weights before biases: each scale at the parameter that makes it
+        # weights before biases: list each scale at the parameter that creates it
         for block in sorted(graph.blocks, key=lambda block: -len(block.shape)):
             if block.name not in raw:
                 continue
@@ -81,7 +81,7 @@ def _listed(graph: Structure, witness: Witness, raw: Mapping[str, Ends]) -> tupl
             new = _fixed(ids, final)
             new = new[~seen[new]]
             if len(block.shape) == 1:
-                # the scale of what a bias is added to was listed at the weight
+                # the scale of the sum with a bias was listed at the weight
                 after = chains.before(new)
                 seen[new], new = True, new[~passed[new] & ((after == 0) | ~seen[after])]
             seen[new] = passed[chains.before(new)] = True
@@ -93,7 +93,7 @@ def _listed(graph: Structure, witness: Witness, raw: Mapping[str, Ends]) -> tupl
 
 
 def _fixed(ids: Tensor, final: Tensor) -> np.ndarray:
-    """Numbers of the scales that were free when they were made and are fixed in the end."""
+    """Ids of the scales that were free when they were created and are fixed in the end."""
     shape = torch.broadcast_shapes(ids.shape, final.shape)
     ids, final = ids.expand(shape), final.expand(shape)
     return np.unique(ids[(final == 0) & (ids != 0) & (ids != NEUTRAL)].abs().numpy())

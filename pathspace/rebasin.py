@@ -1,4 +1,4 @@
-"""Two models brought together: the order of channels of one that fits the other best."""
+"""The order of one model's channels that matches another model best."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ Orders = Mapping[str, Tensor]
 Slices = Mapping[str, Mapping[Side, Tensor]]
 
 SWEEPS = 50
-# copies of one network agree to this share of the most that is possible
+# the agreement of copies of one network, relative to its largest possible value, is at least this
 COPIES = 0.99
 
 
 @dataclass(frozen=True, eq=False)
 class Matching:
-    """A model whose channels are in the order of another's, made by ``groups.match``.
+    """A model with its channels in the order of another model's, from ``groups.match``.
 
     Attributes:
-        model: the model with its channels in that order; it computes what it computed before.
-        orders: group -> which of its channels comes first, second, ...
+        model: the model with its channels in that order; its function is unchanged.
+        orders: group -> numbers of the channels in the new order.
         before: distance ``(sum (a - b)^2)^(1/2)`` of the weights of both models as given.
-        after: the same with the channels in order.
+        after: the same distance with the channels in the new order.
     """
 
     model: nn.Module
@@ -42,12 +42,12 @@ class Matching:
 
 @torch.no_grad()
 def permuted(model: nn.Module, slices: Slices, orders: Orders) -> nn.Module:
-    """A copy with channels in another order.
+    """A copy of a model with its channels in another order.
 
     Args:
         model: the model.
         slices: group -> (tensor, dimension) -> positions, shape ``(channels, positions)``.
-        orders: group -> number of the channel that comes first, second, ...
+        orders: group -> numbers of the channels in the new order.
     """
     copy = safe_deepcopy(model)
     tensors = tensors_of(copy)
@@ -76,16 +76,16 @@ def weight_distance(one: nn.Module, two: nn.Module) -> float:
 def by_weights(one: nn.Module, two: nn.Module, slices: Slices, seed: int = 0, starts: int = 3) -> dict[str, Tensor]:
     """Orders of the second model's channels that maximise ``sum a b`` over all parameters, group by group.
 
-    Coordinate ascent with a linear assignment in each step (weight matching, Ainsworth et al. 2023, Algorithm 1), from
-    several orders of groups; the best is kept. It begins with channels sorted by size where that alone shows two copies
-    of one network, whatever their order was.
+    Coordinate ascent with a linear assignment in each step (weight matching, Ainsworth et al. 2023, Algorithm 1),
+    repeated with several random orders of groups; the best result is kept. If sorting channels by size already shows
+    that the models are copies of one network, the ascent starts from that order.
 
     Args:
-        one: the model that stays.
-        two: the model whose channels move.
+        one: the reference model.
+        two: the model whose channels are reordered.
         slices: see :func:`permuted`.
-        seed: draws the order in which groups are visited.
-        starts: how many times.
+        seed: seed of the random orders of groups.
+        starts: number of repetitions.
 
     Returns:
         Group -> order.
@@ -112,7 +112,7 @@ def by_weights(one: nn.Module, two: nn.Module, slices: Slices, seed: int = 0, st
         total = _agreement(a, b)
         if total > best[0]:
             best = (total, orders)
-        # no order reaches more than |a| |b|
+        # |a| |b| is an upper bound for every order
         if total >= (1 - 1e-12) * bound:
             break
     return best[1]
@@ -132,7 +132,7 @@ def _ordered(tensors: Mapping[str, Tensor], slices: Slices, orders: Orders) -> d
 
 
 def _by_size(a: Mapping[str, Tensor], b: Mapping[str, Tensor], slices: Slices) -> dict[str, Tensor]:
-    """The second network's channels by the ranks of the first's; no order of other groups changes a size."""
+    """Match channels by the ranks of their sizes, which the order of other groups does not change."""
     orders = {}
     for name, sides in slices.items():
         ranks = []
@@ -149,7 +149,7 @@ def _by_size(a: Mapping[str, Tensor], b: Mapping[str, Tensor], slices: Slices) -
 def _improve(
     a: Mapping[str, Tensor], b: dict[str, Tensor], sides: Mapping[Side, Tensor], orders: dict[str, Tensor], name: str
 ) -> float:
-    """The best order of one group, all others fixed; what is gained by it."""
+    """Apply the best order of one group, with all others fixed; return the gain in agreement."""
     like = torch.zeros(len(orders[name]), len(orders[name]), dtype=torch.float64)
     own = {side: where for side, where in sides.items() if side[0] in a}
     for (tensor, dim), where in own.items():
@@ -164,7 +164,7 @@ def _improve(
     moved = dict(b)
     for (tensor, dim), where in own.items():
         moved[tensor] = _moved(moved[tensor], dim, where, best)
-    # (where a tensor has the group along two dimensions the assignment is no more than a guess)
+    # (if a tensor has the group along two dimensions, the assignment may not be an improvement)
     gain = sum(float((a[tensor] * moved[tensor]).sum()) for tensor, _ in own) - before
     if gain <= 0:
         return 0.0
@@ -176,7 +176,7 @@ def _improve(
 def by_activations(
     one: nn.Module, two: nn.Module, groups: Iterable[tuple[str, Mapping[Side, Tensor], frozenset[Side]]], inputs: Any
 ) -> dict[str, Tensor]:
-    """Orders of the second model's channels that maximise the correlation of what is read of them."""
+    """Orders of the second model's channels that maximise the correlation of the layers' inputs."""
     kept = list(groups)
     sides = {name: sorted(readers) for name, _, readers in kept}
     features = [_read(model, {side for some in sides.values() for side in some}, inputs) for model in (one, two)]
@@ -199,7 +199,7 @@ def _standard(values: Tensor) -> Tensor:
 
 
 def _read(model: nn.Module, sides: set[Side], inputs: tuple[Sequence[Any], Mapping[str, Any]]) -> dict[str, Tensor]:
-    """What layers read, weight -> ``(samples, features)``, by hooks."""
+    """Inputs of layers, recorded by hooks: weight -> ``(samples, features)``."""
     found: dict[str, Tensor] = {}
     hooks = []
     for name, _ in sides:
@@ -223,15 +223,18 @@ def _read(model: nn.Module, sides: set[Side], inputs: tuple[Sequence[Any], Mappi
 
 @torch.no_grad()
 def interpolated(one: nn.Module, two: nn.Module, t: float) -> nn.Module:
-    """``(1 - t) a + t b`` for every parameter and buffer of numbers; others are those of the first model.
+    """``(1 - t) a + t b`` for every floating-point parameter and buffer; others are those of the first model.
 
     Raises:
-        InputError: the models have other tensors.
+        InputError: the second model lacks a tensor of the first, or has it in another shape.
     """
     copy, other = safe_deepcopy(one), tensors_of(two)
     for name, tensor in tensors_of(copy).items():
         if name not in other or other[name].shape != tensor.shape:
-            raise InputError(f"interpolate found no {name!r} of shape {tuple(tensor.shape)} in the other model.")
+            raise InputError(
+                f"interpolate found no {name!r} of shape {tuple(tensor.shape)} in the second model, expected two "
+                "models of one architecture."
+            )
         if tensor.is_floating_point():
             tensor.copy_(tensors_of(one)[name].detach().lerp(other[name].detach().to(tensor), t))
     return copy

@@ -1,7 +1,7 @@
-"""A model's operations, recorded while its code runs once on tensors without numbers.
+"""A model's operations, recorded while its code runs once on tensors without values.
 
-``torch.export`` finds the same graph and proves more about it, at several times the cost. What this recording does not
-know for certain, it declines, and the export decides.
+``torch.export`` finds the same graph and checks more, at several times the cost. In every case in which the recording
+may be incomplete, it raises :class:`Unsure`, and the model is exported.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 from pathspace.inputs import in_order
 from pathspace.without_values import has_values
 
-# operands that mean the same in a graph
+# types of operands that a graph can hold as they are
 _WRITTEN_OUT = (bool, int, float, complex, str, torch.dtype, torch.device, torch.layout, torch.memory_format)
 DETACH = torch.ops.aten.detach_.default
 _FUNCTIONS = ("/torch/nn/functional.py", "/torch/functional.py")
@@ -36,16 +36,16 @@ _REGISTERED = ("_parameters", "_buffers", "_modules")
 
 
 class Unsure(Exception):
-    """Something that a recording does not know for certain."""
+    """The recording may be incomplete."""
 
 
 class Recording(ProxyTorchDispatchMode):
-    """Writes down every operation before torch takes it apart, and computes the shapes of its result.
+    """Records every operation before torch decomposes it, and computes the shapes of its results.
 
     Attributes:
         graph: the operations so far.
         sources: placeholder name -> (kind, name).
-        constants: placeholder name -> a tensor that the code holds itself.
+        constants: placeholder name -> a tensor that is neither parameter nor buffer.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -53,10 +53,10 @@ class Recording(ProxyTorchDispatchMode):
         self.graph = fx.Graph()
         self.sources: dict[str, tuple[str, str]] = {}
         self.constants: dict[str, Tensor] = {}
-        # a tensor's number -> its node; all tensors are held, so that no number is given again
+        # id of a tensor -> its node; all tensors are kept alive, so that no id is used twice
         self._nodes: dict[int, fx.Node] = {}
         self._held: list[Tensor] = []
-        # new tensors, which torch wraps once more where somebody else holds them
+        # new tensors, for which torch may create a second Python object
         self._new = WeakTensorKeyDictionary()
         self._first_input: fx.Node | None = None
         self._paths: dict[int, list[str]] = {}
@@ -66,17 +66,17 @@ class Recording(ProxyTorchDispatchMode):
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        # (nothing is compiled in here, and a guard around every operation takes time)
+        # (nothing is compiled here, and a guard around every operation takes time)
         return False
 
     def given(self, kind: str, name: str, value: Any, real: Tensor | None = None) -> None:
-        """A placeholder.
+        """Add a placeholder.
 
         Args:
             kind: ``"parameter"``, ``"buffer"`` or ``"input"``.
             name: of the parameter, buffer or input.
-            value: the tensor, or whatever else a model takes.
-            real: the tensor that it stands for, where code may hold on to that.
+            value: the tensor, or another input.
+            real: the tensor that it replaces, which code may still refer to.
         """
         node = self.graph.placeholder(("" if kind == "input" else f"{kind[0]}_") + name.replace(".", "_").lower())
         node.meta["val"] = value
@@ -92,22 +92,22 @@ class Recording(ProxyTorchDispatchMode):
         self._held.append(value)
 
     def node_of(self, value: Tensor) -> fx.Node:
-        """Where a tensor comes from.
+        """The node that computes a tensor.
 
         Raises:
-            Unsure: it came into being unseen.
+            Unsure: no recorded operation has computed it.
         """
         if id(value) in self._nodes:
             return self._nodes[id(value)]
         return self._new[value] if value in self._new else self._constant(value)
 
     def _constant(self, value: Tensor) -> fx.Node:
-        """A tensor that is neither parameter nor buffer."""
+        """Add a placeholder for a tensor that is neither parameter nor buffer."""
         plain = type(value) is Tensor and not value.requires_grad and value.layout == torch.strided
         if not plain or value.is_quantized or value.is_inference() or not has_values(value):
-            raise Unsure("a tensor of a kind of its own")
+            raise Unsure("a constant of a special kind")
         if torch._C._functorch.is_functorch_wrapped_tensor(value):
-            raise Unsure("a tensor within a transform")
+            raise Unsure("a tensor inside a functorch transform")
         first = self._first_input or next((n for n in self.graph.nodes if n.op != "placeholder"), None)
         with self.graph.inserting_before(first):
             node = self.graph.placeholder(f"c_lifted_tensor_{len(self.constants)}")
@@ -129,7 +129,7 @@ class Recording(ProxyTorchDispatchMode):
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
-        """One operation: recorded, and computed without numbers and without gradients."""
+        """Record one operation, and compute its result without values and without gradients."""
         named = dict(kwargs or {})
         if not isinstance(func, torch._ops.OpOverload) or (torch.Tag.inplace_view in func.tags and func is not DETACH):
             raise Unsure(str(func))
@@ -169,11 +169,11 @@ class Recording(ProxyTorchDispatchMode):
                 part.meta = {**meta, "val": tensor}
                 self._know(tensor, part)
             elif tensor is not None:
-                raise Unsure("numbers beside tensors")
+                raise Unsure("an operation that returns tensors and numbers")
 
     @contextmanager
     def within(self, module: nn.Module) -> Iterator[None]:
-        """Operations of a module's call; one of several names is the one below the module that calls."""
+        """Mark operations as part of a module's call; of several names, take the one below the calling module."""
         paths = self._paths.get(id(module))
         if not paths:
             yield
@@ -190,7 +190,7 @@ class Recording(ProxyTorchDispatchMode):
 
 
 def _require_gradients(func: Any, operands: list[Any], tensors: list[Any]) -> None:
-    """Results of what is differentiated say so, as code may ask."""
+    """Set ``requires_grad`` of results as autograd would, because the model's code may read it."""
     if func in (torch.ops.aten.detach.default, DETACH):
         return
     if any(isinstance(leaf, Tensor) and leaf.requires_grad for leaf in operands):
@@ -200,7 +200,7 @@ def _require_gradients(func: Any, operands: list[Any], tensors: list[Any]) -> No
 
 
 def _where() -> dict[str, Any]:
-    """The innermost line of a ``forward`` that the user wrote, and the function of torch that is at work."""
+    """The innermost line of a user's ``forward`` on the stack, and the function of torch that it calls."""
     frame: FrameType | None = sys._getframe(3)
     found: dict[str, Any] = {}
     while frame is not None:
@@ -215,12 +215,12 @@ def _where() -> dict[str, Any]:
 
 
 def _unsure(*_: Any, **__: Any) -> Any:
-    raise Unsure("derivatives within forward")
+    raise Unsure("derivatives inside forward")
 
 
 @contextmanager
 def _as_exported(recording: Recording) -> Iterator[None]:
-    """Code of the model sees what it would see while it is exported; modules say when they are called."""
+    """Let the model's code find the same flags as during an export, and record the calls of modules."""
     call: Callable[..., Any] = nn.Module.__call__
     enter: Callable[..., Any] = torch.autocast.__enter__
 
@@ -230,7 +230,7 @@ def _as_exported(recording: Recording) -> Iterator[None]:
 
     def entered(autocast: Any) -> Any:
         if autocast._enabled != torch.is_autocast_enabled(autocast.device):
-            raise Unsure("another precision in a part")
+            raise Unsure("autocast in a part of the model")
         return enter(autocast)
 
     fast = torch.backends.mha.get_fastpath_enabled()
@@ -250,14 +250,14 @@ def _as_exported(recording: Recording) -> Iterator[None]:
 
 
 def _left(model: nn.Module) -> set[int]:
-    """Tensors without numbers in attributes of modules."""
+    """Ids of the fake tensors in attributes of modules."""
     held = [item for module in model.modules() for item in vars(module).items() if isinstance(item[1], _HOLDERS)]
     values = [value for key, value in held if key not in _REGISTERED and (isinstance(value, Tensor) or value)]
     return {id(leaf) for leaf in pytree.tree_leaves(values) if isinstance(leaf, FakeTensor)}
 
 
 def _names(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[str]:
-    """What to call the inputs: by their places in ``forward``."""
+    """Names of the inputs, from the signature of ``forward``."""
     known = [p.name for p in inspect.signature(model.forward).parameters.values() if p.kind in _BY_PLACE]
     paths, _ = pytree.tree_flatten_with_path(((*args,), dict(kwargs)))
     names = []
@@ -272,18 +272,18 @@ def _names(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -
 
 
 def _fake(value: Tensor, mode: FakeTensorMode) -> Tensor:
-    """A tensor without numbers in place of another one.
+    """A fake tensor with the shape, type and device of a tensor.
 
     Raises:
-        Unsure: it is of a class of its own.
+        Unsure: the tensor is of a subclass that has no fake form.
     """
     plain = type(value) in (Tensor, nn.Parameter) and value.layout == torch.strided
     if not plain or value.is_quantized or value.is_conj() or value.is_neg() or not has_values(value):
         fake: Tensor = mode.from_tensor(value)
         if type(fake) is not FakeTensor:
-            raise Unsure("a tensor of a class of its own")
+            raise Unsure("a tensor subclass")
         return fake
-    # (the mode would look at much more, and take longer than the run itself)
+    # (mode.from_tensor takes longer than the run itself)
     shape = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device="meta")
     fake = FakeTensor(mode, shape, value.device)
     fake.requires_grad = value.requires_grad
@@ -293,20 +293,20 @@ def _fake(value: Tensor, mode: FakeTensorMode) -> Tensor:
 
 
 def record(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], mode: FakeTensorMode) -> Recording:
-    """Run a model once and write down what it does.
+    """Run a model once and record its operations.
 
     Args:
-        model: a stand-in that nobody else uses and that returns a tuple of tensors.
+        model: a private copy of the model that returns a tuple of tensors.
         args: positional inputs.
         kwargs: inputs by keyword.
-        mode: makes tensors without numbers.
+        mode: creates tensors without values.
 
     Returns:
-        The recording, with its graph ended.
+        The recording with a complete graph.
 
     Raises:
-        Unsure: the graph may not be all that the model does.
-        Exception: what the model's code raises on tensors without numbers.
+        Unsure: the graph may be incomplete.
+        Exception: whatever the model's code raises on tensors without values.
     """
     recording = Recording(model)
     shown: dict[int, Tensor] = {}
@@ -324,7 +324,7 @@ def record(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], m
             recording.given(kind, name, tensors[name], tensor)
     for name, value in zip(_names(model, args, kwargs), in_order(args, kwargs), strict=True):
         if isinstance(value, Tensor) and id(value) in shown:
-            raise Unsure("an input that is met twice")
+            raise Unsure("an input that is given twice")
         recording.given("input", name, fake(value) if isinstance(value, Tensor) else value)
     given, by_name = pytree.tree_map_only(Tensor, fake, (args, dict(kwargs)))
     before, left = dict(tensors), _left(model)
@@ -333,7 +333,7 @@ def record(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], m
     own = {id(tensor) for tensor in before.values()}
     known = {name for _, named in held for name, _ in named(remove_duplicate=False)}
     if any(tensors[name] is not before[name] for name in before) or known != set(before) or _left(model) - left - own:
-        raise Unsure("tensors that are kept from one call to the next")
+        raise Unsure("tensors that the model keeps for its next call")
     if not all(isinstance(tensor, Tensor) for tensor in found):
         raise Unsure("numbers among the outputs")
     recording.graph.output(tuple(map(recording.node_of, found)))

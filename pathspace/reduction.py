@@ -1,4 +1,4 @@
-"""The reduction graph as users hold it: the structure of a model, and what is made of it."""
+"""The reduction graph with its public methods: skeletons, paths, reasons and path norms."""
 
 from __future__ import annotations
 
@@ -19,10 +19,7 @@ if TYPE_CHECKING:
 
 
 class ReductionGraph(Shown, Structure):
-    """The reduction graph of a model (Definition 3 of the path-space paper, generalised to units that share a scale).
-
-    Its attributes are those of :class:`pathspace.structure.Structure`; the methods here lead on to skeletons and paths.
-    """
+    """The reduction graph with its public methods."""
 
     __doc__ = Structure.__doc__
 
@@ -31,13 +28,13 @@ class ReductionGraph(Shown, Structure):
         return choose(self, rule=rule, seed=seed)
 
     def paths(self, max_steps: int | None = None) -> Iterator[Path]:
-        """Iterate the network's paths (Definition 1), recurrent layers unrolled over at most ``max_steps`` steps.
+        """Iterate over the network's paths (Definition 1), with recurrent layers unrolled.
 
         Args:
-            max_steps: steps of recurrent operations to unroll; by default as many as the example input has.
+            max_steps: largest number of recurrent steps to unroll; by default the length of the example input.
 
         Yields:
-            Paths with their counting vectors, each sequence of weights once.
+            Paths with their counting vectors; each sequence of weights once.
 
         Raises:
             UnsupportedError: the unrolled network is too large to enumerate.

@@ -1,4 +1,4 @@
-"""Why a model cannot be traced, in one sentence each, without the words of torch's own machinery."""
+"""Errors for models that cannot be traced: one sentence each, without torch's internal terms."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ from pathspace.inputs import describe
 from pathspace.without_values import has_values
 
 _STANDARD = sysconfig.get_paths()["stdlib"] + "/"
-# what only those who work on torch itself can make something of
+# internal terms of torch, which users do not know
 _INTERNAL = re.compile(
     r"aten|prims::|torch\._|torch\.fx|torch\.export|torch\.classes|__torch__|_export|Fake|Sym(Int|Float|Bool|Node)|Proxy"
     r"|pytree|[Ff]unctor|[Dd]ynamo|unhinted|\bz?u[f]?\d+\b|[Gg]uard|github\.com|\bc10\b|C10|[Dd]ispatch|backend"
     r"|tensor subclass|\bmeta\b|_impl|_cpu\b|_cuda\b|HigherOrder|autograd\.Function|tracing|Unsupported"
 )
 _LONGEST = 240
-# what export says of tensors that it has lost sight of
+# part of export's message for tensors that it has not recorded
 LOST = "a fake tensor in the exported program"
-# what derivatives within forward say where none are taken
+# parts of messages about derivatives inside forward
 WITHOUT_GRADIENTS = ("is_gradtrackingtensor=True", "does not require grad")
 
 
 def first_line(error: BaseException) -> str:
-    r"""The first line of an error's message, without a trailing full stop, or nothing where it is torch's own talk.
+    r"""The first line of an error's message without its full stop; a general phrase if it has internal terms of torch.
 
     Example:
         >>> first_line(RuntimeError("boom.\nmore")), first_line(RuntimeError("aten::copy_ has no kernel"))
@@ -75,10 +75,11 @@ def _is_standard(name: str) -> bool:
 
 
 def check_capturable(model: nn.Module) -> None:
-    """Refuse modules that hold no ordinary parameters or no Python forward to trace.
+    """Refuse modules with special parameters or without a Python ``forward``.
 
     Raises:
-        InputError: lazily shaped parameters, a data-parallel wrapper, or a scripted module.
+        InputError: the module is scripted, wraps a model for several devices, or has parameters that are sparse,
+            without a shape or flattened.
     """
     name = type(model).__name__
     if type(model).__hash__ is None:
@@ -108,13 +109,13 @@ def check_capturable(model: nn.Module) -> None:
             )
         if kind == "parameter" and tensor.layout != torch.strided:
             raise InputError(
-                f"{name} has a sparse parameter {key!r}, expected a dense one; keep its values as a parameter and make "
-                "the sparse tensor of them in forward."
+                f"{name} has a sparse parameter {key!r}, expected a dense one; keep its values as a parameter and "
+                "build the sparse tensor from them in forward."
             )
 
 
 def check_memory(model: nn.Module) -> None:
-    """Refuse parameters that share memory without being one parameter: a scale of one would change the other.
+    """Refuse different parameters that share memory, because rescaling one would change the other.
 
     Raises:
         InputError: two parameters share memory.
@@ -125,7 +126,7 @@ def check_memory(model: nn.Module) -> None:
         if strided and parameter.numel() and has_values(parameter):
             last = sum((n - 1) * step for n, step in zip(parameter.shape, parameter.stride(), strict=True))
             start, size = parameter.data_ptr(), parameter.element_size()
-            # the first and the last byte say enough where all between them is the parameter's own
+            # first and last byte are enough if the parameter fills all memory between them
             dense = last + 1 == parameter.numel()
             held.append((start, start + (last + 1) * size if dense else start, name))
     held.sort()
@@ -138,13 +139,13 @@ def check_memory(model: nn.Module) -> None:
 
 
 def failed_run(model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any], error: BaseException) -> CaptureError:
-    """The sentence for a model that does not run on its inputs.
+    """The error for a model that does not run on its inputs.
 
     Args:
         model: the model.
         args: positional inputs.
         kwargs: inputs by keyword.
-        error: what the model raised.
+        error: the exception that the model raised.
     """
     name = type(model).__name__
     if isinstance(error, SystemExit):
@@ -162,7 +163,7 @@ def failed_run(model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any],
         )
     advice = "check the shapes and dtypes of the example inputs"
     if len(args) == 1 and not kwargs and hasattr(args[0], "keys"):
-        advice = "pass inputs that have names as kwargs="
+        advice = "pass named inputs as kwargs="
     return CaptureError(
         f"{name}.forward raised {_kind(error)} {user_frame(error)} on inputs ({describe(args, kwargs)}): "
         f"{first_line(error)}; {advice}."
@@ -170,7 +171,7 @@ def failed_run(model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any],
 
 
 def _kind(error: BaseException) -> str:
-    """The name of an exception, or of the built-in one that it is."""
+    """The name of an exception's class; for classes of torch, of its first built-in base class."""
     own = type(error).__module__
     name = next(
         kind.__name__ for kind in type(error).__mro__ if not own.startswith("torch.") or kind.__module__ == "builtins"
@@ -179,11 +180,11 @@ def _kind(error: BaseException) -> str:
 
 
 def failed_capture(model: nn.Module, error: BaseException) -> CaptureError:
-    """The sentence for a model that runs and cannot be captured.
+    """The error for a model that runs but cannot be captured.
 
     Args:
         model: the model.
-        error: what the capture raised.
+        error: the exception that the capture raised.
     """
     chain = list(_chain(error))
     said = " ".join(str(each) for each in chain)
@@ -216,10 +217,10 @@ def failed_capture(model: nn.Module, error: BaseException) -> CaptureError:
         what = "it takes gradients inside forward"
         advice = "pass the module that is differentiated, or write its derivative out"
     elif "broadcast" in said:
-        what = "it takes another way while it is traced than when it runs, on which shapes do not fit"
+        what = "its control flow differs between tracing and running, and shapes do not fit while it is traced"
         advice = (
             "pass masks and lengths explicitly (an attention mask with all its dimensions, batch x 1 x 1 x length), so "
-            "that nothing is chosen at that line, or pass the part around it"
+            "that this line makes no decision, or pass the part around it"
         )
     elif LOST in said:
         what = "it takes gradients inside forward, or writes into its weights there"
@@ -228,7 +229,7 @@ def failed_capture(model: nn.Module, error: BaseException) -> CaptureError:
         what = "its modules hold one another in a circle"
         advice = "keep the outer module in a list of one, [module], which does not make it a child"
     elif "numpy" in said:
-        what = "it computes in numpy, where no operation can be seen"
+        what = "it computes in numpy, whose operations cannot be recorded"
         advice = "write this step with torch"
     elif any(type(each).__name__ == "GuardOnDataDependentSymNode" or _on_values(str(each)) for each in chain):
         what = "its Python control flow depends on the values of tensors"
@@ -242,14 +243,14 @@ def failed_capture(model: nn.Module, error: BaseException) -> CaptureError:
 
 
 def _on_values(message: str) -> bool:
-    """Whether a message of export is about control flow that depends on data."""
+    """Whether a message of export is about control flow that depends on values."""
     return any(
         words in message for words in ("data-dependent", ".item()", "_local_scalar_dense", "tolist", "__format__")
     )
 
 
 def _chain(error: BaseException | None) -> Iterator[BaseException]:
-    """An error and those that it was raised from."""
+    """An error and its causes."""
     while error is not None:
         yield error
         error = error.__cause__ or error.__context__

@@ -1,4 +1,4 @@
-"""Does a model run on inputs of other sizes? Tried on a copy without numbers, which costs a fraction of a capture."""
+"""Tests whether a model runs on inputs of other sizes, on a copy without values; much cheaper than a capture."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from pathspace.without_values import fake_mode, give_shapes
 
 
 class Rehearsal:
-    """A copy of a model whose tensors have shapes and no numbers.
+    """A copy of a model whose tensors have shapes but no values.
 
     Args:
         model: any module.
@@ -36,18 +36,18 @@ class Rehearsal:
             self._twin = safe_deepcopy(twin)
 
     def runs(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
-        """Whether the model accepts inputs of these shapes (what depends on their values counts as not)."""
+        """Whether the model accepts inputs of these shapes; false if its control flow depends on their values."""
         try:
             with quiet(), torch.no_grad(), self._mode:
                 args, kwargs = tree_map(self._fake, (args, dict(kwargs)))
                 self._twin(*args, **kwargs)
         except Exception:
-            # whatever a model raises on shapes it does not take
+            # a model can raise any exception on wrong shapes
             return False
         return True
 
     def _fake(self, leaf: Any) -> Any:
-        # (sizes as symbols would cost many times as much)
+        # (symbolic sizes are many times slower)
         return self._mode.from_tensor(leaf, static_shapes=True) if isinstance(leaf, torch.Tensor) else leaf
 
 

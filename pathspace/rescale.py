@@ -1,4 +1,4 @@
-"""The gauge in action: multiply a model's parameters so that its function stays the same."""
+"""Gauge transformations: multiply a model's parameters by factors that leave its function unchanged."""
 
 from __future__ import annotations
 
@@ -31,41 +31,41 @@ def rescale(
 ) -> M:
     """Apply a gauge transformation to ``model`` in place: ``w_e <- w_e exp(phi(head e) - phi(tail e))``.
 
-    The function is kept on the inputs that :attr:`pathspace.ReductionGraph.range` speaks of: of any length, batch and
-    image size at which the model runs the same operations as where it was captured.
+    The function does not change on the inputs in :attr:`pathspace.ReductionGraph.range`: all lengths, batch sizes and
+    image sizes at which the model runs the same operations as in its capture.
 
-    Running statistics of normalisation layers are rescaled along, ``mean <- s mean`` and
-    ``var <- s^2 (var + eps) - eps``, so the function is kept in eval mode, exactly. (Entries of ``var`` may become
-    negative while ``var + eps``, all that torch looks at, stays positive; where the type of ``var`` cannot hold the
-    difference, the nearest value it has is taken.) Units in front of a norm by statistics of the data itself (train
-    mode, layer, group, RMS norms: :attr:`pathspace.ReductionGraph.approximate`) are free at ``eps = 0`` only: rescaling
-    them changes the outputs by about ``eps / variance``; ``exact=True`` leaves them out. A factor
-    ``f`` on a weight divides its gradient by ``f``; the optimizer's buffers are transported alike, first moments
-    divided by ``f`` and second moments by ``f^2``, as if they had been gathered in the rescaled network.
+    Running statistics of normalisation layers are rescaled too, ``mean <- s mean`` and
+    ``var <- s^2 (var + eps) - eps``, so that the function in eval mode does not change, exactly. (Entries of ``var``
+    can become negative; torch uses only ``var + eps``, which remains positive. If the type of ``var`` cannot represent
+    the difference, the nearest value is taken.) Units before a normalisation by statistics of the data (train mode,
+    layer, group and RMS norms: :attr:`pathspace.ReductionGraph.approximate`) are free only at ``eps = 0``: rescaling
+    them changes the outputs by about ``eps / variance``; ``exact=True`` leaves them out.
 
-    From there a rescaling-invariant optimizer goes the way it would have gone. Plain SGD would not: its step is made
-    of gradients, and changes weights that are ``f`` times larger by ``1/f`` times the amount. So a ``torch.optim.SGD``
-    is made to measure each weight in its new unit of length, by multiplying every gradient by ``f^2`` for the duration
-    of each step (with momentum and weight decay, too); its momentum is then multiplied by ``f``.
-    ``keep_trajectory=False`` divides the momentum by ``f`` instead and lets SGD go its own way from here.
+    A factor ``f`` on a weight divides its gradient by ``f``. The buffers of ``optimizer`` are transported accordingly:
+    first moments are divided by ``f`` and second moments by ``f^2``, as if the rescaled network had been trained.
+
+    A rescaling-invariant optimizer then continues on the same trajectory. Plain SGD does not: it changes a weight that
+    is ``f`` times larger by ``1/f`` times the amount. Therefore each gradient of a ``torch.optim.SGD`` is multiplied by
+    ``f^2`` during each step (with momentum and weight decay, too), and its momentum is multiplied by ``f``.
+    ``keep_trajectory=False`` divides the momentum by ``f`` instead, and SGD continues without these corrections.
 
     Args:
         model: the traced model, or a copy with the same parameter names.
         graph: its reduction graph.
         phi: log-scales of the units, shape ``(num_units,)``.
         optimizer: an optimizer of ``model``'s parameters, whose buffers are transported in place.
-        keep_trajectory: let ``optimizer`` train the same functions as without the rescaling; by default if it is a
+        keep_trajectory: let ``optimizer`` train the same functions as without the rescaling; by default true for a
             ``torch.optim.SGD``.
-        exact: apply only the part of ``phi`` that is exact as the model stands,
+        exact: apply only the part of ``phi`` that is exact for the unchanged model,
             :meth:`pathspace.ReductionGraph.exact_part`.
 
     Returns:
         The model.
 
     Raises:
-        InputError: wrong shape of ``phi``, or a parameter is missing or cut over devices.
-        InputTypeError: ``keep_trajectory`` with another optimizer than ``torch.optim.SGD``.
-        UnsupportedError: the optimizer holds a buffer of which it is not known how it scales; nothing was changed.
+        InputError: ``phi`` has a wrong shape, or a parameter is missing or sharded.
+        InputTypeError: ``keep_trajectory`` is true and ``optimizer`` is not a ``torch.optim.SGD``.
+        UnsupportedError: the optimizer has a buffer with an unknown scaling rule; nothing was changed.
 
     Example:
         >>> import torch, pathspace as ps
@@ -97,7 +97,7 @@ def rescale(
 def _transport(
     optimizer: Optimizer | None, factors: Mapping[Tensor, tuple[Tensor, Tensor]], keep_trajectory: bool | None
 ) -> list[Callable[[], None]]:
-    """What has to be done to an optimizer's buffers, looked up before anything is changed."""
+    """The changes to an optimizer's buffers, as functions to call after all checks have passed."""
     if optimizer is None:
         if keep_trajectory:
             raise InputError("rescale found keep_trajectory=True without an optimizer; pass optimizer= as well.")
@@ -127,7 +127,7 @@ def _move(buffer: Tensor, head: Tensor, tail: Tensor, power: int) -> Callable[[]
 
 
 def _measure(optimizer: Optimizer, factors: Mapping[Tensor, tuple[Tensor, Tensor]]) -> None:
-    """Multiply gradients by ``f^2`` while ``optimizer`` steps; several rescalings multiply up."""
+    """Multiply gradients by ``f^2`` during each step of ``optimizer``; the factors of several rescalings multiply."""
 
     def scaled(power: int) -> Callable[..., None]:
         @torch.no_grad()

@@ -1,4 +1,4 @@
-"""Rounded weights of a model in any gauge, and a search near one for rounding errors that cancel."""
+"""Rounded weights of a model in any gauge, and a search near a gauge for rounding errors that cancel."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from pathspace.moves import moved
 from pathspace.quantise import quantised_weights, weight_axes
 from pathspace.structure import Structure
 
-# log-scales are moved by this much at most
+# largest change of a log-scale
 WIDTH = 0.1
 
 
 class Rounded:
-    """Tensors of a model in other gauges, those that are quantised rounded to a few bits.
+    """Tensors of a model in other gauges, with the quantised ones rounded to a few bits.
 
     Args:
         model: the model; it is not changed.
         graph: its reduction graph.
-        bits: of each weight.
-        per: one step for each ``"tensor"`` or ``"channel"``.
+        bits: bits of each weight.
+        per: one rounding step per ``"tensor"`` or per ``"channel"``.
     """
 
     def __init__(self, model: nn.Module, graph: Structure, bits: int, per: str) -> None:
@@ -30,11 +30,11 @@ class Rounded:
         self.own = {name: t.detach() for name, t in (*model.named_parameters(), *model.named_buffers())}
 
     def at(self, phi: Tensor, start: Tensor | None = None) -> dict[str, Tensor]:
-        """All tensors at ``phi``; with ``start``, those that differ from the ones there.
+        """All tensors at ``phi``; with ``start``, only those that differ from the tensors at ``start``.
 
         Args:
             phi: log-scales, ``(H,)``.
-            start: others.
+            start: log-scales to compare with, ``(H,)``.
         """
         factors = self.graph.gauge_factors(phi)
         names = set(self.own if start is None else factors)
@@ -48,7 +48,7 @@ class Rounded:
         return found | quantised_weights(found, rounded, self.bits, self.per)
 
     def groups(self) -> list[Tensor]:
-        """Indices of the units that the quantised weights write, one set for each tensor."""
+        """Indices of the output units of each quantised tensor; equal sets are listed once."""
         heads = {block.name: block.head.abs().unique() for block in self.graph.blocks if block.name in self.axes}
         units = ({int(i) - 1 for i in ids if 0 < i <= self.graph.num_units} for ids in heads.values())
         return [torch.tensor(group) for group in dict.fromkeys(tuple(sorted(one)) for one in units) if group]
@@ -59,15 +59,16 @@ def searched(
 ) -> Tensor:
     """A gauge near ``phi`` in which the errors of rounded weights cancel better.
 
-    To first order the noise depends on the steps alone; the errors themselves are as good as random, and a small change
-    of a scale draws others. The units that one tensor writes are moved at random, and stay where the noise falls.
+    To first order the noise depends only on the rounding steps; the rounding errors behave like random numbers, and a
+    small change of a scale gives new ones. Each trial moves the output units of one tensor at random, and keeps the
+    move if the noise falls.
 
     Args:
         rounded: the tensors of the model.
         phi: log-scales to start from, ``(H,)``.
-        noise: what is to fall, for tensors in place of the model's own.
-        trials: how often to try.
-        seed: of the random moves.
+        noise: the quantity to reduce, as a function of the model's tensors.
+        trials: number of trials.
+        seed: seed of the random moves.
 
     Returns:
         The log-scales with the least noise.

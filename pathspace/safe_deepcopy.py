@@ -1,4 +1,4 @@
-"""Copies of models as they are met: after a run, with locks in them, with functions that refer to the model."""
+"""Copies of models that ``copy.deepcopy`` cannot copy: after a run, with locks, with hooks that refer to the model."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ M = TypeVar("M", bound=nn.Module)
 
 
 def safe_deepcopy(model: M, share_tensors: bool = False) -> M:
-    """A copy of ``model`` that can be changed without changing it.
+    """An independent copy of ``model``.
 
-    Tensors with a history, which a forward pass has left in the model (``torch.nn.utils.prune`` does), are detached;
-    what cannot be copied at all (a lock, an open file) is shared. Functions that the model holds, such as hooks, refer
-    to the copy where they referred to the model, and to copies of lists and objects.
+    Tensors with a gradient history, which a forward pass can leave in a model (``torch.nn.utils.prune`` does), are
+    detached. Objects that cannot be copied (a lock, an open file) are shared. Functions in the model, such as hooks,
+    are copied too: their references to the model, lists and objects become references to the copies.
 
     Args:
         model: any module.
@@ -34,7 +34,7 @@ def safe_deepcopy(model: M, share_tensors: bool = False) -> M:
         The copy.
 
     Raises:
-        InputError: something in the model refuses to be copied.
+        InputError: an object in the model cannot be copied.
 
     Example:
         >>> import torch
@@ -59,7 +59,7 @@ def safe_deepcopy(model: M, share_tensors: bool = False) -> M:
 def _copied(model: M, share_tensors: bool, insist: bool) -> M:
     memo, functions, own = _memo(model, share_tensors)
     if insist:
-        # modules that refuse are rebuilt from what they hold
+        # modules with a failing __deepcopy__ are rebuilt from their attributes
         refusing = [module for module in own if "__deepcopy__" in dir(type(module))]
         for module in refusing:
             memo[id(module)] = type(module).__new__(type(module))
@@ -82,11 +82,11 @@ def _copied(model: M, share_tensors: bool, insist: bool) -> M:
 
 
 def is_bound(cell: types.CellType) -> bool:
-    """Whether a closure's name has a value yet."""
+    """Whether the variable of a closure has a value yet."""
     try:
         cell.cell_contents  # noqa: B018
     except ValueError:
-        # a name that is not bound yet
+        # the variable is not bound yet
         return False
     return True
 
@@ -94,10 +94,10 @@ def is_bound(cell: types.CellType) -> bool:
 def _memo(
     model: nn.Module, share_tensors: bool
 ) -> tuple[dict[int, Any], list[tuple[types.FunctionType, types.FunctionType]], list[nn.Module]]:
-    """What ``copy.deepcopy`` is to take for the objects in ``model`` that it cannot copy, or would not.
+    """Replacements for the objects in ``model`` that ``copy.deepcopy`` cannot copy or would share.
 
     Returns:
-        The memo; the functions with something of their own, each with its empty twin; the modules.
+        The memo for ``copy.deepcopy``; the functions with state, each with an empty copy; the modules.
     """
     memo: dict[int, Any] = {}
     functions: list[tuple[types.FunctionType, types.FunctionType]] = []
@@ -126,13 +126,13 @@ def _memo(
             waiting += _held(value)
         else:
             memo[id(value)] = _copy_of_generator(value) if isinstance(value, torch.Generator) else value
-    # numbers of objects are those of living ones
+    # keep all objects alive, so that no id is used twice
     memo[id(memo)] = list(seen.values())
     return memo, functions, modules
 
 
 def _held(value: Any) -> list[Any]:
-    """What an object holds that a copy of it would copy as well."""
+    """The objects inside an object that are copied with it."""
     if isinstance(value, types.FunctionType):
         cells = [cell.cell_contents for cell in value.__closure__ or () if is_bound(cell)]
         return [*cells, *(value.__defaults__ or ()), *(value.__kwdefaults__ or {}).values(), *value.__dict__.values()]
@@ -147,7 +147,7 @@ def _held(value: Any) -> list[Any]:
 
 
 def _can_be_copied(value: Any) -> bool:
-    """Whether an object tells how it is made: it can be copied, once what it holds can."""
+    """Whether an object can be copied if its contents can."""
     if isinstance(value, Mapping | list | tuple | set | frozenset | deque | types.MethodType | partial):
         return True
     try:
@@ -164,9 +164,9 @@ def _copy_of_generator(value: torch.Generator) -> torch.Generator:
 
 
 def _tensor(value: Tensor, share: bool) -> Tensor | None:
-    """What a copy is to have in place of a tensor; ``None`` for an ordinary copy."""
+    """The replacement for a tensor; ``None`` for an ordinary copy."""
     if value.is_inference() and not torch.is_inference_mode_enabled():
-        # cannot be differentiated by
+        # (inference tensors take no part in autograd)
         clone = value.clone()
         return nn.Parameter(clone, value.requires_grad) if isinstance(value, nn.Parameter) else clone
     if not value.is_leaf:
@@ -175,7 +175,7 @@ def _tensor(value: Tensor, share: bool) -> Tensor | None:
 
 
 def _twin(function: types.FunctionType) -> types.FunctionType | None:
-    """A function with the same code and empty cells, where it has something that could refer to the model."""
+    """A function with the same code and empty cells; ``None`` if the function cannot refer to the model."""
     cells = function.__closure__
     if not (cells or function.__defaults__ or function.__kwdefaults__ or function.__dict__) or _importable(function):
         return None
@@ -191,7 +191,7 @@ def _twin(function: types.FunctionType) -> types.FunctionType | None:
 
 
 def _importable(function: types.FunctionType) -> bool:
-    """Whether a function belongs to its module: it is older than any model, and known by its identity."""
+    """Whether a function is a global of its Python module, so that it must not be copied."""
     return getattr(sys.modules.get(function.__module__), function.__qualname__, None) is function
 
 

@@ -1,6 +1,6 @@
-"""At which input sizes a model is sampled: any that it takes will do, so small images, and batches not too small.
+"""Input sizes at which a model is sampled: small images, and batches that are not too small.
 
-A symmetry holds at every size a model takes, so that derivatives at other sizes bound their number just as well.
+A symmetry holds at every size that the model accepts, so derivatives at other sizes also bound their number.
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ from pathspace.inputs import ordinary
 from pathspace.rehearsal import Rehearsal
 from pathspace.sizes import Inputs, resized
 
-# lengths that are tried in place of longer ones: strides of 32 leave two positions, and some models want multiples
+# shorter lengths to try: a total stride of 32 leaves two positions, and some models need multiples of a number
 LENGTHS = (33, 40, 48, 64, 96, 128, 160, 192)
-# statistics over two numbers are 1 and -1 whatever the numbers are
+# batch statistics normalise any two numbers to 1 and -1, so batches are larger
 BATCH = 4
-# numbers that take next to no time: with more samples at once there are more outputs at once
+# input elements that cost almost no time: a larger batch gives more outputs per run
 FREE, MOST = 2_000, 32
-# weights from which on every sample costs: where samples of a batch have nothing to do with each other, one will do
+# above this number of weights each sample is expensive: in eval mode, one sample per batch is tried
 DEAR = 1_000_000
 
 
 def sample_sizes(model: nn.Module, args: Any, kwargs: Any) -> Iterator[tuple[Inputs, ...]]:
-    """Inputs to sample a model at, the cheapest first: small ones, those given and a larger batch, then one of both.
+    """Inputs at which to sample a model, the cheapest first.
 
     Args:
         model: any module.
@@ -35,7 +35,7 @@ def sample_sizes(model: nn.Module, args: Any, kwargs: Any) -> Iterator[tuple[Inp
         kwargs: example inputs by keyword.
 
     Yields:
-        Inputs of two batch sizes, or of one where the model takes no other; those given alone at the end.
+        Inputs of two batch sizes, or of one if the model accepts only that; the given inputs alone at the end.
 
     Example:
         >>> import torch
@@ -64,7 +64,7 @@ def _tensors(inputs: Inputs) -> list[Tensor]:
 
 
 def _shorter(rehearsal: Rehearsal, given: Inputs) -> Iterator[Inputs]:
-    """Images, volumes and signals with a shorter side, as many as there are lengths that the model takes."""
+    """Images, volumes and signals cut to each of the shorter lengths that the model accepts."""
     sides = {
         (number, dim): size
         for number, tensor in enumerate(_tensors(given))
@@ -82,20 +82,20 @@ def _shorter(rehearsal: Rehearsal, given: Inputs) -> Iterator[Inputs]:
 
 
 def _batched(inputs: Inputs) -> tuple[list[tuple[int, Tensor]], set[int]]:
-    """Numbered tensors that may have a batch, and how long it can be."""
+    """Numbered tensors that may have a batch dimension, and the sizes of that dimension."""
     batched = [(number, tensor) for number, tensor in enumerate(_tensors(inputs)) if tensor.dim()]
     return batched, {tensor.shape[0] for _, tensor in batched}
 
 
 def _first(rehearsal: Rehearsal, inputs: Inputs) -> Inputs:
-    """The first of a batch, where the model takes it."""
+    """The first sample of a batch, if the model accepts it."""
     batched, sizes = _batched(inputs)
     first = resized(inputs, {(number, 0): 1 for number, _ in batched})
     return first if len(sizes) == 1 and rehearsal.runs(*first) else inputs
 
 
 def _more(rehearsal: Rehearsal, inputs: Inputs, least: int) -> Iterator[Inputs]:
-    """The same with a larger batch, of as many as given at least."""
+    """The same inputs with a larger batch, of at least ``least`` samples, if the model accepts it."""
     batched, sizes = _batched(inputs)
     if len(sizes) != 1:
         return

@@ -1,4 +1,4 @@
-"""Derivatives of a model's outputs by the log-scales of its tensors, at random inputs, weights and cotangents."""
+"""Derivatives of outputs with respect to log-scales of tensors, at random inputs, weights and cotangents."""
 
 from __future__ import annotations
 
@@ -24,27 +24,27 @@ from pathspace.scaled_runs import ScaledRun
 from pathspace.sizes import Inputs
 from pathspace.through import Through
 
-# products w dL/dw below this share of a sample's largest are rounding errors
+# products w dL/dw below this, relative to the largest of a sample, are rounding errors
 NOTHING = 1e-11
-# derivatives along units that were found, relative to what they could be: a noisy sample is left out
+# a sample is noisy, and left out, if its derivative along a found unit, relative to its terms, exceeds this
 NOISE = 1e-9
 WHOLE = 2
-# cotangents that share a run, and how many numbers one operation may hold for all of them
+# largest number of cotangents per run, and of elements of one operation for all of them
 AT_ONCE, AT_ONCE_NUMBERS = 64, 2**23
-# which runs are on inputs of another size; the share of scalars that may be seen to matter at given inputs alone
+# one run in OTHER uses inputs of another size; RARE is the allowed share of scalars with an effect at given sizes only
 OTHER, RARE = 4, 1e-3
-# whole samples that show no new scalar before no more are taken, and where they are dear
+# sampling stops after this many whole samples without a new scalar; half of it above DEAR scalars
 PATIENCE, DEAR = 6, 1_000_000
 
 
 class Sampler:
-    """Samples of two kinds: whole ones by all scalars, and quick ones by log-scales alone.
+    """Samples of two kinds: whole ones with respect to all scalars, and quick ones with respect to log-scales only.
 
     Args:
         graph: the reduction graph.
         scales: its log-scales.
         model: a float64 copy.
-        examples: inputs, of one size or of several; every fourth run is on one of the later ones.
+        examples: inputs of one or several sizes; every fourth run uses one after the first.
         seed: seed of inputs, weights and cotangents.
     """
 
@@ -60,21 +60,21 @@ class Sampler:
         self.buffers = {n: b.detach() for n, b in model.named_buffers(remove_duplicate=False) if n not in wanted}
         self.positive = {s.var for s in graph.statistics if s.var is not None}
         self.rows: list[Tensor] = []
-        # the same sums of absolute values: what a row could be at most
+        # the same sums of absolute values, upper bounds of the rows
         self.sizes: list[Tensor] = []
         self.largest = [torch.zeros(entry.shape, dtype=torch.float64) for entry in scales.entries]
         self.tried = 0
         self.problem = ""
         self.quick = True
-        # whether backward passes may share a run (some batching rules of torch are missing, or wrong); ask first
+        # whether backward passes can be batched (some batching rules of torch are missing or wrong); None: not tested
         self.together: bool | None = None
-        # whether the model runs where nothing is detached: then its derivatives are those of its function
+        # whether the model runs without detaching anything, so that its derivatives are those of its function
         self.through = True
-        # whether what showed no effect in whole samples has one in quick ones
+        # whether a scalar without effect in whole samples has one in quick samples
         self.surprised = False
 
     def look(self, seconds: float, most: int = 60) -> None:
-        """Whole samples until no scalar shows an effect for the first time any more, or the time is spent."""
+        """Take whole samples until they show no effect of a further scalar, or the time is over."""
         start = time.thread_time()
         scalars = sum(held.numel() for held in self.largest)
         patience = PATIENCE if scalars < DEAR else PATIENCE // 2
@@ -88,7 +88,7 @@ class Sampler:
                 return
 
     def covers(self, inputs: Inputs) -> bool:
-        """Whether a run at other inputs shows next to no scalar with an effect that had none so far."""
+        """Whether a run at other inputs shows almost no effect of scalars without effect so far."""
         before = [held > NOTHING for held in self.largest]
         examples, self.examples = self.examples, (inputs,)
         self.whole()
@@ -97,7 +97,7 @@ class Sampler:
         return new <= RARE * sum(int(old.sum()) for old in before)
 
     def whole(self) -> int:
-        """One run of the model, and derivatives by every scalar for two cotangents; how many were finite."""
+        """One run, with derivatives with respect to every scalar for two cotangents; return how many were finite."""
         leaves, joined = self._outputs(None)
         before = len(self.rows)
         if joined is None:
@@ -122,16 +122,16 @@ class Sampler:
         return len(self.rows) - before
 
     def batch(self, column: Tensor, used: Tensor, units: csr_array, most: int = AT_ONCE) -> Tensor:
-        """One run of the model, and derivatives by log-scales for many cotangents at once.
+        """One run of the model, with derivatives with respect to log-scales for many cotangents.
 
         Args:
             column: size of each log-scale's derivative, ``(R,)``.
             used: which log-scales have an effect.
-            units: what every found unit moves, sparse ``(R, H)``.
-            most: how many rows; one draw of the weights alone does not tell all.
+            units: change of the log-scales by every found unit, sparse ``(R, H)``.
+            most: largest number of rows; several draws of the weights show more than one.
 
         Returns:
-            Rows of length 1, columns divided by ``column``; noisy ones are left out, ``(k, R)``.
+            Rows of norm 1, with columns divided by ``column`` and without noisy rows, ``(k, R)``.
         """
         if not self.quick:
             self.whole()
@@ -143,7 +143,7 @@ class Sampler:
             return torch.zeros(0, self.scales.size, dtype=torch.float64)
         count = max(1, min(most, joined.numel() // 2, AT_ONCE_NUMBERS // run.widest))
         cotangents = torch.randn(count, len(joined), generator=self.generator, dtype=torch.float64)
-        # every other one asks for a single output: among many, what is next to saturated is lost in the others' digits
+        # every other cotangent selects one output: in a sum, almost saturated outputs vanish in rounding errors
         alone = torch.randperm(len(joined), generator=self.generator)[: count // 2]
         cotangents[: len(alone)] = 0
         cotangents[torch.arange(len(alone)), alone] = 1
@@ -161,7 +161,7 @@ class Sampler:
         rows = rows / column
         rows = rows / rows.abs().amax(1, keepdim=True)
         if units.shape[1] and len(rows):
-            # relative to what each unit moves
+            # relative to the sum of the absolute terms of each unit
             own = np.maximum(abs(units).T @ column.numpy(), 1e-300)
             along = np.abs(units.T @ (rows * column).T.numpy()) / own[:, None]
             rows = rows[torch.from_numpy(along.max(0) < NOISE)]
@@ -169,7 +169,7 @@ class Sampler:
         return result
 
     def _derivatives(self, derivatives: Callable[[Tensor], Any], cotangents: Tensor) -> Tensor:
-        """One row of derivatives for each cotangent, at once where that gives the same."""
+        """One row of derivatives for each cotangent, batched if that gives the same result."""
         count = len(cotangents)
         if count > 1 and self.together is not False:
             try:
@@ -185,7 +185,7 @@ class Sampler:
         return torch.stack([torch.cat([part.reshape(-1) for part in derivatives(row)]) for row in cotangents])
 
     def _outputs(self, scales: Family | None) -> tuple[Any, Tensor | None]:
-        """Run the model: leaves (the scalars themselves, or log-scales) and all finite outputs in a row."""
+        """Run the model: leaves (the scalars themselves, or log-scales), and all finite outputs as one vector."""
         number, self.tried = self.tried, self.tried + 1
         weights = self._weights(number)
         buffers = {name: buffer.clone() for name, buffer in self.buffers.items()}
@@ -204,19 +204,19 @@ class Sampler:
                 if isinstance(leaf, Tensor) and leaf.is_floating_point() and leaf.requires_grad
             ]
             if not found:
-                self.problem = "no output depends on the weights by a derivative"
+                self.problem = "no output has a derivative with respect to the weights"
                 return leaves, None
             joined = torch.cat([leaf.double() for leaf in found])
             return leaves, joined[torch.isfinite(joined)]
 
     def _weights(self, number: int) -> dict[str, Tensor]:
-        """The model's own weights twice, then weights around them, new and larger ones, some that kill few units."""
+        """The model's weights twice, then in turn: weights near them, new ones, and new ones with few dead units."""
         drawn = {}
         for name, weight in self.weights.items():
             if number < 2 and bool(weight.any()):
                 drawn[name] = weight.clone()
                 continue
-            # (float32 is drawn several times as fast, and any sample will do)
+            # (float32 is drawn several times faster, and the precision of samples does not matter)
             noise = torch.randn(weight.shape, generator=self.generator, dtype=torch.float32).double()
             if name in self.positive:
                 drawn[name] = weight.abs().clamp_min(1e-6) * (0.5 * noise).exp()
@@ -224,11 +224,11 @@ class Sampler:
                 spread = float(weight.square().mean().sqrt()) if weight.numel() else 0.0
                 kind = number % 3
                 if kind == 1 and weight.dim() > 1:
-                    # a start with small weights leaves functions that bend almost linear
+                    # with very small weights, nonlinear functions are almost linear
                     spread = max(spread, (weight[0].numel() or 1) ** -0.5)
                 noise = (spread or 0.1) * noise
                 if kind == 2 and weight.dim() > 1:
-                    # with more weights above 0 than below, rectifiers in a row let something through
+                    # with mostly positive weights, several ReLUs in sequence pass a signal
                     noise = torch.where(torch.rand(noise.shape, generator=self.generator) < 0.8, noise.abs(), noise)
                 drawn[name] = 0.7 * weight + 0.5 * noise if kind == 0 else noise
         return drawn
@@ -243,12 +243,12 @@ class Sampler:
                 return outputs
             except (RuntimeError, IndexError, ValueError):
                 continue
-        # not every number is an input
+        # the drawn inputs are not valid for this model: use the example
         with Through() if self.through else nullcontext():
             return evaluate(self.model, tensors, *self.examples[0])
 
     def _inputs(self, number: int) -> Any:
-        """Inputs of many sizes: numbers between 0.01 and 100 times the example's, whole numbers from the example."""
+        """Inputs of many magnitudes: floats 0.01 to 100 times the example's, integers from the example."""
         exponent = 4 * float(torch.rand((), generator=self.generator)) - 2
         # (a larger batch repeats the samples of the example)
         later = len(self.examples) > 1 and number % OTHER == OTHER - 1
@@ -273,7 +273,7 @@ class Sampler:
         return mapped(draw, self.examples[1 + number // OTHER % (len(self.examples) - 1) if later else 0])
 
     def misled(self, units: csr_array) -> bool:
-        """Whether derivatives differ from 0 along the found units."""
+        """Whether a derivative along a found unit is not 0."""
         rows, sizes = torch.stack(self.rows).numpy(), torch.stack(self.sizes).numpy()
         along, most = np.abs(units.T @ rows.T), abs(units).T @ sizes.T
         return bool((along > 1e-6 * most + 1e-12).any())

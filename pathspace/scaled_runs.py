@@ -1,8 +1,8 @@
-"""Derivatives by the log-scales of rows and columns, without the gradients of the weights themselves.
+"""Derivatives with respect to log-scales of rows and columns, without the gradients of the weights.
 
-``y = W x`` with rows scaled by ``1 + a`` and columns by ``1 + b`` is ``(1 + a) * W ((1 + b) * x)``: the factors move
-onto the activations, and a backward pass costs two thirds, and no sums over all weights. Where a parameter is used in
-another way, it is scaled itself.
+``y = W x`` with rows scaled by ``1 + a`` and columns by ``1 + b`` is ``(1 + a) * W ((1 + b) * x)``: the factors
+multiply the activations instead of the weights. A backward pass then costs two thirds and needs no sums over all
+weights. A parameter with any other use is scaled directly.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from torch.overrides import TorchFunctionMode
 from pathspace.convolutions import CONVOLUTIONS, convolved
 from pathspace.logscales import Entry, Family
 
-# options of an embedding with which rows are not what they are multiplied by
+# options of an embedding that make its result nonlinear in the rows
 EMBEDDINGS = ("max_norm", "scale_grad_by_freq")
 
 
 class ScaledRun(TorchFunctionMode):
-    """Within: every use of a tensor in the family is a use of the scaled tensor.
+    """A context in which every use of a tensor of the family is a use of the scaled tensor.
 
     Args:
         scales: the log-scales.
-        tensors: name -> the very tensors that the model uses.
+        tensors: name -> the tensor objects that the model uses.
 
     Example:
         >>> import torch, pathspace as ps
@@ -103,7 +103,7 @@ class ScaledRun(TorchFunctionMode):
         return result if bias is None else result + bias.reshape(-1, *[1] * spatial)
 
     def _pair(self, weight: Any, func: Any) -> tuple[Tensor, Tensor] | None:
-        """The log-scales of rows and columns of a weight that has these and no others."""
+        """The log-scales of rows and columns of a weight; ``None`` if it has other log-scales."""
         entry, leaves, _, times, shift = self.where.get(id(weight), (None, [], None, 1, 0.0))
         if entry is None or len(leaves) != 2 or shift or times != 1:
             return None
@@ -114,7 +114,7 @@ class ScaledRun(TorchFunctionMode):
         return (leaves[0], leaves[1]) if plain and (straight or grouped) else None
 
     def _scaled(self, value: Any) -> Any:
-        """The same with every tensor of the family scaled."""
+        """Nested arguments with every tensor of the family scaled."""
         if isinstance(value, Tensor):
             return self._tensor(value) if id(value) in self.where else value
         if isinstance(value, (list, tuple)) and any(isinstance(v, (Tensor, list, tuple)) for v in value):

@@ -1,4 +1,4 @@
-"""Results that show themselves: as a table in a terminal, as text in ``str``, as HTML in a notebook."""
+"""The base class of results: a table in a terminal, text in ``str``, HTML in a notebook."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ if TYPE_CHECKING:
     from rich.console import Console, RenderableType
 
 WIDTH = 120
-# the notebook's own colours, so that dark themes stay readable
+# inherit the notebook's colours, so that the text is readable in dark themes
 PAGE = '<pre style="white-space: pre; overflow-x: auto; line-height: 1.3; color: inherit">{code}</pre>'
 
 
 class Shown:
-    """A result with a table of its own, :meth:`__rich__`."""
+    """A result that defines its table in :meth:`__rich__`."""
 
     def __rich__(self) -> RenderableType:
         raise NotImplementedError

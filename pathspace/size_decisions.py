@@ -1,7 +1,7 @@
-"""Where a model's own code decides by the sizes of tensors, and inputs at which it decides otherwise.
+"""Comparisons of tensor sizes in a model's code, and inputs at which their outcomes differ.
 
-A capture follows one way through ``if x.shape[0] > 4``, and the graph that comes of it holds for that way. So the
-sizes that code reads tell of every comparison, and the model is captured again where a comparison falls otherwise.
+A capture takes one branch of ``if x.shape[0] > 4``, and its graph holds for that branch only. Therefore sizes record
+each comparison that code makes with them, and the model is captured again at sizes with other outcomes.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ from pathspace.inputs import ordinary
 from pathspace.sizes import Dims, Inputs, resized, together
 
 READS = frozenset([Tensor.shape.__get__, Tensor.size, Tensor.numel, Tensor.nelement])  # type: ignore[attr-defined]
-# what takes one piece out of a tensor, or all of them
+# functions that take one piece out of a tensor, and functions that take all pieces
 PIECES = frozenset([Tensor.__getitem__, Tensor.select, torch.select])
 WALKS = frozenset([Tensor.unbind, torch.unbind, Tensor.__iter__])
 WATCHED = READS | PIECES | WALKS | {Tensor.__len__}
-# frames that are nobody's model, and those of models that others wrote: what these decide is stated, not tried
+# decisions in frames of LIBRARIES are ignored; those in INSTALLED packages are reported, but not tried
 LIBRARIES = ("/torch/", "/sympy/", "/pathspace/")
 INSTALLED = ("/site-packages/", "/dist-packages/")
 COMPARISONS = ("lt", "le", "gt", "ge", "eq", "ne")
 ARITHMETIC = ("add", "radd", "sub", "rsub", "mul", "rmul", "floordiv", "rfloordiv", "mod", "rmod", "neg", "abs")
-# captures that are made for decisions at most, and the longest side that they have
+# largest number of captures for decisions, and their largest size
 MOST, LONGEST = 6, 4096
 
 
@@ -44,13 +44,13 @@ class Decision:
 
     Attributes:
         place: file and line.
-        number: how often that line had compared before.
+        number: number of earlier comparisons by that line.
         compare: the name of the operator.
         left: its first operand.
         right: its second operand.
-        outcome: what it gave.
+        outcome: its result.
         both: whether the second operand is a size, too.
-        installed: whether the code is an installed package's.
+        installed: whether the code belongs to an installed package.
     """
 
     place: str
@@ -64,12 +64,12 @@ class Decision:
 
     @property
     def sizes(self) -> set[float]:
-        """The operands that may follow an input."""
+        """The operands that may depend on the sizes of the inputs."""
         return {self.left, self.right} if self.both else {self.left}
 
     @property
     def key(self) -> tuple[str, int, str]:
-        """The same for the same comparison in another run."""
+        """Identifies the comparison across runs."""
         return self.place, self.number, self.compare
 
     def falls(self, left: float, right: float) -> bool:
@@ -78,12 +78,12 @@ class Decision:
 
 
 class Watch(TorchFunctionMode):
-    """Within: sizes that code reads from tensors tell of what is decided by them.
+    """A context in which the sizes that code reads from tensors record their comparisons.
 
     Attributes:
         decisions: every comparison, in order.
-        pieces: how many pieces were taken out of tensors, by the line that took them.
-        lengths: places that ask for ``len(tensor)``, which answers with a number that tells nothing.
+        pieces: line of code -> number of pieces that it took out of tensors.
+        lengths: places that call ``len(tensor)``, whose result records nothing.
 
     Example:
         >>> with Watch() as watch:
@@ -103,14 +103,14 @@ class Watch(TorchFunctionMode):
         self.lengths: list[str] = []
 
     def __enter__(self) -> Self:
-        # every run is watched from its start
+        # each run starts with empty records
         self._forget()
         return super().__enter__()  # type: ignore[no-any-return, no-untyped-call]
 
     def tell(self, frame: FrameType, compare: str, left: float, right: float, both: bool = False) -> bool:
-        """Note a comparison, unless it is a library's own."""
+        """Record a comparison, except in a library's code."""
         outcome = bool(getattr(operator, compare)(left, right))
-        # (torch checks the sizes of its captures in code that it makes of text)
+        # (torch checks the sizes of its captures in generated code)
         if not (_within(frame, LIBRARIES) or (frame.f_code.co_filename, frame.f_code.co_name) == ("<string>", "_")):
             place = _place(frame)
             number = self._times[place, compare]
@@ -120,7 +120,7 @@ class Watch(TorchFunctionMode):
         return outcome
 
     def walks(self, inputs: Inputs) -> bool:
-        """Whether a line took about as many pieces as an input is long: a loop over steps, perhaps."""
+        """Whether a line took about as many pieces as an input has steps, which may be a loop over steps."""
         sizes = {size for size, _ in together(inputs, thin_only=False) if size > 2}
         return any(count in sizes or count + 1 in sizes for count in self.pieces.values())
 
@@ -133,7 +133,7 @@ class Watch(TorchFunctionMode):
             frame.f_code.co_name == "__torch_function__"
             or frame.f_globals.get("__name__") in ("torch._tensor", "torch.overrides")
         ):
-            # (other modes, which were asked before, and methods of tensors that are written in Python)
+            # (skip other modes, and tensor methods that are written in Python)
             frame = frame.f_back
         if frame is None or _within(frame, LIBRARIES):
             return result
@@ -156,7 +156,7 @@ def _within(frame: FrameType, folders: Sequence[str]) -> bool:
 
 
 class Size(int):
-    """A size, or a whole number made of sizes, that tells what it is compared with."""
+    """A size, or an integer computed from sizes, that records its comparisons."""
 
     watch: Watch
 
@@ -199,11 +199,11 @@ for _name in ARITHMETIC:
 
 @dataclass
 class Ways:
-    """A model captured where its code decides otherwise.
+    """Captures of a model with other outcomes of its decisions.
 
     Attributes:
-        captures: further captures, and the inputs they were made with.
-        unseen: places that decide by sizes of inputs, and at which only one outcome was seen.
+        captures: further captures, each with its inputs.
+        unseen: places with a decision that depends on sizes of inputs and had only one outcome.
     """
 
     captures: list[tuple[Captured, Inputs]] = field(default_factory=list)
@@ -211,15 +211,15 @@ class Ways:
 
 
 def other_ways(model: torch.nn.Module, inputs: Inputs, known: Sequence[tuple[Inputs, Sequence[Decision]]]) -> Ways:
-    """Capture a model at sizes at which every decision by sizes falls both ways, as far as it runs there.
+    """Capture a model at further sizes, so that each decision by sizes has both outcomes, if the model runs there.
 
     Args:
         model: any module.
         inputs: its example inputs.
-        known: the inputs of earlier captures, and the decisions that were seen there.
+        known: the inputs of earlier captures, and the decisions recorded there.
 
     Returns:
-        The further captures.
+        The further captures, and the places where one outcome was not found.
     """
     found, inputs = Ways(), ordinary(inputs)
     runs = deque(known)
@@ -248,10 +248,10 @@ def other_ways(model: torch.nn.Module, inputs: Inputs, known: Sequence[tuple[Inp
             try:
                 captured: Captured | None = capture(model, *trial, watch=watch)
             except PathspaceError:
-                # inputs that the model does not take, or not all the way
+                # the model does not run on these inputs, or only in part
                 captured = None
             reached = {d.key: (d.left, d.right) for d in watch.decisions}
-            # what comes out the same does not depend on these dimensions
+            # decisions with the same operands do not depend on these dimensions
             fixed |= {(d.key, dims) for d in own if reached.get(d.key) == (d.left, d.right)}
             if note(watch.decisions):
                 runs.append((trial, watch.decisions))
@@ -265,7 +265,7 @@ def other_ways(model: torch.nn.Module, inputs: Inputs, known: Sequence[tuple[Inp
 
 
 def _trials(inputs: Inputs, decisions: Sequence[Decision]) -> Iterator[tuple[Inputs, Dims, Sequence[Decision]]]:
-    """Inputs of other sizes, what changed in them, and decisions that may fall otherwise: all at once, then each."""
+    """Inputs of other sizes, the changed dimensions, and the decisions to flip: first all together, then each."""
     groups = [(size, dims) for size, ways in together(inputs, thin_only=False) for dims in ways]
     every: dict[tuple[int, int], int] = {}
     for decision in decisions:
@@ -287,10 +287,10 @@ def _trials(inputs: Inputs, decisions: Sequence[Decision]) -> Iterator[tuple[Inp
 
 
 def _lengths(decision: Decision, size: int) -> Iterator[int]:
-    """Lengths in place of ``size`` at which a decision may fall otherwise, the likeliest first."""
+    """Lengths in place of ``size`` at which a decision may have the other outcome, the likeliest first."""
 
     def follows(operand: float, new: int) -> float:
-        # as long as the input, or in proportion to it
+        # the operand is the input's size, or proportional to it
         return new if operand == size else operand * new / size
 
     def flips(new: int) -> bool:

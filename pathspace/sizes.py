@@ -1,9 +1,9 @@
-"""For inputs of which sizes a statement is made.
+"""The input sizes for which a graph is valid.
 
-A graph is captured at the sizes of the example inputs. Most of what it says holds at any size, since samples, tokens
-and pixels share their weights. It may not where the example was too small to show every use of every weight: a table
-of positions read in part, a recurrence of one step, taps of a kernel that met nothing but padding, as many factors as
-there are steps. Such signs are looked for, and where there is one, the model is captured once more at larger sizes.
+A graph is captured at the sizes of the example inputs. Samples, tokens and pixels share their weights, so most results
+hold at any size. They may not if the example is too small to use every weight fully: a table of positions is read in
+part, a recurrence has one step, taps of a kernel read only padding, or the number of factors is the number of steps.
+If there is such a sign, the model is captured again at larger sizes.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ Inputs = tuple[tuple[Any, ...], dict[str, Any]]
 # dimensions of input tensors: (number of the tensor, dimension)
 Dims = tuple[tuple[int, int], ...]
 
-# operation -> position of the dimension that it takes apart among its operands
+# operation -> position of its dimension argument
 APART = {"select": 1, "unbind": 1, "squeeze": 1, "split": 2, "chunk": 2, "split_with_sizes": 2, "tensor_split": 2}
 RECURRENT = frozenset(["rnn_relu", "rnn_tanh", "lstm", "gru"])
 
 
 def _takes_apart(node: fx.Node) -> bool:
-    """Whether an operation walks along a first dimension of size 1, as loops over time and recurrent layers do."""
+    """Whether an operation splits a first dimension of size 1, as loops over time and recurrent layers do."""
     name = operation_name(node.target).removeprefix("aten.")
     operand = node.args[0] if node.args else None
     shown = operand.meta.get("val") if isinstance(operand, fx.Node) else None
@@ -53,9 +53,9 @@ def _tensors(inputs: Inputs) -> list[Tensor]:
 
 
 def thin(captured: Captured, inputs: Inputs) -> bool:
-    """Whether a dimension of an input has length 1, so that nothing can be seen to happen along it.
+    """Whether a dimension of an input has size 1, so that the capture does not show what happens along it.
 
-    A batch of one does not count unless the model walks along it.
+    A batch of size 1 does not count unless the model iterates over it.
     """
     shapes = [tensor.shape for tensor in _tensors(inputs)]
     if any(1 in shape[1:] for shape in shapes):
@@ -65,7 +65,7 @@ def thin(captured: Captured, inputs: Inputs) -> bool:
 
 
 def resized(inputs: Inputs, sizes: Mapping[tuple[int, int], int]) -> Inputs:
-    """Inputs with other sizes of some dimensions: their elements are repeated from the start.
+    """Inputs with other sizes of some dimensions: elements are cut off, or repeated from the start.
 
     Example:
         >>> import torch
@@ -87,7 +87,7 @@ def resized(inputs: Inputs, sizes: Mapping[tuple[int, int], int]) -> Inputs:
 
 
 def together(inputs: Inputs, thin_only: bool) -> Iterator[tuple[int, list[Dims]]]:
-    """Sizes, and which dimensions of that size may vary together: all of them, or those at one place each."""
+    """Sizes, each with groups of dimensions that may vary together: all of that size, then those at each position."""
     found: dict[int, list[tuple[int, int]]] = {}
     for number, tensor in enumerate(_tensors(inputs)):
         for dim, size in enumerate(tensor.shape):
@@ -101,10 +101,10 @@ def together(inputs: Inputs, thin_only: bool) -> Iterator[tuple[int, list[Dims]]
 
 
 def larger(runs: Callable[[Inputs], bool], inputs: Inputs, thin_only: bool) -> Inputs | None:
-    """The inputs with every dimension enlarged that a model lets vary.
+    """The inputs with every dimension enlarged that can vary.
 
     Args:
-        runs: whether the model runs on given inputs.
+        runs: function that tells whether the model runs on inputs.
         inputs: example inputs, positional and by keyword.
         thin_only: enlarge only dimensions of size 1.
 
@@ -131,19 +131,19 @@ def larger(runs: Callable[[Inputs], bool], inputs: Inputs, thin_only: bool) -> I
 def recapture(
     model: nn.Module, inputs: Inputs, thin_only: bool, watch: AbstractContextManager[Any] | None = None
 ) -> tuple[Captured | None, Inputs | None]:
-    """The model captured at larger sizes, and the inputs; nothing where it runs at no others."""
+    """The model captured at larger sizes, and these inputs; ``None`` twice if it runs only at its own sizes."""
     try:
         with untouched(model), torch.inference_mode(False), with_numbers():
             rehearsal = Rehearsal(model)
             other = larger(lambda trial: rehearsal.runs(*trial), ordinary(inputs), thin_only)
         return (None, None) if other is None else (capture(model, *other, watch=watch), other)
     except PathspaceError:
-        # what cannot be copied or captured is taken at the sizes it came with
+        # a model that cannot be copied or captured again keeps its first capture
         return None, None
 
 
 def sentence(inputs: Inputs, others: Sequence[Inputs], looked: bool, unseen: Sequence[str] = ()) -> str:
-    """For which inputs a graph was derived, in words."""
+    """The inputs for which a graph was derived, in words."""
     text = f"inputs ({describe(*inputs)})"
     if others:
         text += ", and other sizes as captured at " + " and ".join(f"({describe(*other)})" for other in others)

@@ -1,4 +1,4 @@
-"""The skeleton: two spanning trees, chosen by a rule, and the basis paths that they give."""
+"""The skeleton: two spanning trees chosen by a rule, and their basis paths."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ RULES = ("modulo", "magnitude", "random")
 
 
 class Skeleton(Shown, TwoTrees):
-    """The two trees, and what follows from them at once."""
+    """The two trees with their basis paths."""
 
     __doc__ = TwoTrees.__doc__
 
@@ -54,8 +54,8 @@ def choose(graph: Structure, rule: str = "modulo", seed: int = 0) -> Skeleton:
         graph: the reduction graph.
         rule: ``"modulo"`` (Algorithm 1 of the path-space paper, extended to any graph: the j-th unit takes the ``j
             mod n``-th open edge), ``"magnitude"`` (the largest weight: the best conditioned choice) or ``"random"``.
-            Sizes are compared in a gauge that all rescaled copies of a network share, so these get the same trees.
-            Edges of weight 0 are taken last, those of frozen weights first.
+            Sizes are compared in a gauge that is the same for all rescaled copies of a network, so that they have the
+            same trees. Edges of weight 0 are taken last, edges of frozen weights first.
         seed: seed of the random rule.
 
     Returns:
@@ -74,16 +74,16 @@ def choose(graph: Structure, rule: str = "modulo", seed: int = 0) -> Skeleton:
             expect_finite("skeleton(rule='magnitude')", name, weight)
     with with_numbers():
         tree_in = SpanningTreeBuilder(graph, True, rule, seed).grow()
-        # products of scales have no leaving edge of their own: one tree then serves both ways, and all p_v vanish
+        # no edge leaves a product of scales alone: one tree is then used for both directions, and there are no p_v
         tree_out = tree_in if graph.forms.shape[0] else SpanningTreeBuilder(graph, False, rule, seed).grow()
     return Skeleton(graph, tree_in, tree_out, rule, seed)
 
 
 def warn_of_dead(owner: str, skeleton: Skeleton) -> None:
-    """Say which units are left out because only weights of 0 connect them.
+    """Warn about units that are left out because only weights of 0 connect them.
 
     Args:
-        owner: who leaves them out.
+        owner: name of the function or class that leaves them out.
         skeleton: the skeleton.
     """
     dead = skeleton.dead

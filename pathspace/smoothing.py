@@ -1,4 +1,4 @@
-"""Which modules write a set of units and which read it: what SmoothQuant, AWQ and cross-layer equalisation rescale."""
+"""Modules before and after each set of units, which SmoothQuant, AWQ and cross-layer equalisation rescale."""
 
 from __future__ import annotations
 
@@ -18,23 +18,23 @@ from pathspace.inference.registry import facts_of, operation_name
 from pathspace.structure import Structure, WeightBlock
 
 FORMATS = ("llm-compressor", "awq", "smoothquant", "aimet")
-# largest relative change of the outputs that is rounding
+# larger relative changes of the outputs are not rounding errors
 ROUNDING = 1e-4
-# kinds of operations that leave numbers as they are
+# kinds of operations that do not change values
 MOVES = ("copy", "movement", "part", "split", "repetition")
 
 
 @dataclass(frozen=True, eq=False)
 class SmoothingPair:
-    """Modules whose scales can be moved from one side of a set of units to the other.
+    """Modules between which the scale of a set of units can be moved.
 
     Attributes:
         writers: modules whose weights enter the units (one, for most sets).
         readers: modules whose weights leave them.
         parameters: names of the weights on both sides: those that enter, those that leave.
-        exact: whether the function stays as the model stands, every ``eps`` included.
-        change: largest change of the outputs, over the largest output, when the units are rescaled by powers of two;
-            ``None`` for a model without values.
+        exact: whether the function of the unchanged model, every ``eps`` included, is preserved.
+        change: largest change of the outputs, relative to the largest output, when the units are rescaled by powers
+            of two; ``None`` for a model without values.
         units: ids of the units.
     """
 
@@ -55,10 +55,11 @@ def _owner(name: str) -> str:
 
 
 def smoothing_pairs(graph: Structure) -> list[SmoothingPair]:
-    """Find, for every set of units, the modules that write it and those that read it.
+    """Find the modules that compute each set of units (writers), and those that use it (readers).
 
-    A writer's rows are multiplied by any positive factors and the columns of all readers divided by them: the outputs
-    stay. Each pair is tried on the captured graph with the model's weights and random inputs, if it has values.
+    If the rows of the writers are multiplied by positive factors and the columns of all readers are divided by them,
+    the outputs do not change. This is tested on the captured graph with the model's weights, if it has values, and
+    random inputs.
 
     Args:
         graph: a traced reduction graph, of a model with weights or without.
@@ -85,7 +86,7 @@ def smoothing_pairs(graph: Structure) -> list[SmoothingPair]:
     sets: dict[tuple[frozenset[int], tuple[str, ...]], list[str]] = {}
     for block in graph.blocks:
         units = frozenset(unit for unit in entering[block.name] if unit in readers_of)
-        # (one scale for all is not a choice; a bias writes what the weight beside it writes)
+        # (a single unit is left out; a bias has the same units as its weight)
         if len(units) > 1 and not _is_bias(block, graph.blocks):
             reading = dict.fromkeys(name for unit in sorted(units) for name in readers_of[unit])
             readers = tuple(name for name in reading if leaving[name] & units and name != block.name)
@@ -108,11 +109,11 @@ def _is_bias(block: WeightBlock, blocks: Sequence[WeightBlock]) -> bool:
     return len(block.shape) == 1 and block.name.endswith("bias") and len(beside) > 1
 
 
-# --- tried on the captured graph
+# --- the test on the captured graph
 
 
 def _inputs(graph: Structure, factors: Mapping[str, Tensor]) -> list[Any] | None:
-    """What the captured graph takes: rescaled tensors of the model, random inputs; ``None`` without values."""
+    """Inputs of the captured graph: rescaled tensors of the model and random inputs; ``None`` without values."""
     captured, values = graph.captured, list[Any]()
     generator = torch.Generator().manual_seed(0)
     held = {"parameter": captured.parameters, "buffer": captured.buffers}
@@ -133,7 +134,7 @@ def _inputs(graph: Structure, factors: Mapping[str, Tensor]) -> list[Any] | None
         elif shown.is_floating_point():
             values.append(torch.randn(tuple(shown.shape), generator=generator).to(shown.dtype))
         elif rows := _rows(node):
-            # (where all tokens are the same, no output depends on order)
+            # (random tokens: with equal tokens, no output depends on their order)
             values.append(torch.randint(rows, tuple(shown.shape), generator=generator).to(shown.dtype))
         else:
             values.append(torch.ones(tuple(shown.shape), dtype=shown.dtype))
@@ -141,7 +142,7 @@ def _inputs(graph: Structure, factors: Mapping[str, Tensor]) -> list[Any] | None
 
 
 def _rows(tokens: Node) -> int:
-    """Rows of the smallest table in which an input is looked up as it is; 0 for masks and what else there is."""
+    """Number of rows of the smallest embedding that an input indexes; 0 for inputs that index none, such as masks."""
     found, todo = list[int](), [tokens]
     while todo:
         node = todo.pop()
@@ -180,16 +181,17 @@ def _change(graph: Structure, before: Sequence[Tensor], units: Tensor) -> float:
     )
 
 
-# --- as other tools read them
+# --- configurations of other tools
 
 
 def smoothing_recipe(pairs: Iterable[SmoothingPair], form: str = "llm-compressor") -> str:
-    """The pairs as the configuration of another tool.
+    r"""Write the pairs as the configuration of another tool.
 
     Args:
-        pairs: what :func:`smoothing_pairs` found; sets with several writers are left out, no tool takes them.
+        pairs: results of :func:`smoothing_pairs`; pairs with several writers are left out, because no tool accepts
+            them.
         form: ``"llm-compressor"`` (a recipe with an ``AWQModifier``), ``"smoothquant"`` (one with a
-            ``SmoothQuantModifier``), ``"awq"`` (``prev_op`` and ``layers``, as AutoAWQ has them) or ``"aimet"``
+            ``SmoothQuantModifier``), ``"awq"`` (``prev_op`` and ``layers``, as in AutoAWQ) or ``"aimet"``
             (sets of layers for cross-layer equalisation).
 
     Returns:
@@ -197,6 +199,17 @@ def smoothing_recipe(pairs: Iterable[SmoothingPair], form: str = "llm-compressor
 
     Raises:
         InputError: unknown ``form``.
+
+    Example:
+        >>> import torch, pathspace as ps
+        >>> model = torch.nn.Sequential(torch.nn.LayerNorm(4), torch.nn.Linear(4, 2))
+        >>> pairs = ps.smoothing_pairs(ps.trace(model, torch.randn(3, 4)))
+        >>> print(ps.smoothing_recipe(pairs, "smoothquant"))
+        default_stage:
+          default_modifiers:
+            SmoothQuantModifier:
+              mappings:
+                - [["re:.*\\d+$"], "re:.*\\d+$"]
     """
     if form not in FORMATS:
         raise InputError(f"smoothing_recipe found form={form!r}, expected one of {', '.join(map(repr, FORMATS))}.")
@@ -226,7 +239,7 @@ def smoothing_recipe(pairs: Iterable[SmoothingPair], form: str = "llm-compressor
 
 
 def _pattern(name: str) -> str:
-    """A module's name with any number in place of its numbers."""
+    """A regular expression for a module's name with any layer numbers."""
     parts = [r"\d+" if part.isdigit() else part for part in name.split(".")]
     return "re:.*" + r"\.".join(parts) + "$"
 

@@ -16,17 +16,17 @@ from pathspace.without_values import require_values
 
 @dataclass(frozen=True, eq=False)
 class SpanningTree:
-    """A spanning tree: for every unit ``v`` the edge that connects it, and the unit that edge leads to.
+    """A spanning tree: for every unit the edge that connects it, and its parent.
 
     Attributes:
         block: index of the weight block of each unit's edge, ``int64`` of length ``H + 1`` (entry 0, the root, is -1).
         index: flat position of the edge in the block's tensor.
-        forward: whether the edge is walked in its own direction (otherwise it counts -1).
+        forward: whether paths follow the edge in its direction (otherwise its exponent is -1).
         parent: the unit (or root) at the edge's other end.
-        own: sign with which the unit's scale enters the edge's logarithm (-1 only where opposite scales are related).
-        other: sign of the parent's.
-        rounds: the units in the order in which they can be computed from their parents.
-        rest: where an end of an edge is a product of scales: exponents ``(H + 1, H + 1)`` of the other factors.
+        own: sign of the unit's log-scale in that of the edge (-1 only if opposite scales are related).
+        other: sign of the parent's log-scale.
+        rounds: the units in an order in which each follows its parent.
+        rest: exponents ``(H + 1, H + 1)`` of the other factors, if an end of an edge is a product of scales.
         dead: mask of the units that only weights of 0 connect to the root.
     """
 
@@ -41,10 +41,10 @@ class SpanningTree:
     dead: np.ndarray
 
     def without(self, units: np.ndarray) -> SpanningTree:
-        """The tree with some units taken off: they have no edge, and values of 1.
+        """The tree without some units, which have no edge and the value 1.
 
         Args:
-            units: mask, ``(H + 1,)``, with every unit whose walk passes one of them.
+            units: mask, ``(H + 1,)``, that includes all descendants of the units in it.
         """
         return replace(
             self,
@@ -68,6 +68,6 @@ class SpanningTree:
         return result
 
     def by_block(self) -> Iterator[tuple[int, np.ndarray]]:
-        """Block indices with the units whose edge lies there."""
+        """Block indices, each with the units whose edge is in that block."""
         for block in np.unique(self.block[self.block >= 0]):
             yield int(block), np.flatnonzero(self.block == block)

@@ -1,4 +1,4 @@
-"""A model to trace and to measure on, in place of the user's own: nothing that happens to it is seen outside."""
+"""A copy to trace and to measure, so that nothing changes the user's model."""
 
 from __future__ import annotations
 
@@ -15,22 +15,21 @@ from pathspace.safe_deepcopy import safe_deepcopy
 from pathspace.unsharded import unsharded
 
 _REGISTERED = ("_parameters", "_buffers", "_modules")
-# what code fills while it runs; hooks are in an ordered dictionary
+# types of containers that code fills while it runs; hooks are in an ordered dictionary
 _FILLED = (list, dict, set, OrderedDict)
 
 
 def stand_in(model: nn.Module, share_tensors: bool = True) -> nn.Module:
-    """A copy of ``model`` that computes the same and returns its tensors as one tuple.
+    """A copy of ``model`` that computes the same function and returns its tensors as one tuple.
 
-    Caches of keys and values are switched off where the model's configuration switches them on, and what was compiled
-    runs as it was written; what spreads the model over devices is left out.
+    Caches of keys and values are switched off, compiled modules run uncompiled, and sharding is removed.
 
     Args:
         model: any module.
-        share_tensors: let it have the same tensors as the model.
+        share_tensors: let the copy share the model's tensors.
 
     Returns:
-        The copy, in the mode the model is in.
+        The copy, in the mode (train or eval) of the model.
 
     Raises:
         InputError: the model cannot be copied.
@@ -55,7 +54,7 @@ def stand_in(model: nn.Module, share_tensors: bool = True) -> nn.Module:
 
 
 def _tensors(outputs: Any) -> tuple[Any, ...]:
-    """Every tensor in what a model returned."""
+    """All tensors in a model's outputs."""
     if iscoroutine(outputs):
         outputs.close()
         raise TypeError("forward returned a coroutine, expected tensors")
@@ -63,11 +62,11 @@ def _tensors(outputs: Any) -> tuple[Any, ...]:
 
 
 def repeatable(twin: nn.Module, written: Collection[str] = ()) -> nn.Module:
-    """Let a stand-in start again at each call: inputs, generators and what modules keep are as they were before.
+    """Restore a stand-in after each call: its inputs, generators and the attributes of its modules.
 
     Args:
-        twin: what :func:`stand_in` returned; it is changed.
-        written: names of parameters that its code writes into, which it does to copies of them.
+        twin: a result of :func:`stand_in`; it is changed.
+        written: names of parameters that its code writes into; each call writes into copies of them.
 
     Returns:
         The same module.
@@ -120,7 +119,7 @@ def repeatable(twin: nn.Module, written: Collection[str] = ()) -> nn.Module:
 def _same(one: Collection[Any], other: Collection[Any]) -> bool:
     """Whether a set or dictionary holds the same objects.
 
-    (The dictionary of hooks is being gone through while hooks are called, so it is not touched without need.)
+    (torch iterates over the dictionary of hooks while it calls them, so it must not be changed without need.)
     """
     if isinstance(one, dict) and isinstance(other, dict):
         return one.keys() == other.keys() and all(one[key] is other[key] for key in one)
@@ -128,10 +127,10 @@ def _same(one: Collection[Any], other: Collection[Any]) -> bool:
 
 
 def switch_off_caches(model: nn.Module) -> None:
-    """Set ``use_cache`` to False in every configuration that a module carries as ``config``, and in those within it.
+    """Set ``use_cache`` to False in every module's ``config``, and in the configurations inside it.
 
     Args:
-        model: a copy of one's own; the configurations are changed.
+        model: a private copy; its configurations are changed.
 
     Example:
         >>> import torch
@@ -150,7 +149,7 @@ def switch_off_caches(model: nn.Module) -> None:
 
 
 def _configurations(config: Any, seen: set[int]) -> Iterator[Any]:
-    """A configuration and those that it holds."""
+    """A configuration and the configurations inside it."""
     held = getattr(config, "__dict__", None)
     if held is None or id(config) in seen or isinstance(config, type | nn.Module):
         return

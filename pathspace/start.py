@@ -1,4 +1,4 @@
-"""The console command; it imports nothing at its top, so that an interrupt is one line from the first instant on."""
+"""The console command. It imports nothing at its top, so that an early interrupt also gives a one-line message."""
 
 import sys
 

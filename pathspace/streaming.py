@@ -1,4 +1,4 @@
-"""The gauge on checkpoints that may be larger than the memory: tensors are read, changed and written in pieces."""
+"""Gauge transformations of checkpoints larger than the memory: tensors are read, changed and written in pieces."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from pathspace.pairs import Pairs, Table
 from pathspace.programme import Minimum, minimise, separate
 from pathspace.structure import Structure, WeightBlock
 
-# up to so many scalars between units are held in memory, where Newton's method ends after few steps
+# largest number of scalars between units that are kept in memory, where Newton's method needs few steps
 IN_MEMORY = 1 << 23
 EXACT, CLOSE = 1e-12, 1e-3
 ROUNDS = 200
@@ -31,22 +31,22 @@ Path = str | os.PathLike[str]
 
 
 def rescale_files(graph: Structure, phi: Tensor, source: Path, destination: Path, exact: bool = False) -> None:
-    """Apply a gauge transformation to a checkpoint: what :func:`pathspace.rescale` does to a model in memory.
+    """Apply a gauge transformation to a checkpoint, as :func:`pathspace.rescale` does to a model in memory.
 
-    The memory needed is that of a few pieces of a tensor. A file is written aside and renamed; a folder that was broken
-    off is completed by the same call. Tensors the graph does not know, and other files of a folder (configuration,
-    tokenizer), are copied.
+    It needs the memory of a few pieces of a tensor. Each file is written under a temporary name and then renamed; if
+    the call is interrupted, the same call completes the folder. Tensors outside the graph, and other files of a folder
+    (configuration, tokenizer), are copied.
 
     Args:
         graph: the reduction graph; weights need no values, see :func:`pathspace.without_weights`.
-        phi: log-scales of the units, shape ``(num_units,)``. Multiples of ``log 2`` change no digit, whatever the type.
+        phi: log-scales of the units, shape ``(num_units,)``. Multiples of ``log 2`` cause no rounding in any type.
         source: a safetensors file, or a folder with one, or with several and their index.
         destination: a file or a folder, like the source.
-        exact: apply only the part of ``phi`` that is exact as the model stands, see :func:`pathspace.rescale`.
+        exact: apply only the part of ``phi`` that is exact for the unchanged model, see :func:`pathspace.rescale`.
 
     Raises:
-        InputError: wrong shape of ``phi``, a tensor is missing or has another shape, or files cannot be read
-            or written.
+        InputError: ``phi`` has a wrong shape, a tensor is missing or has another shape, or files cannot be read or
+            written.
 
     Example:
         >>> import tempfile, torch, pathspace as ps
@@ -76,7 +76,7 @@ def rescale_files(graph: Structure, phi: Tensor, source: Path, destination: Path
 
 
 def _located(graph: Structure, checkpoint: Checkpoint, wanted: Iterable[str], who: str) -> dict[str, list[str]]:
-    """Where the checkpoint holds tensors of the graph, their shapes compared."""
+    """The names of the graph's tensors in the checkpoint, after a check of their shapes."""
     aliases = {block.name: (block.name, *block.aliases) for block in graph.blocks}
     found = checkpoint.named({name: aliases.get(name, (name,)) for name in wanted}, who)
     places = checkpoint.places()
@@ -87,14 +87,14 @@ def _located(graph: Structure, checkpoint: Checkpoint, wanted: Iterable[str], wh
             if entry.shape != expected or entry.dtype is None or not entry.dtype.is_floating_point:
                 raise InputError(
                     f"{who} found {key!r} of shape {entry.shape} and type {entry.kind}, expected {expected} in "
-                    "floating point; give the checkpoint of the traced model."
+                    "floating point; pass the checkpoint of the traced model."
                 )
     return found
 
 
 def _change(name: str, head: Tensor, tail: Tensor, shift: float) -> Change:
     def change(place: slice, piece: Tensor) -> Tensor:
-        # what has few digits is computed with more, and rounded once
+        # types with few digits are computed in float32 and rounded once
         wide = piece.float() if piece.element_size() < 4 else piece
         expect_finite("rescale_files", name, wide)
         return moved(wide, _cut(head, place), _cut(tail, place), shift).to(piece.dtype)
@@ -103,19 +103,19 @@ def _change(name: str, head: Tensor, tail: Tensor, shift: float) -> Change:
 
 
 class StreamedPairs(Pairs):
-    """Sizes of weights that are read from a checkpoint each time they are needed.
+    """Sizes of weights that are read from a checkpoint whenever they are needed.
 
     Args:
         graph: the reduction graph.
         p: the exponent.
         checkpoint: the weights.
-        names: parameter -> its names there.
+        names: parameter -> its names in the checkpoint.
     """
 
     def __init__(self, graph: Structure, p: float, checkpoint: Checkpoint, names: Mapping[str, list[str]]) -> None:
         self.graph, self.p = graph, p
         self.checkpoint, self.names = checkpoint, names
-        # where an end is constant, sums over rows and columns are all that matters
+        # of other blocks, whose one end is constant, only sums over rows or columns are kept
         self._between = [block for block in graph.blocks if between(block)]
         keep = sum(block.numel for block in self._between) <= IN_MEMORY
         self._lay_out(self._values(graph.blocks), keep=keep)
@@ -135,7 +135,7 @@ class StreamedPairs(Pairs):
                 yield value, _cut(block.head, place), _cut(block.tail, place)
 
     def again(self) -> Iterator[Table]:
-        """The tables, read once more."""
+        """Read the tables again."""
         factors = self._logs(self.origin).mul_(self.p)
         for value, heads, tails in self._values(self._between):
             table = self.table(value, heads, tails)
@@ -155,7 +155,7 @@ class StreamedPairs(Pairs):
 
 
 class _Again:
-    """Something to iterate over more than once without holding it."""
+    """Tables that each iteration reads again from the checkpoint."""
 
     def __init__(self, pairs: StreamedPairs) -> None:
         self.pairs = pairs
@@ -165,7 +165,7 @@ class _Again:
 
 
 def between(block: WeightBlock) -> bool:
-    """Whether both ends of a tensor's weights vary, along dimensions of their own."""
+    """Whether both ends of a tensor's weights vary, along different dimensions."""
     rows = {d for d, size in enumerate(block.head.shape) if size > 1}
     columns = {d for d, size in enumerate(block.tail.shape) if size > 1}
     return bool(rows and columns and not rows & columns)
@@ -183,28 +183,28 @@ def balance_files(
     tolerance: float | None = None,
     exact: bool = True,
 ) -> Balancing:
-    """Balance a checkpoint: what :func:`pathspace.balance` does to a model in memory.
+    """Balance a checkpoint, as :func:`pathspace.balance` does to a model in memory.
 
-    Sums over the weights that enter and leave each unit are gathered in one pass over the files per round. Where a
-    tensor has less than 32 bits, scales are rounded to powers of two, so that no digit changes: units are then balanced
-    up to such a factor, and the result says how well.
+    Each round computes the sums over the weights that enter and leave each unit in one pass over the files. If a weight
+    has less than 32 bits, scales are rounded to powers of two, so that no weight is rounded: units are then balanced up
+    to such a factor, and the result states the remaining imbalance.
 
     Args:
         graph: the reduction graph; weights need no values.
         source: a safetensors file, or a folder with one, or with several and their index.
         destination: a file or a folder, like the source.
-        p: which norm.
-        tolerance: largest relative difference of the two sides, before any rounding of scales; by default 1e-12 where
+        p: exponent of the norm.
+        tolerance: largest relative difference between the two sums, before any rounding of scales; by default 1e-12 if
             the weights between units fit into memory, else 1e-3.
-        exact: leave units alone that are free at ``eps = 0`` only, so that the model computes the same as it stands;
-            with ``False`` these move, too, as they do under :func:`pathspace.balance`.
+        exact: do not move units that are free only at ``eps = 0``, so that the function of the unchanged model is
+            preserved; with ``False`` they move too, as under :func:`pathspace.balance`.
 
     Returns:
-        The log-scales that were applied, the norms, how far the sides still differ, and what is left alone.
+        The applied log-scales, the norms, the remaining imbalance, and the units that were not moved.
 
     Raises:
-        InputError: ``p`` is not positive, a tensor is missing, has another shape or is not finite, the tolerance is not
-            reached, or files cannot be read or written.
+        InputError: ``p`` is not positive, a tensor is missing, has another shape or is not finite, the tolerance is
+            not reached, or files cannot be read or written.
 
     Example:
         >>> import tempfile, torch, pathspace as ps
@@ -251,10 +251,10 @@ def _imbalance(entering: np.ndarray, leaving: np.ndarray, free: np.ndarray) -> t
 
 
 def _in_rounds(pairs: Pairs, free: np.ndarray, tolerance: float) -> Minimum:
-    """Balance all units at once, again and again, each round by one pass over the weights.
+    """Balance all units at once, in rounds of one pass over the weights.
 
-    A step takes every unit as far as a bound that separates them allows, which never goes up; where the last steps
-    pointed one way, the next goes as much further as their ratio says, if that did not go up either.
+    A plain step minimises a separable upper bound, so that the norm never grows. Every other step is extrapolated by
+    the ratio of the last two; if the norm grows, the last point is restored and plain steps continue.
     """
     p, phi = pairs.p, np.zeros(len(free))
     longer, last, lowest = 1.0, np.zeros(len(free)), math.inf
@@ -265,7 +265,7 @@ def _in_rounds(pairs: Pairs, free: np.ndarray, tolerance: float) -> Minimum:
         if worst <= tolerance:
             return Minimum(phi, total, worst, step)
         if total > lowest * (1 + 1e-12):
-            # too far: back to the last point, by plain steps
+            # the step was too long: continue from the last point with plain steps
             phi, longer, last = best, 1.0, np.zeros(len(free))
             entering, leaving, total = pairs.sides(phi)
         best, lowest = phi, total

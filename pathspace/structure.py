@@ -1,4 +1,4 @@
-"""The structure of a model: unit classes, and one edge for every scalar weight, held per weight tensor."""
+"""The structure of a model: units, and one edge for every scalar weight, stored per weight tensor."""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ LOG_2 = math.log(2)
 
 @dataclass(frozen=True)
 class Pin:
-    """An operation that fixed the scale of something.
+    """An operation that fixes scales.
 
     Attributes:
         op: name of the operation.
-        module: path of the module it ran in ("" for the model itself).
-        source: file and line, when known.
+        module: path of the module that runs it ("" for the model itself).
+        source: file and line, if known.
         reason: one sentence.
-        elements: how many distinct activations it fixed.
-        parameters: parameters it consumed, which therefore stay outside path space.
+        elements: number of distinct activations whose scale it fixes.
+        parameters: parameters that it uses, which are therefore outside path space.
     """
 
     op: str
@@ -51,15 +51,15 @@ class WeightBlock:
     """The edges of one parameter tensor: scalar ``w[i]`` is an edge ``tail[i] -> head[i]``.
 
     Attributes:
-        name: the parameter (its first name, when it has several).
+        name: name of the parameter (the first, if it has several).
         shape: shape of the parameter.
-        tail: ids of the units the edges leave, ``int64``, every size 1 or the parameter's; 0 is the root; ``-k`` is
-            unit ``k`` with the opposite scale.
-        head: ids of the units the edges enter, laid out alike.
-        unused: which scalars no path passes (rows of a table that were never read, taps that only ever meet padding),
-            or ``None``.
+        tail: ids of the units that the edges leave, ``int64``; each size is 1 or that of the parameter; 0 is the root;
+            ``-k`` is unit ``k`` with the opposite scale.
+        head: ids of the units that the edges enter, in the same layout.
+        unused: mask of the scalars that are on no path (rows of a table that are not read, taps that read only
+            padding), or ``None``.
         aliases: further names of the same parameter.
-        shift: the constant that the model adds to the parameter wherever it uses it: the edges are ``w + shift``.
+        shift: the constant that the model adds to the parameter in every use: the edges are ``w + shift``.
     """
 
     name: str
@@ -71,7 +71,7 @@ class WeightBlock:
     shift: float = 0.0
 
     def values(self, parameter: Tensor) -> Tensor:
-        """What the edges multiply by: the parameter, and the constant that is added to it."""
+        """The values of the edges: the parameter plus ``shift``."""
         require_values("a computation with weights", [(self.name, parameter)])
         value = parameter.detach()
         return value + self.shift if self.shift else value
@@ -95,7 +95,7 @@ class Statistic:
         mean: name of the running mean, or ``None``.
         var: name of the running variance, or ``None``.
         units: ids of the channels, shape ``(channels,)``.
-        eps: what the normalisation adds to the variance.
+        eps: the constant that the normalisation adds to the variance.
     """
 
     mean: str | None
@@ -106,12 +106,12 @@ class Statistic:
 
 @dataclass(frozen=True, eq=False)
 class Slice:
-    """Scalars of one tensor that a unit's scale moves by the same power.
+    """Scalars of one tensor that are multiplied by the same power of a unit's scale.
 
     Attributes:
-        name: a parameter or a buffer.
-        index: which of its scalars, to index the tensor with.
-        power: they are multiplied by ``exp(power * phi)``.
+        name: name of a parameter or a buffer.
+        index: index of the scalars in the tensor.
+        power: the scalars are multiplied by ``exp(power * phi)``.
     """
 
     name: str
@@ -120,13 +120,13 @@ class Slice:
 
 
 def owner(name: str) -> str:
-    """Path of the module that a parameter belongs to, whether or not it is parametrised."""
+    """Path of the module of a parameter; for parametrised weights, of the module that uses them."""
     path = f".{name}".rpartition(".")[0]
     return path.partition(".parametrizations.")[0].removeprefix(".")
 
 
 def _power(log: Tensor) -> Tensor:
-    """``exp(log)``, exactly a power of two where ``log`` is a multiple of ``log 2`` up to its rounding."""
+    """``exp(log)``, and an exact power of two if ``log`` is a multiple of ``log 2`` up to rounding."""
     factor, exponent = log.exp(), log.detach() / LOG_2
     whole = exponent.round()
     exact = (exponent - whole).abs() <= 4 * torch.finfo(log.dtype).eps * whole.abs()
@@ -139,29 +139,28 @@ class Structure:
 
     Attributes:
         blocks: one per parameter tensor in path space.
-        num_units: ``H``, the number of unit classes with a free scale that touch an edge.
-        pinned: operations that fixed a scale: what, where, why.
+        num_units: ``H``, the number of units (free scales) with at least one edge.
+        pinned: operations that fix scales, each with its place and reason.
         unused: parameters that do not influence the outputs.
-        has_cuts: whether a normalisation cuts paths: then basis paths are closed walks of the graph, not all of them
-            paths of the network.
-        approximate: ids of the units that take part in a scale which is exact only for ``eps = 0`` (it is normalised
-            somewhere by statistics of its own).
+        has_cuts: whether a normalisation cuts paths; some basis paths are then closed walks of the graph, not paths
+            of the network.
+        approximate: ids of the units in a scale that is free only for ``eps = 0``, because a normalisation by
+            statistics of the data follows it.
         exact: integer matrix ``(H, num_exact_units)``: ``phi = exact @ xi`` are the gauge transformations that are
-            exact as the model stands, every ``eps`` included.
-        folded_eps: source lines and the small constants there that were taken for the ``eps`` of a normalisation
-            written out by hand.
-        forms: integer matrix ``(derived, H)``: id ``H + 1 + i`` stands for the log-scale ``forms[i] @ phi`` (products
-            of
+            exact for the unchanged model, every ``eps`` included.
+        folded_eps: source lines, each with a small constant that was read as the ``eps`` of a normalisation written
+            out by hand.
+        forms: integer matrix ``(derived, H)``: id ``H + 1 + i`` has the log-scale ``forms[i] @ phi`` (products of
             activations, matrices reused in depth); empty for most models.
-        norm_eps: how normalisation layers were read.
-        affine: whether the sum of a parameter and a constant scales.
-        statistics: running statistics that are rescaled along with their channels.
-        beyond: name -> (tail, head) of all scalars of a parameter that is not used whole, for larger inputs, which use
+        norm_eps: how the ``eps`` of normalisation layers was treated.
+        affine: whether the sum of a parameter and a constant can have a free scale.
+        statistics: running statistics that are rescaled with their channels.
+        beyond: name -> (tail, head) of all scalars of a parameter that is used in part, for larger inputs that use
             more of it: as captured there, or like the used scalars next to them.
         captured: the captured graph.
-        parameters: name -> parameter, the model's own.
-        range: in words, for inputs of which sizes the graph was derived.
-        modules: path -> module, of the modules that hold the parameters, the model's own.
+        parameters: name -> parameter of the model (not a copy).
+        range: the input sizes for which the graph was derived, in words.
+        modules: path -> module of the model (not a copy), for the modules that hold parameters.
 
     Example:
         >>> import torch, pathspace as ps
@@ -201,17 +200,17 @@ class Structure:
 
     @property
     def num_exact_units(self) -> int:
-        """Dimension of the gauge group that is exact as the model stands, every ``eps`` included."""
+        """Dimension of the gauge group that is exact for the unchanged model, every ``eps`` included."""
         return int(self.exact.shape[1])
 
     @property
     def exact_dimension(self) -> int:
-        """``m`` less :attr:`num_exact_units`: dimension of the path space at the exact level."""
+        """``m`` minus :attr:`num_exact_units`: dimension of the path space at the exact level."""
         return self.num_weights - self.num_exact_units
 
     @cached_property
     def shifts(self) -> dict[str, float]:
-        """Tensor name -> the constant ``c`` where ``p + c`` is what scales, not ``p`` itself.
+        """Tensor name -> the constant ``c``, for tensors of which ``p + c`` scales instead of ``p``.
 
         The ``eps`` of running variances, and the 1 of norms that multiply by ``1 + weight``.
         """
@@ -219,14 +218,14 @@ class Structure:
         return found | {block.name: block.shift for block in self.blocks if block.shift}
 
     def exact_part(self, phi: Tensor) -> Tensor:
-        """The nearest log-scales to ``phi`` that change nothing as the model stands, every ``eps`` included.
+        """The nearest log-scales to ``phi`` that preserve the function exactly, every ``eps`` included.
 
         Args:
             phi: log-scales of the units, shape ``(num_units,)``.
 
         Returns:
-            The orthogonal projection of ``phi`` on ``exact @ xi``: where no scales are multiplied, the log-scales of
-            approximate units set to 0.
+            The orthogonal projection of ``phi`` on ``exact @ xi``, shape ``(num_units,)``. In a graph without products
+            of scales this sets the log-scales of approximate units to 0.
 
         Raises:
             InputError: ``phi`` has another shape.
@@ -241,9 +240,9 @@ class Structure:
         self._expect(phi, "exact_part")
         wanted = phi.detach().cpu().double().numpy()
         if self.exact.nnz == self.num_exact_units:
-            # units of their own
+            # each column of ``exact`` is one unit
             return torch.from_numpy(self.exact @ (self.exact.T @ wanted)).to(phi)
-        # (an inexact solution is in the subspace all the same)
+        # (the result is in the subspace even if the solution is inexact)
         from scipy.sparse.linalg import lsqr  # slow to import
 
         solution = lsqr(self.exact.astype(np.float64), wanted, atol=1e-14, btol=1e-14)[0]
@@ -258,7 +257,7 @@ class Structure:
 
     @cached_property
     def expand(self) -> csr_array:
-        """Every id in terms of root and units: integer matrix ``(H + 1 + derived, H + 1)``."""
+        """Log-scale of every id as a sum of those of root and units: integer matrix ``(H + 1 + derived, H + 1)``."""
         count = self.num_units + 1
         derived = csr_array(self.forms)
         derived = csr_array((derived.data, derived.indices + 1, derived.indptr), shape=(derived.shape[0], count))
@@ -266,16 +265,16 @@ class Structure:
 
     @cached_property
     def offsets(self) -> tuple[int, ...]:
-        """Number of the first edge of each block: edges go by block, then in C order, leaving out unused scalars."""
+        """Number of the first edge of each block: edges go by block, then in C order, without unused scalars."""
         return tuple(np.concatenate([[0], np.cumsum([block.num_edges for block in self.blocks])]).astype(int).tolist())
 
     @cached_property
     def index(self) -> dict[str, int]:
-        """Position of a block by parameter name, aliases included."""
+        """Parameter name (or alias) -> position of its block."""
         return {name: i for i, block in enumerate(self.blocks) for name in (block.name, *block.aliases)}
 
     def edge_numbers(self, block: int, flat: np.ndarray) -> np.ndarray:
-        """Edge numbers of flat positions in a block's tensor."""
+        """Edge numbers of the scalars at flat positions of a block's tensor."""
         unused = self.blocks[block].unused
         flat = np.asarray(flat, np.int64)
         if unused is None:
@@ -293,7 +292,7 @@ class Structure:
         return block, local
 
     def ends(self) -> tuple[np.ndarray, np.ndarray]:
-        """Tail and head ids of every edge, as arrays of length m (for graphs small enough to hold them)."""
+        """Tail and head ids of all edges, two arrays of shape ``(m,)`` (for small graphs)."""
         tails, heads = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
         for block in self.blocks:
             keep = slice(None) if block.unused is None else ~block.unused.expand(block.shape).reshape(-1).numpy()
@@ -302,7 +301,7 @@ class Structure:
         return np.concatenate(tails), np.concatenate(heads)
 
     def weights(self) -> Tensor:
-        """Values of all edges in order, float64, length m."""
+        """Values of all edges in order, float64, shape ``(m,)``."""
         parts = [torch.zeros(0, dtype=torch.float64)]
         for block in self.blocks:
             flat = block.values(self.parameters[block.name].double()).cpu().reshape(-1)
@@ -312,8 +311,8 @@ class Structure:
     def gauge(self, phi: Tensor) -> dict[str, Tensor]:
         """Factors by which a gauge transformation multiplies every parameter, leaving the function unchanged.
 
-        ``w_e <- w_e exp(phi(head e) - phi(tail e))`` with ``phi(root) = 0``. Where a tensor is named in
-        :attr:`shifts` the factor is that of ``p + c``: :meth:`gauge_affine` has the whole of it.
+        ``w_e <- w_e exp(phi(head e) - phi(tail e))`` with ``phi(root) = 0``. For a tensor in :attr:`shifts`, the factor
+        is that of ``p + c``; :meth:`gauge_affine` gives its complete transformation.
 
         Args:
             phi: log-scales of the units, shape ``(num_units,)``.
@@ -335,11 +334,11 @@ class Structure:
         return {name: head / tail for name, (head, tail) in self.gauge_factors(phi).items()}
 
     def gauge_affine(self, phi: Tensor) -> dict[str, tuple[Tensor, Tensor]]:
-        """A gauge transformation of every tensor in full: ``p <- a p + b``.
+        """The complete gauge transformation of every tensor: ``p <- a p + b``.
 
         ``a`` is the factor of :meth:`gauge`, and ``b = (a - 1) c`` for the tensors in :attr:`shifts`, 0 for all others.
-        A running variance becomes ``s^2 (var + eps) - eps``, which may be negative while ``var + eps``, all that a
-        normalisation looks at, stays positive.
+        A running variance becomes ``s^2 (var + eps) - eps``, which can be negative; a normalisation uses only
+        ``var + eps``, which remains positive.
 
         Args:
             phi: log-scales of the units, shape ``(num_units,)``.
@@ -361,7 +360,7 @@ class Structure:
         return {name: (a, (a - 1) * self.shifts.get(name, 0.0)) for name, a in self.gauge(phi).items()}
 
     def gauge_factors(self, phi: Tensor) -> dict[str, tuple[Tensor, Tensor]]:
-        """The two sides of :meth:`gauge`, ``exp(phi(head))`` and ``exp(phi(tail))``, each as small as its ids."""
+        """Name -> the two factors of :meth:`gauge`, ``exp(phi(head))`` and ``exp(phi(tail))``, shaped like the ids."""
         derived = torch.from_numpy(self.forms @ phi.detach().cpu().double().numpy()).to(phi)
         table = torch.cat([phi.new_zeros(1), phi, derived])
 
@@ -378,10 +377,10 @@ class Structure:
         return factors
 
     def slices(self, unit: int) -> tuple[Slice, ...]:
-        """The scalars that a unit's scale moves: ``tensor[index]`` is multiplied by ``exp(power * phi[unit - 1])``.
+        """The scalars that a unit's scale changes: ``tensor[index]`` is multiplied by ``exp(power * phi[unit - 1])``.
 
-        Weights that enter the unit have power 1 and those that leave it -1, running variances 2; a tensor at both ends
-        of which the unit stands has a slice for each. Tensors in :attr:`shifts` scale with their constant.
+        Weights that enter the unit have power 1, weights that leave it -1, running variances 2. A tensor with the unit
+        at both ends has a slice for each. For tensors in :attr:`shifts`, the tensor plus its constant is multiplied.
 
         Args:
             unit: its id, ``1 .. H``.
@@ -417,7 +416,7 @@ class Structure:
         return tuple(found)
 
     def module(self, block: WeightBlock | str) -> nn.Module:
-        """The module that holds a block's parameter, the model's own.
+        """The module of the model that holds a block's parameter.
 
         Args:
             block: one of :attr:`blocks`, or the name of a parameter.
@@ -438,7 +437,7 @@ class Structure:
         return self.modules[path]
 
     def activation(self, unit: int) -> str:
-        """A name for a unit: the module that first computes it, and the place of the unit among its outputs.
+        """A name for a unit: the first module that computes it, and the position of the unit among its outputs.
 
         Args:
             unit: its id, ``1 .. H``.
@@ -456,14 +455,14 @@ class Structure:
         return f"{owner(part.name) or 'model'}[{', '.join(map(str, places))}]" if places else owner(part.name)
 
     def to_networkx(self) -> nx.MultiDiGraph:
-        """The scalar graph: nodes ``0..H`` (0 the root), one edge per weight with its name, flat index and value.
+        """The scalar graph: nodes ``0..H`` (0 is the root), and one edge per weight with name, flat index and value.
 
         Raises:
             UnsupportedError: more than 100,000 weights, or opposite scales, which a directed graph cannot show.
         """
         if self.num_weights > MAX_SCALAR_EDGES:
             raise UnsupportedError(
-                f"The reduction graph has {self.num_weights:,} edges and to_networkx() makes at most "
+                f"to_networkx found {self.num_weights:,} edges in the reduction graph, expected at most "
                 f"{MAX_SCALAR_EDGES:,}; use graph.blocks instead."
             )
         import networkx as nx
@@ -473,8 +472,8 @@ class Structure:
         tails, heads = self.ends()
         if (tails < 0).any() or (heads < 0).any():
             raise UnsupportedError(
-                "Some weights relate opposite scales (a matrix used together with its transpose), which a directed "
-                "graph cannot represent; use graph.blocks instead."
+                "to_networkx found weights that relate opposite scales (a matrix used together with its transpose), "
+                "which a directed graph cannot represent; use graph.blocks instead."
             )
         weights = self.weights().tolist()
         number = 0
@@ -490,7 +489,7 @@ class Structure:
         return result
 
     def summary(self) -> dict[str, Any]:
-        """The figures of the graph as plain numbers."""
+        """The figures of the graph as a dictionary of plain values."""
         return {
             "weights": self.num_weights,
             "units": self.num_units,

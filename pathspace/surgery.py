@@ -1,4 +1,4 @@
-"""Slices of a model's tensors left out, and the numbers in its modules that speak of their sizes adjusted."""
+"""Removal of slices from a model's tensors, and adjustment of the sizes stored in its modules."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from pathspace.nested import leaves
 from pathspace.safe_deepcopy import safe_deepcopy
 from pathspace.stand_in import switch_off_caches
 
-# how many ways of each kind to adjust a module's numbers are tried before its channels are refused
+# largest number of trials of each kind to adjust a module's numbers before its channels are refused
 TRIALS = 64
 TOLERANCE = 1e-5
-# attributes of torch's own modules by the dimension of a tensor that they speak of
+# attributes of torch's own modules that store the size of a tensor's dimension
 DECLARED: Sequence[tuple[type[nn.Module], str, tuple[str | None, ...]]] = (
     (nn.Linear, "weight", ("out_features", "in_features")),
     (nn.Embedding, "weight", ("num_embeddings", "embedding_dim")),
@@ -36,12 +36,12 @@ DECLARED: Sequence[tuple[type[nn.Module], str, tuple[str | None, ...]]] = (
 
 
 class Cut(NamedTuple):
-    """Channels of one group that are left out.
+    """Channels of one group to remove.
 
     Attributes:
         slices: (tensor, dimension) -> positions of every channel, shape ``(channels, positions)``.
         readers: sides along which a weight reads the channels.
-        kept: numbers of the channels that stay.
+        kept: numbers of the channels to keep.
     """
 
     slices: Mapping[Side, Tensor]
@@ -50,24 +50,24 @@ class Cut(NamedTuple):
 
     @property
     def channels(self) -> int:
-        """How many there are."""
+        """Number of channels of the group."""
         return len(next(iter(self.slices.values())))
 
     def removed(self, side: Side) -> Tensor:
-        """Positions that are left out along a side."""
+        """Positions to remove along a side."""
         gone = torch.ones(self.channels, dtype=torch.bool)
         gone[self.kept] = False
         return self.slices[side][gone].reshape(-1)
 
 
 class Choice(NamedTuple):
-    """A number in modules of one type that follows the size of a channel group.
+    """An integer attribute of modules of one type that depends on the size of a channel group.
 
     Attributes:
         module: the type.
-        attribute: which number.
-        each: how many it counts for each channel.
-        whole: whether these are all positions of a channel along a side.
+        attribute: name of the attribute.
+        each: its value per channel.
+        whole: whether ``each`` is the number of all positions of a channel along a side.
     """
 
     module: type
@@ -78,23 +78,23 @@ class Choice(NamedTuple):
 
 @dataclass
 class Adjustments:
-    """What was found out about the numbers in a model's modules.
+    """The attributes of a model's modules that must be adjusted.
 
     Attributes:
-        known: kind of a group -> the numbers that have to follow it.
+        known: kind of a group -> the attributes that depend on it.
     """
 
     known: dict[tuple[Any, ...], tuple[Choice, ...]] = field(default_factory=dict)
 
 
 def tensors_of(model: nn.Module) -> dict[str, Tensor]:
-    """Every parameter and buffer under all its names."""
+    """Every parameter and buffer, by each of its names."""
     return dict(model.named_parameters(remove_duplicate=False)) | dict(model.named_buffers(remove_duplicate=False))
 
 
 @torch.no_grad()
 def masked(model: nn.Module, cuts: Sequence[Cut]) -> nn.Module:
-    """A copy in which nothing reads the channels that are left out: zeros in the weights that did."""
+    """A copy with 0 in all weights that read the removed channels."""
     copy = safe_deepcopy(model)
     tensors = tensors_of(copy)
     for cut in cuts:
@@ -105,7 +105,7 @@ def masked(model: nn.Module, cuts: Sequence[Cut]) -> nn.Module:
 
 @torch.no_grad()
 def without(model: nn.Module, cuts: Sequence[Cut], adjustments: Adjustments) -> nn.Module:
-    """A smaller copy: channels are left out of every tensor, and the numbers in modules follow."""
+    """A smaller copy: the channels are removed from every tensor, and the modules' attributes are adjusted."""
     copy = safe_deepcopy(model)
     tensors, gone = tensors_of(copy), dict[Side, Tensor]()
     for cut in cuts:
@@ -133,7 +133,7 @@ def without(model: nn.Module, cuts: Sequence[Cut], adjustments: Adjustments) -> 
 
 
 def _declare(module: nn.Module, before: Mapping[str, Tensor]) -> None:
-    """Attributes of torch's own modules say the new sizes."""
+    """Write the new sizes into the attributes of torch's own modules."""
     for type_, key, attributes in DECLARED:
         now = getattr(module, key, None)
         if isinstance(module, type_) and isinstance(now, Tensor):
@@ -143,7 +143,7 @@ def _declare(module: nn.Module, before: Mapping[str, Tensor]) -> None:
                 if attribute is not None and hasattr(module, attribute):
                     setattr(module, attribute, size)
     if isinstance(module, nn.modules.conv._ConvNd):
-        # whole groups are left out
+        # whole groups are removed
         split = 0 if not module.transposed else 1
         first, second = module.weight.shape[:2]
         module.groups = module.groups * first // before["weight"].shape[0] if module.groups > 1 else 1
@@ -152,7 +152,7 @@ def _declare(module: nn.Module, before: Mapping[str, Tensor]) -> None:
 
 
 def owners(model: nn.Module, cut: Cut) -> Iterator[tuple[str, nn.Module]]:
-    """Modules that hold a tensor of the group, at any depth, innermost first; not torch's own."""
+    """The user's modules that contain a tensor of the group, at any depth, innermost first."""
     paths = {name.rpartition(".")[0] for name, _ in cut.slices}
     within = {path[:end] for path in paths for end in [i for i, c in enumerate(path) if c == "."] + [len(path)]} | {""}
     for path in sorted(within, key=lambda entry: -entry.count(".") - bool(entry)):
@@ -162,7 +162,7 @@ def owners(model: nn.Module, cut: Cut) -> Iterator[tuple[str, nn.Module]]:
 
 
 def kind(model: nn.Module, cut: Cut) -> tuple[Any, ...]:
-    """What groups have in common that the same code works on: types of modules, tensors and their parts."""
+    """A key that is equal for groups of the same code: types of modules, tensors and their parts."""
     sides = [
         (type(model.get_submodule(name.rpartition(".")[0])), name.rpartition(".")[2], dim, where.shape[1])
         for (name, dim), where in cut.slices.items()
@@ -172,9 +172,9 @@ def kind(model: nn.Module, cut: Cut) -> tuple[Any, ...]:
 
 
 def _counts(cut: Cut) -> dict[int, bool]:
-    """How many things of each channel a number in code may count, and whether these are all positions along a side.
+    """Possible values of :attr:`Choice.each`, each with its :attr:`Choice.whole`.
 
-    A part of them is, for instance, the query heads that share a key head.
+    The value can also be a part of a channel's positions: for instance, the query heads that share a key head.
     """
     whole = {1, *(where.shape[1] for where in cut.slices.values())}
     parts = {part for size in whole for part in range(2, size) if size % part == 0}
@@ -191,7 +191,7 @@ def _adjust(module: nn.Module, choice: Choice, cut: Cut) -> None:
 
 
 def choices(model: nn.Module, cut: Cut) -> list[Choice]:
-    """Numbers in modules that may have to follow the group, likely ones first."""
+    """Attributes of modules that may depend on the group, the likeliest first."""
     found: dict[Choice, None] = {}
     for _, module in owners(model, cut):
         for attribute, value in vars(module).items():
@@ -205,7 +205,7 @@ def choices(model: nn.Module, cut: Cut) -> list[Choice]:
 
 
 def sets_of(options: Sequence[Choice]) -> Iterator[tuple[Choice, ...]]:
-    """Ways to choose some of them: large sets first; before others those without parts, and without sizes of heads."""
+    """Subsets to try: large ones first; before others, subsets without parts and without sizes of heads."""
     whole = [option for option in options if option.whole]
     likely = [option for option in whole if option.each > 1 or "dim" not in option.attribute]
     seen: set[tuple[Choice, ...]] = set()
@@ -217,11 +217,11 @@ def sets_of(options: Sequence[Choice]) -> Iterator[tuple[Choice, ...]]:
             yield some
 
 
-# --- does it compute the same?
+# --- comparison of outputs
 
 
 def outputs(model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Tensor]:
-    """Every tensor that a model returns, in evaluation mode."""
+    """All tensors that a model returns in evaluation mode."""
     before = {module: module.training for module in model.modules()}
     try:
         with quiet(), torch.no_grad():
@@ -232,7 +232,7 @@ def outputs(model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) ->
 
 
 def distance(one: Sequence[Tensor], two: Sequence[Tensor]) -> float:
-    """Largest difference over the largest number, of tensors of equal shapes; infinite for others."""
+    """Largest difference, relative to the largest entry; infinite for different shapes."""
     worst = 0.0
     if len(one) != len(two):
         return float("inf")
@@ -247,7 +247,7 @@ def distance(one: Sequence[Tensor], two: Sequence[Tensor]) -> float:
 
 @torch.no_grad()
 def redrawn(model: nn.Module, seed: int = 0) -> nn.Module:
-    """A copy in float64 whose vectors, and whatever was zero, have random numbers: nothing is hidden by a zero."""
+    """A float64 copy with random values in vectors and in tensors of zeros, so that no zero hides a difference."""
     copy, generator = safe_deepcopy(model).double(), torch.Generator().manual_seed(seed)
     for name, tensor in tensors_of(copy).items():
         if not tensor.is_floating_point() or not tensor.numel():
@@ -264,13 +264,13 @@ def redrawn(model: nn.Module, seed: int = 0) -> nn.Module:
 
 @dataclass
 class Bench:
-    """A model with random numbers in it, on which cuts are tried.
+    """A model with redrawn weights, on which cuts are tested.
 
     Attributes:
         model: the redrawn copy.
         args: example inputs in its type.
-        kwargs: the same by keyword.
-        adjustments: what was found out so far.
+        kwargs: example inputs by keyword.
+        adjustments: the adjustments found so far.
     """
 
     model: nn.Module
@@ -280,7 +280,7 @@ class Bench:
 
     @classmethod
     def of(cls, model: nn.Module, inputs: tuple[Sequence[Any], Mapping[str, Any]], known: Adjustments) -> Bench:
-        """A bench in float64, or in the model's own type where its code insists on that."""
+        """A bench in float64, or in the model's own type if its code fails in float64."""
         twin = redrawn(model)
         wide = cast(inputs, torch.float64)
         try:
@@ -293,7 +293,7 @@ class Bench:
         return cls(twin, wide[0], wide[1], known)
 
     def failure(self, cuts: Sequence[Cut]) -> str:
-        """Why the smaller model does not compute what the masked one does; ``""`` if it does."""
+        """Why the outputs of the smaller and of the masked model differ; ``""`` if they agree."""
         wanted = outputs(masked(self.model, cuts), self.args, self.kwargs)
         return self._differs(cuts, wanted)
 
@@ -301,12 +301,12 @@ class Bench:
         try:
             found = outputs(without(self.model, cuts, self.adjustments), self.args, self.kwargs)
         except Exception as error:
-            return f"the model's code holds a number that does not follow ({first_line(error)})"
+            return f"the model's code contains a number that cannot be adjusted ({first_line(error)})"
         far = distance(found, wanted)
-        return "" if far <= TOLERANCE else f"the smaller model computes something else (by {far:.1e})"
+        return "" if far <= TOLERANCE else f"the outputs of the smaller model differ by {far:.1e}"
 
     def adjust(self, cut: Cut) -> str:
-        """Find the numbers that have to follow one group; why there are none, or ``""``."""
+        """Find the attributes that depend on one group; return why there are none, or ``""``."""
         wanted, name, reason = outputs(masked(self.model, [cut]), self.args, self.kwargs), kind(self.model, cut), ""
         self.adjustments.known.pop(name, None)
         reason = self._differs([cut], wanted)
@@ -320,7 +320,7 @@ class Bench:
         return reason
 
     def refusals(self, cuts: Mapping[str, Cut]) -> dict[str, str]:
-        """Name of a group -> why its channels cannot be left out."""
+        """Name of a group -> why its channels cannot be removed."""
         refused: dict[str, str] = {}
         if not cuts or not self.failure(list(cuts.values())):
             return refused
@@ -337,7 +337,7 @@ class Bench:
         return refused
 
     def _one_by_one(self, cuts: Mapping[str, Cut]) -> dict[str, str]:
-        """Add group by group, and leave out every one that does not go with those before."""
+        """Add group by group, and refuse each that fails together with those before."""
         good, refused = list[Cut](), dict[str, str]()
         pending = [list(cuts.items())]
         while pending:

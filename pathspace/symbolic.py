@@ -1,4 +1,4 @@
-"""Path space in symbols, for small graphs: sympy matrices, relations between path values, LaTeX."""
+"""The path space of small graphs as sympy matrices, relations between path values and LaTeX."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ class SymbolicSpace:
 
     @cached_property
     def gauge_generators(self) -> sympy.Matrix:
-        """How each unit's scale moves the logarithms of the weights, ``(H, m)``: +1 entering, -1 leaving."""
+        """Change of the weights' logarithms by each unit's log-scale, ``(H, m)``: +1 entering, -1 leaving."""
         graph = self.skeleton.graph
         tails, heads = graph.ends()
         expand = graph.expand.toarray()
@@ -85,7 +85,7 @@ class SymbolicSpace:
 
     @cached_property
     def null_space(self) -> sympy.Matrix:
-        """Rows that span the kernel of the counting matrix, computed from it alone: the gauge once more."""
+        """Rows that span the kernel of the counting matrix, computed from the matrix alone; they span the gauge too."""
         import sympy
 
         vectors = self.counting_matrix.nullspace() if self.basis else []
@@ -93,21 +93,21 @@ class SymbolicSpace:
 
     @cached_property
     def free(self) -> tuple[int, ...]:
-        """Edge numbers of the weights outside ``T_out``, as many as there are basis paths."""
+        """Edge numbers of the weights outside ``T_out``; there are as many as basis paths."""
         graph, tree = self.skeleton.graph, self.skeleton.tree_out
         fixed = {int(n) for b, units in tree.by_block() for n in graph.edge_numbers(b, tree.index[units])}
         return tuple(edge for edge in range(graph.num_weights) if edge not in fixed)
 
     @cached_property
     def inverse(self) -> sympy.Matrix:
-        """Inverse of the counting matrix on the weights outside ``T_out``: integers, for the square is unimodular.
+        """Inverse of the counting matrix on the weights outside ``T_out``: integers, because it is unimodular.
 
         With the weights of ``T_out`` at 1, weight ``free[i]`` is ``prod_j v_j^(inverse[i, j])``.
         """
         return self.counting_matrix[:, list(self.free)].inv()
 
     def relation(self, path: Path | np.ndarray | Sequence[int]) -> sympy.Eq:
-        """The value of a path as a monomial in basis path values, an equation between monomials in the weights.
+        """The equation of a path's value and a monomial in basis path values.
 
         Args:
             path: a path of the same graph, or its counting vector.
@@ -127,7 +127,7 @@ class SymbolicSpace:
         return sympy.Eq(left, right, evaluate=False)
 
     def equation(self, path: Path | np.ndarray | Sequence[int]) -> str:
-        """The same relation in words: ``v(path) = v_2 * v_3 / v_1``, like the paper's equation (4)."""
+        """The same relation as text: ``v(path) = v_2 * v_3 / v_1``, like equation (4) of the path-space paper."""
         vector = self._vector(path)
         powers = self.basis.coefficients(vector)
 
@@ -142,7 +142,7 @@ class SymbolicSpace:
         return f"v({shown}) = {top}" + (f" / {bottom}" if bottom else "")
 
     def check(self, path: Path | np.ndarray | Sequence[int]) -> bool:
-        """Whether the relation is an identity once every ``v_i`` is replaced by its monomial."""
+        """Whether the relation is an identity after every ``v_i`` is replaced by its monomial in the weights."""
         equation = self.relation(path)
         put = dict(zip(self.values, self.basis.monomials(), strict=True))
         return bool((equation.lhs / equation.rhs.subs(put, simultaneous=True)).equals(1))
@@ -163,7 +163,7 @@ class SymbolicSpace:
     def _vector(self, path: Path | np.ndarray | Sequence[int]) -> np.ndarray:
         if isinstance(path, Path):
             if path.graph is not self.skeleton.graph:
-                raise InputError("relation found a path of another graph, expected one of the skeleton's own.")
+                raise InputError("relation found a path of another graph, expected a path of the skeleton's graph.")
             return path.counting_vector
         return np.asarray(path, np.int64)
 
@@ -196,7 +196,7 @@ def _matrix(rows: np.ndarray) -> sympy.Matrix:
 
 
 def _latex(path: Path) -> str:
-    """``w^{name}_{1,2}`` to its power, for every weight of a path."""
+    """The product of a path's weights in LaTeX."""
     parts = []
     for name, index, count in path.edges:
         text = name.replace("_", r"\_")

@@ -1,8 +1,8 @@
-"""Finding the model a TARGET names, and making example inputs for it.
+"""Find the model that a TARGET names, and create example inputs for it.
 
-A TARGET is ``package.module:name`` or ``path/to/file.py:name``. The name stands for one of
+A TARGET is ``package.module:name`` or ``path/to/file.py:name``. The name refers to one of
 
-* a ``torch.nn.Module`` instance, used as it is;
+* a ``torch.nn.Module`` instance, used unchanged;
 * a ``torch.nn.Module`` class, called without arguments;
 * a function, called without arguments, that returns a model or ``(model, example)``, where ``example`` is a
   tensor (the one input), a tuple or list (the positional inputs) or a dict (the keyword inputs).
@@ -59,7 +59,7 @@ class Target:
 
 @dataclass(frozen=True)
 class InputSpec:
-    """The shape of one example input, and its dtype unless the model's own is to be taken."""
+    """The shape of one example input, and its dtype; ``None`` for the dtype of the model."""
 
     shape: tuple[int, ...]
     dtype: torch.dtype | None = None
@@ -72,7 +72,7 @@ def parse_input(text: str) -> InputSpec:
         text: for instance ``"2x3x224x224"`` or ``"2x16:int64"``.
 
     Returns:
-        The shape and the dtype, ``None`` where no dtype is given.
+        The shape and the dtype; the dtype is ``None`` if the text has none.
 
     Raises:
         InputError: the text has another form, a size is zero, or the dtype is unknown.
@@ -106,17 +106,17 @@ def load_target(
 ) -> Target:
     """Load the model that ``spec`` names, with example inputs that its ``forward`` accepts.
 
-    Inputs are drawn from the standard normal distribution; whole numbers and booleans are zeros and ones,
-    so that they are valid indices of any embedding. Without a dtype an input takes that of the model's
-    first floating-point parameter. Global random state is left as it was.
+    Inputs are drawn from the standard normal distribution; integers and booleans are zeros and ones, which are valid
+    indices of any embedding. An input without a dtype has that of the model's first floating-point parameter. The
+    global random state does not change.
 
     Args:
         spec: ``package.module:name``, ``path/to/file.py:name``, or a model of a library (:mod:`pathspace.libraries`).
         inputs: one text per positional input, see `parse_input`; they replace the target's own example.
         seed: seeds both the weights of a model that the target builds and the inputs.
-        train: put the model in training mode, or in evaluation mode; ``None`` leaves it in the mode it came in.
-        need_inputs: refuse a target that comes without example inputs; ``False`` where data bring their own.
-        warn: say on standard error that weights are NaN or infinite; whoever refuses them does not need it.
+        train: put the model in training mode, or in evaluation mode; ``None`` does not change its mode.
+        need_inputs: refuse a target without example inputs; ``False`` if inputs come from data.
+        warn: warn on standard error about NaN or infinite weights; not needed by commands that refuse them.
 
     Returns:
         The model and its inputs.
@@ -133,7 +133,7 @@ def load_target(
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         found = None if libraries.is_library(spec) else find_object(spec)
-        torch.manual_seed(seed)  # whatever the first import of the module has drawn
+        torch.manual_seed(seed)  # again, because the first import of a module may draw random numbers
         model, example = libraries.build(spec) if found is None else _build(spec, found)
     if specs:
         target = Target(spec, model, _make_inputs(model, specs, seed))
@@ -155,7 +155,7 @@ def load_target(
 
 
 def _mark_bad_numbers(model: nn.Module) -> None:
-    """Say once, whatever the command, that a model holds NaN or infinity: structure is found all the same."""
+    """Warn once if a model has NaN or infinite values; its structure can be analysed nevertheless."""
     if any(tensor.is_meta for tensor in model.state_dict().values() if isinstance(tensor, torch.Tensor)):
         return
     try:
@@ -165,13 +165,13 @@ def _mark_bad_numbers(model: nn.Module) -> None:
 
 
 def find_object(spec: str) -> Any:
-    """Import the module or file in ``spec`` and return the object it names.
+    """Import the module or file in ``spec`` and return the object that it names.
 
     Args:
         spec: ``package.module:name`` or ``path/to/file.py:name``.
 
     Returns:
-        The object, whatever it is.
+        The object, of any type.
 
     Raises:
         InputError: there is no such module, file or name.
@@ -236,7 +236,7 @@ def _load_file(path: Path) -> ModuleType:
     folder = str(path.resolve().parent)
     if folder not in sys.path:
         sys.path.insert(0, folder)
-    # The prefix keeps a user's torch.py or random.py from replacing the real one.
+    # With the prefix, a user's torch.py or random.py does not replace the real module.
     name = f"_pathspace_target_{path.stem}"
     module_spec = importlib.util.spec_from_file_location(name, path.resolve())
     assert module_spec is not None and module_spec.loader is not None  # the suffix is .py
@@ -251,7 +251,7 @@ def _load_file(path: Path) -> ModuleType:
 
 
 def _build(spec: str, found: Any) -> tuple[nn.Module, Any]:
-    """Return the model that ``found`` is or makes, and the example it supplies, or ``None``."""
+    """Return the model that ``found`` is or builds, and its example inputs, or ``None``."""
     if isinstance(found, nn.Module):
         return found, None
     expected = "a torch.nn.Module, its class, or a function that returns a model or (model, example inputs)"
@@ -323,7 +323,7 @@ def _require_no_inputs(target: Target) -> None:
 
 
 def _check_call(target: Target) -> None:
-    """Compare the inputs with the signature of ``forward``, before torch does, whose message is harder to read."""
+    """Compare the inputs with the signature of ``forward``, because torch's own message is harder to read."""
     parameters = _forward_parameters(target)
     try:
         inspect.Signature(list(parameters.values())).bind(*target.args, **target.kwargs)
@@ -340,7 +340,7 @@ def _check_call(target: Target) -> None:
 def _forward_parameters(target: Target) -> dict[str, inspect.Parameter]:
     try:
         return dict(inspect.signature(target.model.forward).parameters)
-    except (TypeError, ValueError):  # a compiled forward may hide its signature: then anything fits
+    except (TypeError, ValueError):  # a compiled forward may have no signature: accept all inputs
         anything = [("args", inspect.Parameter.VAR_POSITIONAL), ("kwargs", inspect.Parameter.VAR_KEYWORD)]
         return {name: inspect.Parameter(name, kind) for name, kind in anything}
 
@@ -355,7 +355,7 @@ def _required_parameters(function: Callable[..., Any]) -> list[str]:
 
 
 def _user_error(what: str, error: BaseException) -> InputError:
-    """Report an exception raised by the user's own code: its name, message, file and line."""
+    """The error for an exception in the user's code, with its name, message, file and line."""
     way_out = "correct it there"
     if isinstance(error, SystemExit):
         way_out = "put what only a script should run under if __name__ == '__main__'"
@@ -367,7 +367,7 @@ def _user_error(what: str, error: BaseException) -> InputError:
 
 
 def _described(error: BaseException) -> str:
-    """Return the exception on one line, cut where a long message would bury the rest of the sentence."""
+    """Return the exception on one line; a long message is cut."""
     message = " ".join((error.msg if isinstance(error, SyntaxError) else str(error)).split()).rstrip(".")
     if len(message) > 240:
         message = message[:240].rsplit(" ", 1)[0] + " ..."
@@ -375,7 +375,7 @@ def _described(error: BaseException) -> str:
 
 
 def _place(error: BaseException) -> str:
-    """Return the innermost line that is the user's, not a library's or our own."""
+    """Return the innermost line of the user's code, outside libraries and pathspace."""
     if isinstance(error, SyntaxError) and error.filename:
         return f" in '{_shown(error.filename)}', line {error.lineno}"
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if _is_users(frame.filename)]

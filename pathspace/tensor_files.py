@@ -1,7 +1,7 @@
-"""Files of tensors in the safetensors format, read and written piece by piece.
+"""Files in the safetensors format, read and written in pieces.
 
-The format is a length, a header in JSON and the tensors one after the other; the library that reads it maps whole
-files into memory and writes them from memory only, which is too much for models larger than that.
+The format is a length, a JSON header and the tensors one after the other. The safetensors library maps whole files into
+memory and writes only from memory, which is impossible for models larger than the memory.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ TYPES: dict[str, torch.dtype] = {
     "F32": torch.float32,
     "F64": torch.float64,
 }
-# bytes that are read and changed at once
+# bytes per piece
 PIECE = 1 << 24
 LONGEST_HEADER = 100_000_000
 
@@ -44,10 +44,10 @@ class Entry:
     """A tensor in a file.
 
     Attributes:
-        kind: its type, as the format writes it.
+        kind: its type, by its name in the format.
         shape: its shape.
-        size: its bytes.
-        start: where they begin in the file (-1 in a file that is not written yet).
+        size: number of its bytes.
+        start: position of its first byte in the file (-1 in a file that is not written yet).
     """
 
     kind: str
@@ -57,30 +57,30 @@ class Entry:
 
     @classmethod
     def of(cls, dtype: torch.dtype, shape: Iterable[int]) -> Entry:
-        """A tensor that will be written."""
+        """The entry of a tensor to write."""
         shape = tuple(shape)
         kind = next(name for name, each in TYPES.items() if each == dtype)
         return cls(kind, shape, prod(shape) * dtype.itemsize)
 
     @property
     def dtype(self) -> torch.dtype | None:
-        """Its type, or ``None`` for a type that is only copied here."""
+        """Its type, or ``None`` for a type that this module can only copy."""
         return TYPES.get(self.kind)
 
     @property
     def itemsize(self) -> int:
-        """Bytes of one scalar, rounded down to 1 for types that are only copied here."""
+        """Bytes of one scalar, or 1 for a type that this module can only copy."""
         return 1 if self.dtype is None else self.dtype.itemsize
 
     @property
     def rows(self) -> int:
-        """How many slices along the first dimension are read at once."""
+        """Number of slices along the first dimension per piece."""
         return max(1, PIECE * self.shape[0] // max(self.size, 1)) if self.shape else 1
 
 
 @dataclass(frozen=True)
 class TensorFile:
-    """A file that is there: its tensors by name, and its metadata."""
+    """An existing file: its tensors by name, and its metadata."""
 
     path: Path
     entries: Mapping[str, Entry]
@@ -91,7 +91,7 @@ class TensorFile:
         """Read the header of a file.
 
         Raises:
-            InputError: no such file, or none of this format.
+            InputError: the file does not exist or has another format.
         """
         path = Path(path)
         try:
@@ -124,7 +124,7 @@ class TensorFile:
         return cls(path, entries, metadata)
 
     def pieces(self, name: str) -> Iterator[tuple[slice, Tensor]]:
-        """A tensor in slices along its first dimension, each with its place, as new tensors of its own type."""
+        """A tensor in slices along its first dimension, each with its position."""
         entry = self.entries[name]
         assert entry.dtype is not None
         rows = entry.shape[0] if entry.shape else 1
@@ -139,7 +139,7 @@ class TensorFile:
                 yield slice(first, first + count), values.reshape(shape)
 
     def whole(self, name: str) -> Tensor:
-        """A tensor."""
+        """A whole tensor."""
         entry = self.entries[name]
         parts = [part for _, part in self.pieces(name)]
         return (
@@ -147,7 +147,7 @@ class TensorFile:
         )
 
     def raw(self, name: str) -> Iterator[bytes]:
-        """The bytes of a tensor, whatever its type."""
+        """The bytes of a tensor of any type, in pieces."""
         entry = self.entries[name]
         with open(self.path, "rb") as file:
             file.seek(entry.start)
@@ -156,23 +156,23 @@ class TensorFile:
 
 
 def read_saved(path: str | os.PathLike[str]) -> Any:
-    """Read what ``safetensors`` or ``torch.save`` wrote; code in it is not run.
+    """Read a file from ``safetensors`` or ``torch.save``; code in it is not run.
 
     Args:
         path: the file.
 
     Returns:
-        The tensors, in whatever they were saved in.
+        The saved object, for instance a dictionary of tensors.
 
     Raises:
-        InputError: there is no such file, it is a folder, or it holds something else.
+        InputError: the path does not exist, is a folder, or is a file of another format.
     """
     file = existing_file(path, "Reading tensors", "check the path")
     try:
         if file.suffix == ".safetensors":
             return load_file(file)
         return torch.load(file, map_location="cpu", weights_only=True)
-    except Exception as error:  # what is no such file fails in any way
+    except Exception as error:  # a file of another format can raise any exception
         raise InputError(
             f"'{file}' cannot be read as {'a safetensors file' if file.suffix == '.safetensors' else 'tensors alone'} "
             f"({type(error).__name__}); write it again with safetensors, or with torch.save(model.state_dict(), ...)."
@@ -180,7 +180,7 @@ def read_saved(path: str | os.PathLike[str]) -> Any:
 
 
 def as_bytes(tensor: Tensor) -> memoryview:
-    """The bytes of a tensor in C order, without a copy where it lies like that."""
+    """The bytes of a tensor in C order, without a copy if it is stored so."""
     return tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data
 
 
@@ -193,12 +193,12 @@ def write(
     """Write a file tensor by tensor.
 
     Args:
-        path: the file; use :func:`pathspace.files.replacing` to keep what is there until the new one is complete.
-        entries: what it will hold.
+        path: the file; use :func:`pathspace.files.replacing` to keep an old file until the new one is complete.
+        entries: its tensors by name.
         data: name -> the tensor's bytes, in pieces.
         metadata: texts by name.
     """
-    # readers want every tensor aligned to its type: the widest first
+    # readers expect every tensor aligned to its type, so the widest types come first
     order = sorted(entries, key=lambda name: (-entries[name].itemsize, name))
     header: dict[str, Any] = {"__metadata__": dict(metadata)} if metadata else {}
     end = 0

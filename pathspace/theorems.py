@@ -1,4 +1,4 @@
-"""The three theorems as statements that are computed on a given graph."""
+"""Theorems 1, 2 and 3 of the path-space paper, tested on a given graph."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ from pathspace.unroll import UnrolledNetwork, unroll
 MATRIX_WEIGHTS = 2_500
 ENUMERATED = 50_000
 CHECKED = 2_000
-# (squares of squares pass a weight so often that a path takes longer to write than all others together)
+# (repeated squares pass a weight so often that one path takes longer to enumerate than all others together)
 LONGEST = 1_024
 ELEMENTS = 50_000
 
 
 def enumerable(graph: ReductionGraph) -> UnrolledNetwork | None:
-    """The unrolled network, where it is small enough to be worth enumerating."""
+    """The unrolled network, or ``None`` if it is too large to enumerate or has quotients, which have no paths."""
     if graph.num_weights > MATRIX_WEIGHTS:
         return None
     for node in graph.captured.graph.graph.nodes:
@@ -43,13 +43,16 @@ def enumerable(graph: ReductionGraph) -> UnrolledNetwork | None:
         network = unroll(graph)
     except UnsupportedError:
         return None
-    # quotients have no paths
     few = not network.semantics.has_quotients and network.semantics.longest() <= LONGEST
     return network if few else None
 
 
 def tree_problem(graph: ReductionGraph, tree: SpanningTree) -> str | None:
-    """Check a spanning tree against the weight blocks: every unit's edge joins it to units reached before."""
+    """Check against the weight blocks that each edge of a tree connects its unit to units reached before.
+
+    Returns:
+        The first problem in words, or ``None``.
+    """
     reached = np.zeros(graph.num_units + 1, bool)
     reached[0] = True
     ends = np.zeros((2, graph.num_units + 1), np.int64)
@@ -64,12 +67,12 @@ def tree_problem(graph: ReductionGraph, tree: SpanningTree) -> str | None:
         tail, head = (
             expand[np.abs(ends[side, units])].multiply(np.sign(ends[side, units])[:, None]) for side in (0, 1)
         )
-        # the logarithm of an edge is head - tail: the unit itself with coefficient +-1, all others known by now
+        # the log-scale of an edge is head - tail: it must contain the unit with coefficient +-1, and else reached units
         change = csr_array(head - tail)
         own = np.asarray(change[np.arange(len(units)), units]).reshape(-1)
         others = (abs(change) @ (~reached).astype(np.int64)) - np.abs(own)
         if (np.abs(own) != 1).any() or others.any():
-            return f"the edge of unit {int(units[0])} does not join it to units reached before"
+            return f"the edge of unit {int(units[0])} does not connect it to units reached before"
         reached[units] = True
     return None if reached.all() else f"{int((~reached).sum())} units are not reached"
 
@@ -77,10 +80,10 @@ def tree_problem(graph: ReductionGraph, tree: SpanningTree) -> str | None:
 def theorem1(
     basis: BasisPaths, network: UnrolledNetwork | None, problem: str | None
 ) -> tuple[dict[str, Any], np.ndarray | None]:
-    """Every path of the unrolled network is an integer combination of basis paths.
+    """Theorem 1: every path of the unrolled network is an integer combination of basis paths.
 
     Returns:
-        Evidence, and the counting vectors of the enumerated paths (``None`` where nothing was enumerated).
+        Evidence, and the counting vectors of the enumerated paths (``None`` if no path was enumerated).
     """
     graph = basis.graph
     matrix = None if network is None else _matrix(basis)
@@ -122,14 +125,14 @@ def theorem1(
         "largest_coefficient": largest,
     }
     if graph.num_weights <= MOST_WEIGHTS and not len(wrong):
-        # the path that takes the most basis paths, as an equation of values
+        # the equation of the path with the most basis paths
         row = int(np.argmax(np.count_nonzero(coefficients, axis=1)))
         evidence["example"] = symbolic(basis.skeleton).equation(vectors[row])
     return evidence, vectors
 
 
 def _matrix(basis: BasisPaths) -> csr_array | None:
-    """The counting matrix, where it is small enough and its entries fit into 64 bits."""
+    """The counting matrix, or ``None`` if it is too large or an entry does not fit into 64 bits."""
     if basis.graph.num_weights > MATRIX_WEIGHTS:
         return None
     try:
@@ -139,7 +142,7 @@ def _matrix(basis: BasisPaths) -> csr_array | None:
 
 
 def _sample(walks: list[tuple[int, ...]], count: int) -> list[tuple[int, ...]]:
-    """A few short walks through every weight, and random others: few paths that span as much as possible."""
+    """A few short walks through every weight, and random others, so that few paths have a large span."""
     if len(walks) <= count:
         return walks
     seen: dict[int, int] = {}
@@ -163,7 +166,7 @@ def theorem2(
     invariance: tuple[dict[str, Any], tuple[int, int]],
     seed: int,
 ) -> dict[str, Any]:
-    """Outputs and activations follow from path values and the signs of ``T_out``: a network is rebuilt from them."""
+    """Theorem 2: path values and the signs of ``T_out`` determine outputs and activations: rebuild the network."""
     graph, skeleton = basis.graph, basis.skeleton
     if graph.num_weights > LARGE:
         evidence, (wrong, total) = invariance
@@ -175,7 +178,7 @@ def theorem2(
             "switched": wrong,
             "rectifiers": total,
         }
-    # path values of the very model that runs, some of whose weights may have been drawn again
+    # path values of the model that runs, in which some weights may have been redrawn
     graph = replace(graph, parameters={**graph.parameters, **dict(model.named_parameters(remove_duplicate=False))})
     skeleton = replace(skeleton, graph=graph)
     basis = BasisPaths(skeleton)
@@ -195,14 +198,14 @@ def theorem2(
     if not bool(after.outputs.isfinite().all()) and bool(before.outputs.isfinite().all()):
         return {
             "holds": None,
-            "evidence": "the network rebuilt with leaving weights of size 1 computes with numbers too large for "
+            "evidence": "the activations of the network rebuilt with leaving weights of size 1 exceed the range of "
             "floating point",
             "rebuilt": False,
         }
     gap = difference(before, after)
     wrong, total = switched(before, after)
     tolerance = 1e-6 if resolution(graph, model, before) == torch.float64 else 1e-2
-    # a rectifier behind unused weights lies on no path, and nothing ties its scale
+    # a rectifier behind unused weights is on no path, so path values do not determine its scale
     dangling = any(block.unused is not None for block in graph.blocks) or bool(graph.unused)
     words = f"{total - wrong:,} of {total:,} rectifiers are switched alike"
     if wrong and dangling:
@@ -225,11 +228,11 @@ def _rebuilt(basis: BasisPaths) -> dict[str, Tensor]:
 def theorem3(
     basis: BasisPaths, vectors: np.ndarray | None, exhaustive: bool, cuts: bool, problem: str | None
 ) -> tuple[dict[str, Any], int | None, str]:
-    """There are exactly ``m - H`` basis paths, and they are independent.
+    """Theorem 3: there are exactly ``m - H`` basis paths, and they are independent.
 
-    The upper bound ``rank <= m - H`` is the ``H`` gauge generators, independent because each moves the edge of
-    ``T_in`` that enters its unit; the lower bound is the triangular shape of the two-tree basis, or a modular rank
-    where a matrix is formed.
+    The upper bound ``rank <= m - H`` follows from the ``H`` gauge generators, which are independent because each
+    changes the edge of ``T_in`` that enters its unit. The lower bound follows from the triangular form of the two-tree
+    basis, or from a rank modulo a prime if the graph is small enough for a matrix.
 
     Returns:
         Evidence, exact rank or ``None``, and the method.
@@ -266,8 +269,8 @@ def theorem3(
 
 
 def _triangular(skeleton: TwoTrees) -> bool:
-    """Without the columns of ``T_out`` the basis is triangular: every chain is entered by exactly one unshared edge."""
-    # ids beyond the units stand for products of scales, which have no chain of their own
+    """Whether the basis without the columns of ``T_out`` is triangular: one unshared edge enters every chain."""
+    # ids beyond the units are products of scales, which have no chain
     units = np.setdiff1d(np.arange(1, skeleton.graph.num_units + 1), skeleton.shared)
     entered = skeleton.chain[units]
     return len(np.unique(entered)) == len(entered) == skeleton.num_chains and not (entered == 0).any()

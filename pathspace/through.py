@@ -1,4 +1,4 @@
-"""Models that cut gradients (``detach``, ``no_grad``), differentiated as the functions that they are."""
+"""Derivatives of models that detach gradients (``detach``, ``no_grad``), as if they did not."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ DETACH = frozenset({torch.Tensor.detach, torch.detach})
 
 
 class Through(TorchFunctionMode):
-    """Within: ``detach`` hands on its operand, and ``no_grad`` does nothing.
+    """A context in which ``detach`` returns its operand, and ``no_grad`` has no effect.
 
-    Enter it after gradients were switched on, as it also keeps them on.
+    Enter it with gradients enabled, because it also ignores attempts to enable them.
 
     Example:
         >>> import torch

@@ -1,4 +1,4 @@
-"""Tracing: capture a model, interpret the captured graph, solve for its units, lay them out."""
+"""Tracing: capture a model, interpret the captured graph, solve for its units, and build the reduction graph."""
 
 from __future__ import annotations
 
@@ -31,23 +31,24 @@ def trace(
     sizes: str = "any",
     affine: bool = True,
 ) -> ReductionGraph:
-    """Build the reduction graph of a model, without running or changing it.
+    """Build the reduction graph of a model, without changing it.
 
-    Edges and dimension are those of the model at the sizes of the example inputs. Its scales are to hold at other
-    lengths, batch and image sizes, too: where the example leaves this open (parts of parameters that are not used, a
-    sequence of length 1, products over steps), the model is captured once more at larger sizes, if it runs there, and
-    scales have to hold at both. :attr:`ReductionGraph.range` says what was done.
+    Edges and dimension are those of the model at the sizes of the example inputs. The scales should be free at other
+    lengths, batch and image sizes too. The example may not show this, for instance if parts of parameters are not used
+    or a sequence has length 1. Then the model is captured again at larger sizes, if it runs there, and only scales
+    that are free at all captured sizes are kept. :attr:`ReductionGraph.range` states the result.
 
     Args:
-        model: any module; it is analysed in the mode (train or eval) it is in. Its tensors, and the inputs, need no
-            values (meta device, fake mode, :func:`pathspace.without_weights`): weights are then taken not to be 0.
+        model: any module; it is analysed in its current mode (train or eval). Its tensors, and the inputs, need no
+            values (meta device, fake mode, :func:`pathspace.without_weights`): weights then count as not 0.
         *args: example inputs, positional.
         kwargs: example inputs by keyword.
         norm_eps: ``"ignore"`` treats normalisation layers as exactly scale-free, ``"respect"`` pins their inputs.
-        strict: raise where an operation without a rule would fix a scale, instead of listing it in ``graph.pinned``.
+        strict: raise an error for an operation without a rule that fixes a scale, instead of listing it in
+            ``graph.pinned``.
         sizes: ``"any"``, or ``"given"`` for the scales of the model on inputs of exactly these sizes.
-        affine: let ``w + c`` scale where a model adds a constant to a whole parameter, as norms do that multiply by
-            ``1 + weight``; ``False`` keeps such parameters as they are (optimizers on path values need that).
+        affine: let ``w + c`` have a free scale if a model adds a constant ``c`` to a whole parameter, as norms that
+            multiply by ``1 + weight`` do; ``False`` pins such parameters (optimizers on path values need this).
 
     Returns:
         The reduction graph.
@@ -74,7 +75,7 @@ def trace(
         scales, _ = interpret(captured, Scales, strict, norm_eps, affine)
         before = Snapshot.of(scales)
         raw = ends_of(scales)
-        # where the model will be captured once more, nothing is solved for this capture alone
+        # if the model will be captured again, there is nothing to solve for this capture alone
         unused = sizes == "any" and unused_in_part(captured, scales, raw)
         found = None if unused else build(captured, scales, norm_eps, raw=raw)
     args, kwargs = arranged(model, args, kwargs)
@@ -100,7 +101,7 @@ def trace(
 
 
 def _graph(model: nn.Module, found: Structure, stated: str) -> ReductionGraph:
-    """The structure as users hold it, with the input sizes that it speaks of."""
+    """The structure as a public reduction graph, with its input sizes in words."""
     held = {field.name: getattr(found, field.name) for field in fields(found)}
     every = dict(model.named_modules(remove_duplicate=False))
     modules = {path: every[path] for path in map(owner, found.captured.parameters) if path in every}

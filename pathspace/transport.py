@@ -1,4 +1,4 @@
-"""What optimizers remember about a weight, and how it follows the weight's scale."""
+"""Rescaling of the optimizer's buffers with the weights."""
 
 from __future__ import annotations
 
@@ -9,35 +9,35 @@ from torch.optim import ASGD, Optimizer, RMSprop, Rprop
 
 from pathspace.errors import InputError, UnsupportedError
 
-# By the power of the gradient: where w becomes f w, its gradient g becomes g / f.
+# Power of the gradient in each buffer: if w becomes f w, its gradient g becomes g / f.
 _BY_NAME: Mapping[str, int] = {
     **dict.fromkeys(("momentum_buffer", "exp_avg", "exp_inf", "grad_avg", "prev"), 1),
     **dict.fromkeys(("exp_avg_sq", "max_exp_avg_sq", "square_avg", "sum", "kappa"), 2),
 }
-# Numbers that are kept for each parameter, whatever its shape.
+# Buffers with one number per parameter, which have no scale.
 _COUNTS = frozenset(["step", "mu_product", "mu", "eta"])
 _REGISTERED: dict[type[Optimizer], dict[str, int]] = {
-    # a gradient over its own size
+    # a gradient divided by its size
     RMSprop: {"momentum_buffer": 0},
-    # an average of weights; sizes of steps
+    # an average of weights; step sizes
     ASGD: {"ax": -1},
     Rprop: {"step_size": -1},
 }
 
 
 def register_transport(kind: type[Optimizer], powers: Mapping[str, int]) -> None:
-    """Say how the buffers of an optimizer follow a rescaling of the weights.
+    """Declare how the buffers of an optimizer change when the weights are rescaled.
 
-    Where a weight becomes ``f w``, a buffer of power ``n`` becomes ``f^-n`` times what it was: 1 for averages of
-    gradients, 2 for averages of their squares, 0 for what has no scale, -1 for what is measured like the weight.
-    Subclasses follow, and names that ``torch.optim`` uses are known.
+    If a weight becomes ``f w``, a buffer of power ``n`` is multiplied by ``f^-n``. The power is 1 for averages of
+    gradients, 2 for averages of their squares, 0 for buffers without a scale, and -1 for buffers in the unit of the
+    weight. Subclasses inherit the declaration; the buffers of ``torch.optim`` are declared already.
 
     Args:
         kind: the class of the optimizer.
         powers: key in ``optimizer.state[parameter]`` -> power.
 
     Raises:
-        InputError: a power is no integer.
+        InputError: a power is not an integer.
 
     Example:
         >>> import torch, pathspace as ps
@@ -52,10 +52,10 @@ def register_transport(kind: type[Optimizer], powers: Mapping[str, int]) -> None
 
 
 def transported(optimizer: Optimizer, parameter: Tensor) -> Iterator[tuple[Tensor, int]]:
-    """Buffers that an optimizer keeps for a parameter in its shape, each with its power.
+    """An optimizer's buffers for a parameter that have its shape, each with its power.
 
     Raises:
-        UnsupportedError: a buffer of which nobody said how it scales.
+        UnsupportedError: the power of a buffer is not declared.
     """
     kind = type(optimizer)
     for key, buffer in optimizer.state.get(parameter, {}).items():

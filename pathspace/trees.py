@@ -1,4 +1,4 @@
-"""Growing a spanning tree of the reduction graph, breadth first, without ever listing its edges."""
+"""Construction of a spanning tree of the reduction graph, breadth first, without a list of all edges."""
 
 from __future__ import annotations
 
@@ -19,38 +19,38 @@ from pathspace.without_values import has_values
 
 CHUNK = 1 << 22
 STAR = 200_000
-# sizes this close count as equal, so that rounding does not tell copies of a network apart
+# sizes this close count as equal, so that rounding does not change the trees of rescaled copies
 TIES = 1e-5
 SMALLEST = np.finfo(np.float64).tiny
-# by magnitude, a unit waits for an edge that is at least so large a part of the largest one
+# rule "magnitude": an edge must have at least this size relative to the largest, as long as there are such edges
 LARGE = 0.1
 
 
 def _at(table: Tensor, shape: tuple[int, ...], flat: Tensor) -> Tensor:
-    """Entries of a table that broadcasts to a shape, at flat positions of it."""
+    """Entries of a table at flat positions of the shape to which it broadcasts."""
     index = torch.unravel_index(flat, shape) if shape else ()
     return table[tuple(i if n > 1 else i * 0 for i, n in zip(index, table.shape, strict=True))].expand(flat.shape)
 
 
 @dataclass(frozen=True)
 class _Rows:
-    """A block seen from one side: row ``j`` holds the edges at one position of the near ids.
+    """The edges of a block in rows: row ``j`` has the edges of one position of the near ids.
 
-    Far ids are kept where they differ: rows with the same ones share one row of ``far``, and columns along which
-    nothing changes come first, as repetitions of those of ``far``.
+    Only different far ids are stored: equal rows share one row of ``far``, and column dimensions along which the far
+    ids are constant come first and repeat the columns of ``far``.
 
     Attributes:
         near: ids at the near side, one per row.
         far: the different rows of ids at the far side.
-        dead: which of them lead nowhere, or ``None``.
-        which: row of ``far`` of each row.
+        dead: mask of the entries of ``far`` without an edge (unused scalars), or ``None``.
+        which: row of ``far`` for each row.
         row_offset: flat position of the first edge of each row.
-        steps: sizes and strides of the columns: those that repeat, and those that differ.
-        repeats: how often the columns of ``far`` are repeated.
+        steps: sizes and strides of the column dimensions.
+        repeats: number of repetitions of the columns of ``far``.
         tap: offset of the chosen tap.
         order: dimensions of the weight: rows, columns, taps.
-        tap_dims: the last of them.
-        shape: how many rows, columns and taps there are.
+        tap_dims: the dimensions of the taps.
+        shape: numbers of rows, columns and taps.
         entering: whether near ids are heads.
     """
 
@@ -68,16 +68,16 @@ class _Rows:
     entering: bool
 
     def open(self, reached: np.ndarray) -> np.ndarray:
-        """Which entries of ``far`` are reached."""
+        """Mask of the entries of ``far`` that are reached."""
         found: np.ndarray = reached[np.abs(self.far)]
         return found if self.dead is None else found & ~self.dead
 
     def ends(self, position: np.ndarray, column: np.ndarray) -> np.ndarray:
-        """Far ids of some edges."""
+        """Far ids of the given edges."""
         return np.asarray(self.far[self.which[position], column % self.far.shape[1]])
 
     def flat(self, position: np.ndarray, column: np.ndarray) -> np.ndarray:
-        """Flat positions of some edges, at tap 0."""
+        """Flat positions of the given edges at tap 0."""
         sizes, strides = self.steps
         index = np.unravel_index(column, sizes) if sizes else ()
         return np.asarray(self.row_offset[position] + sum(i * step for i, step in zip(index, strides, strict=True)))
@@ -114,7 +114,7 @@ def _rows(block: WeightBlock, entering: bool) -> _Rows:
         row_offset=offset,
         steps=(tuple(shape[d] for d in columns), tuple(strides[d] for d in columns)),
         repeats=math.prod(shape[d] for d in columns if not varies[d]),
-        # the middle tap: with padding, the outer ones may meet little data
+        # the middle tap: outer taps may read mostly padding
         tap=sum((shape[d] // 2) * strides[d] for d in taps),
         order=(*rows, *columns, *taps),
         tap_dims=tuple(taps),
@@ -124,22 +124,22 @@ def _rows(block: WeightBlock, entering: bool) -> _Rows:
 
 
 class SpanningTreeBuilder:
-    """Grow one spanning tree breadth first, by one rule.
+    """Builds one spanning tree breadth first, by one rule.
 
-    Edges of weight 0 come last: a tree walks against an edge rather than along one of these, and units that nothing
-    else connects are dead. Among edges of one kind frozen weights come first: these fix a scale already, and a weight
-    on ``T_out`` is not to move.
+    Edges of weight 0 come last: the tree prefers another edge in reverse direction. Units with no other connection are
+    dead. Among edges of one kind, frozen weights come first, because they fix a scale already, and a weight on
+    ``T_out`` should not change.
 
-    By magnitude a unit does not take a small edge only because that one can be had first: it waits for one that is not
-    small beside the largest edge on its side (beside the largest at all, where the tree walks against the edge). Where
-    no unit would go on, smaller ones will do.
+    With the rule ``"magnitude"`` a unit does not take the first available edge if it is small: it waits for one that is
+    not small relative to the largest edge on its side (to the largest of both sides, for edges in reverse direction).
+    If this stops the growth, the limit is lowered.
 
     Args:
         graph: the reduction graph.
         entering: whether to grow ``T_in``.
         rule: see :func:`pathspace.skeleton.choose`.
         seed: seed of the random rule.
-        blind: look at no weight, only at how units are connected.
+        blind: use only the connections of units, not the weights.
     """
 
     def __init__(self, graph: Structure, entering: bool, rule: str, seed: int, blind: bool = False) -> None:
@@ -167,17 +167,17 @@ class SpanningTreeBuilder:
         self._floor, self._next_floor = (LARGE if rule == "magnitude" and not blind else 0.0), 0.0
 
     def rows(self, block: int, forward: bool) -> _Rows:
-        """A block seen from the side whose units look for an edge."""
+        """The rows of a block, with the units that need an edge at the near side."""
         key = (block, forward)
         if key not in self._seen:
             self._seen[key] = _rows(self.graph.blocks[block], self.entering == forward)
         return self._seen[key]
 
     def grow(self) -> SpanningTree:
-        """The whole tree.
+        """Build the whole tree.
 
         Raises:
-            UnsupportedError: units that no edge connects to the root.
+            UnsupportedError: some units have no connection to the root.
         """
         left = len(self.reach())
         if left:
@@ -187,7 +187,7 @@ class SpanningTreeBuilder:
         return replace(self.tree, rounds=tuple(self.rounds), rest=self._rests())
 
     def reach(self) -> np.ndarray:
-        """Grow as far as edges lead, and return the units left: forward edges of matrices first, then of vectors."""
+        """Grow the tree as far as possible, with forward edges of matrices first; return the units not reached."""
         blocks = range(len(self.graph.blocks))
         frozen = [] if self.blind else [i for i in blocks if not self.graph.parameters[self._name(i)].requires_grad]
         matrices = [i for i in blocks if len(self.graph.blocks[i].shape) > 1]
@@ -220,18 +220,18 @@ class SpanningTreeBuilder:
 
     @cached_property
     def logs(self) -> np.ndarray:
-        """Log-scales of all ids that lead every copy of the network to the same one."""
+        """Log-scales of all ids for a gauge that is the same for all rescaled copies of the network."""
         try:
             phi = canonical_scales(self.graph)
         except InputError:
-            # weights that are not numbers: whoever uses the tree says so
+            # weights are NaN or infinite: callers report this
             phi = np.zeros(self.graph.num_units)
         every: np.ndarray = self.graph.expand @ np.concatenate([np.zeros(1), phi])
         return every
 
     @cached_property
     def largest(self) -> tuple[np.ndarray, np.ndarray]:
-        """By unit, the size of its largest edge in the gauge of ``logs``: of all, and of those walked forwards."""
+        """The size of each unit's largest edge in the gauge of ``logs``: of all edges, and of forward edges."""
         every, along = np.zeros((2, len(self._reached)))
         for forward, into in ((True, along), (False, every)):
             for block in range(len(self.graph.blocks)):
@@ -244,7 +244,7 @@ class SpanningTreeBuilder:
         return np.maximum(every, along), along
 
     def _look(self) -> None:
-        """Which ids are reached; and for ids that lack exactly one unit (with coefficient +-1), that unit."""
+        """Update which ids are reached, and the missing unit of ids that lack exactly one (with coefficient +-1)."""
         count, derived = len(self._reached), self.forms.shape[0]
         self.reached = np.concatenate([self._reached, np.ones(derived, bool)])
         self.lacks = np.concatenate([np.where(self._reached, 0, np.arange(count)), np.zeros(derived, np.int64)])
@@ -271,7 +271,7 @@ class SpanningTreeBuilder:
         return csr_array(total)
 
     def _note_rest(self, units: np.ndarray, near: np.ndarray, coefficient: np.ndarray) -> None:
-        """``phi_v = c (phi_near - other factors)``: note ``-c`` times the others."""
+        """``phi_v = c (phi_near - other factors)``: store ``-c`` times the other factors."""
         rows = self.graph.expand[np.abs(near)]
         own = coo_array((coefficient, (np.arange(len(units)), units)), shape=rows.shape).tocsr()
         others = csr_array(rows - own)
@@ -307,7 +307,7 @@ class SpanningTreeBuilder:
             return False
         near = np.concatenate([entry[1] for entry in found])
         score = np.concatenate([entry[4] for entry in found])
-        # one edge per unit: the best score, and among equals the first
+        # one edge per unit: the best score, and the first of equal ones
         lacking = self.lacks[np.abs(near)]
         top = np.full(len(self._reached), -np.inf)
         np.maximum.at(top, lacking, score)
@@ -332,11 +332,11 @@ class SpanningTreeBuilder:
         return True
 
     def _joint_round(self, zeros: bool) -> bool:
-        """Where both ends of every open edge are products: edges on which exactly one unit is left in the quotient."""
+        """Use edges with products of scales at both ends, whose quotient contains exactly one unit not reached yet."""
         expand, count = self.graph.expand, len(self._reached)
         for block, entry in enumerate(self.graph.blocks):
             if entry.numel > STAR:
-                # one row and one column along every dimension show every pair of ends up to a shift
+                # one line of scalars along every dimension shows every pair of ends up to a shift
                 steps = [math.prod(entry.shape[d + 1 :]) for d in range(len(entry.shape))]
                 corner = [torch.arange(n) * step for n, step in zip(entry.shape, steps, strict=True)]
                 flat = torch.cat(corner).unique()
@@ -374,7 +374,7 @@ class SpanningTreeBuilder:
     def _pick(
         self, block: int, rows: _Rows, position: np.ndarray, open_: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """For each row, one open column: flat positions, columns, and scores to compare blocks by (-1: weight 0)."""
+        """For each row, one open column: flat positions, columns, and scores to compare blocks (-1: weight 0)."""
         if self.rule == "magnitude":
             return self._largest(block, rows, position, open_)
         every = open_.sum(1)
@@ -388,7 +388,7 @@ class SpanningTreeBuilder:
         parameter = self.graph.parameters[self._name(block)]
         if self.blind or not has_values(parameter):
             return flat, column, score
-        # a skeleton weight must not vanish: where it does, take the first of its row that does not
+        # a skeleton weight must not be 0: take the first of its row that is not
         weight = self.graph.blocks[block].values(parameter).reshape(-1)
         zero = np.flatnonzero((weight[torch.from_numpy(flat)] == 0).cpu().numpy())
         if len(zero):
@@ -399,7 +399,7 @@ class SpanningTreeBuilder:
     def _largest(
         self, block: int, rows: _Rows, position: np.ndarray, open_: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """For each row, its largest open edge by magnitude, and the first that is not 0 by any other rule."""
+        """For each row, its largest open edge for the rule "magnitude", else its first open edge that is not 0."""
         weight = self.graph.blocks[block].values(self.graph.parameters[self.graph.blocks[block].name])
         table = weight.permute(rows.order).reshape(rows.shape) if weight.dim() else weight.reshape(1, 1, 1)
         step = max(1, CHUNK // max(1, rows.shape[1] * rows.shape[2]))
@@ -407,7 +407,7 @@ class SpanningTreeBuilder:
         measured = self.rule == "magnitude"
         if measured:
             near, far = (self.logs[np.abs(ids)] * np.sign(ids) for ids in (rows.near, rows.far))
-        # in the gauge that all copies of the network share, the size of a weight is the same in all of them
+        # sizes in the gauge of ``logs``, which are equal for all rescaled copies of the network
         side = 1.0 if rows.entering else -1.0
         for start in range(0, len(position), step):
             part = position[start : start + step]
@@ -418,7 +418,7 @@ class SpanningTreeBuilder:
             else:
                 size = (size != 0).astype(np.float64)
             shut = ~np.tile(open_[rows.which[part]], rows.repeats)
-            # an edge of weight 0 where there is no other, but never one that lies on no path
+            # an edge of weight 0 is taken if there is no other; an unused scalar never
             size = np.where(shut[:, :, None], -2.0, np.where(size == 0, -1.0, size)).reshape(len(part), -1)
             top = size.max(1)
             first = np.argmax(size >= np.where(top > 0, top * (1 - TIES), top)[:, None], 1)

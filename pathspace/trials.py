@@ -1,8 +1,8 @@
-"""Does the symmetry hold for other weights and inputs, too? What is 0 in a model as it stands can hide a wrong graph.
+"""Tests of the symmetry for other weights and inputs, because zeros in a model can hide a wrong graph.
 
-A bias of batch norm starts at 0, and so does its running mean: they stay what they are whatever they are multiplied by.
-So all parameters and running statistics are drawn again, several times, inputs are taken 100 times larger and smaller,
-and scalars that are said to be unused are drawn once more: the outputs must not change.
+Biases and running means of batch norms start at 0, which no factor changes. Therefore all parameters and running
+statistics are redrawn several times, inputs are multiplied by 100 and by 0.01, and scalars that count as unused are
+redrawn: the outputs must not change.
 """
 
 from __future__ import annotations
@@ -19,25 +19,25 @@ from pathspace.invariance import LARGE, Run, difference, powers_for, rescaled_we
 from pathspace.nested import mapped
 from pathspace.reduction import ReductionGraph
 
-# by how much inputs are multiplied, one trial each
+# factors of the inputs, one trial each
 SIZES = (1.0, 100.0, 0.01)
 
 
 def trials(
     graph: ReductionGraph, model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any], seed: int
 ) -> dict[str, Any]:
-    """Rescale redrawn models at inputs of several sizes, and draw scalars again that are said to be unused.
+    """Rescale redrawn models at inputs of several magnitudes, and redraw scalars that count as unused.
 
     Args:
         graph: the reduction graph.
-        model: a copy of the model, which is left as it is; models too large to copy are not tried.
+        model: a copy of the model, unchanged at the end; models too large to copy are not tested.
         args: inputs.
         kwargs: inputs by keyword.
         seed: seed of all draws.
 
     Returns:
-        ``rescaling`` and ``unused``, the largest relative changes of the outputs (``None`` where nothing was tried),
-        and ``tried``, the number of trials whose outputs are finite and not all 0.
+        ``rescaling`` and ``unused``, the largest relative changes of the outputs (``None`` without such a trial), and
+        ``tried``, the number of trials whose outputs are finite and not all 0.
 
     Example:
         >>> import torch, pathspace as ps
@@ -65,7 +65,7 @@ def trials(
 
 
 def trials_in_words(found: Mapping[str, Any]) -> str:
-    """What :func:`trials` found, as the end of a sentence.
+    """The result of :func:`trials` as the end of a sentence.
 
     Example:
         >>> trials_in_words({"tried": 3, "rescaling": 1e-16, "unused": None, "sizes": [1.0]})
@@ -93,14 +93,14 @@ def _try(
     unused = _unused(graph, model, seed + number)
     changes += [("unused", unused)] if unused else []
     for kind, weights in changes:
-        # (with the random numbers of the run before)
+        # (with the same random numbers as before)
         after = run(model, *inputs, weights, seed=seed)
         gap = difference(before, after)
         result[kind] = gap if result[kind] is None else max(result[kind], gap)
 
 
 def _run(model: nn.Module, inputs: tuple[Any, Any], seed: int) -> Run | None:
-    """A run, or nothing where the model refuses these numbers."""
+    """A run, or ``None`` if the model raises an error on these values."""
     try:
         return run(model, *inputs, seed=seed)
     except (RuntimeError, ValueError, IndexError, ArithmeticError, AssertionError):
@@ -108,7 +108,7 @@ def _run(model: nn.Module, inputs: tuple[Any, Any], seed: int) -> Run | None:
 
 
 def scaled(tree: Any, size: float) -> Any:
-    """Nested inputs, those of floating point multiplied; what is masked by infinity stays as it is."""
+    """Nested inputs with floating-point tensors multiplied, except tensors with infinite entries (masks)."""
 
     def times(leaf: Tensor) -> Tensor:
         plain = leaf.is_floating_point() and leaf.layout == torch.strided
@@ -118,7 +118,7 @@ def scaled(tree: Any, size: float) -> Any:
 
 
 def _unused(graph: ReductionGraph, model: nn.Module, seed: int) -> dict[str, Tensor]:
-    """Parameters with the scalars drawn again that are said to do nothing."""
+    """Parameters with unused scalars, in which these are redrawn."""
     generator = torch.Generator().manual_seed(seed)
     held = dict(model.named_parameters(remove_duplicate=False))
     masks = {block.name: block.unused for block in graph.blocks if block.unused is not None}
@@ -135,7 +135,7 @@ def _unused(graph: ReductionGraph, model: nn.Module, seed: int) -> dict[str, Ten
 
 @contextmanager
 def redrawn(model: nn.Module, seed: int, gentle: bool = False) -> Iterator[None]:
-    """Draw parameters and running statistics again for a while.
+    """A context in which parameters and running statistics are redrawn.
 
     Args:
         model: the model.

@@ -1,8 +1,8 @@
-"""Two spanning trees of the reduction graph: which edge enters each unit first, and which leaves it last.
+"""Two spanning trees of the reduction graph, with one entering and one leaving edge for each unit.
 
-The paper's Skeleton Method marks, for every hidden node, one entering and one leaving weight and takes the union of
-the marks as *skeleton*. Kept apart, the entering edges form a tree ``T_in`` rooted at the root and the leaving edges
-a tree ``T_out`` towards it, and basis paths follow for any graph.
+The paper's Skeleton Method marks one entering and one leaving weight of every hidden node; the *skeleton* is their
+union. Here they are kept apart: the entering edges form a tree ``T_in`` from the root, the leaving edges a tree
+``T_out`` to the root, and both together give basis paths of any graph.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from pathspace.structure import Structure
 
 @dataclass(frozen=True, eq=False)
 class TwoTrees:
-    """The two trees, and what follows from them at once.
+    """The two trees, their masks, chains and products.
 
     Attributes:
         graph: the reduction graph.
@@ -51,12 +51,12 @@ class TwoTrees:
 
     @cached_property
     def dead(self) -> np.ndarray:
-        """Ids of the units that only weights of 0 connect to the root: every path value through them is 0."""
+        """Ids of the units with only weights of 0 between them and the root: all path values through them are 0."""
         return np.flatnonzero(self.tree_in.dead | self.tree_out.dead)
 
     @cached_property
     def live(self) -> Self:
-        """The skeleton without its dead units, which optimizers and canonical forms leave as they are."""
+        """The skeleton without its dead units, which optimizers and canonical forms do not change."""
         if not len(self.dead):
             return self
         units = np.isin(np.arange(len(self.tree_in.block)), self.dead)
@@ -66,7 +66,7 @@ class TwoTrees:
 
     @cached_property
     def lost(self) -> np.ndarray:
-        """Mask over all ids, derived ones included: those that depend on the scale of a dead unit."""
+        """Mask of the ids, derived ones included, that depend on the scale of a dead unit."""
         mask = np.isin(np.arange(self.graph.num_units + 1), self.dead)
         lost: np.ndarray = abs(self.graph.expand) @ mask.astype(np.int64) > 0
         return lost
@@ -83,7 +83,7 @@ class TwoTrees:
 
     @property
     def in_forward(self) -> np.ndarray:
-        """Whether each unit's entering edge is walked forwards."""
+        """Whether paths follow each unit's entering edge in its direction."""
         return self.tree_in.forward
 
     @property
@@ -98,17 +98,17 @@ class TwoTrees:
 
     @property
     def out_forward(self) -> np.ndarray:
-        """Whether each unit's leaving edge is walked forwards."""
+        """Whether paths follow each unit's leaving edge in its direction."""
         return self.tree_out.forward
 
     def positions(self, name: str) -> tuple[np.ndarray, np.ndarray]:
-        """Flat positions in a parameter of the edges of ``T_in`` and of ``T_out``, without forming a mask."""
+        """Flat positions of the edges of ``T_in`` and of ``T_out`` in a parameter."""
         number = self.graph.index[name]
         enters, leaves = (tree.index[tree.block == number] for tree in (self.tree_in, self.tree_out))
         return enters, leaves
 
     def mask(self, name: str, *parts: np.ndarray) -> Tensor:
-        """The mask of one parameter with the given flat positions, by default those of both trees."""
+        """The mask of a parameter at the given flat positions, by default those of both trees."""
         mask = torch.zeros(self.graph.blocks[self.graph.index[name]].shape, dtype=torch.bool)
         for part in parts or self.positions(name):
             mask.view(-1)[torch.from_numpy(part)] = True
@@ -135,7 +135,7 @@ class TwoTrees:
 
     @cached_property
     def shared(self) -> np.ndarray:
-        """Units whose entering edge also lies in ``T_out``."""
+        """Units whose entering edge is also in ``T_out``."""
         key_in, key_out = (tree.block * (1 << 40) + tree.index for tree in (self.tree_in, self.tree_out))
         return np.flatnonzero(np.isin(key_in, key_out[1:]) & (np.arange(len(key_in)) > 0))
 
@@ -143,13 +143,13 @@ class TwoTrees:
     def _chains(self) -> tuple[np.ndarray, np.ndarray]:
         count = len(self.tree_in.block)
         if self.graph.forms.shape[0]:
-            # one tree for both: every p vanishes
+            # one tree for both directions: there are no p_v
             every = self.graph.expand.shape[0]
             return np.zeros(every, np.int64), np.ones(every, np.int64)
         units = self.shared
         tree = self.tree_in
         sign = tree.own[units] * tree.other[units]
-        # p_v = sign * p_parent over every edge in both trees; solved on the doubled graph as for scales
+        # p_v = sign * p_parent for every edge in both trees; solved as components of the doubled graph
         ends = (
             np.concatenate([2 * units, 2 * units + 1, [0]]),
             np.concatenate([2 * tree.parent[units] + (sign < 0), 2 * tree.parent[units] + (sign > 0), [1]]),
@@ -169,12 +169,12 @@ class TwoTrees:
 
     @property
     def chain(self) -> np.ndarray:
-        """``k(v)``: units joined by edges in both trees share one basis path ``p_k``; 0 for the root's (``p = 0``)."""
+        """``k(v)``: units connected by edges in both trees share one basis path ``p_k``; 0 for the root (``p = 0``)."""
         return self._chains[0]
 
     @property
     def chain_sign(self) -> np.ndarray:
-        """Sign with which ``p_v`` equals ``p_k``."""
+        """The sign in ``p_v = +-p_k``."""
         return self._chains[1]
 
     @property
@@ -186,7 +186,7 @@ class TwoTrees:
         """``pre_v``: product of the weights along ``T_in`` from the root, shape ``(H + 1 + derived,)``.
 
         Args:
-            weights: weights of the tree's edges, ``(H + 1,)``; the model's own by default.
+            weights: weights of the tree's edges, ``(H + 1,)``; by default those of the model.
         """
         values = self.tree_in.gather(self.graph) if weights is None else weights
         return self._along(self.tree_in, values, entering=True)
@@ -205,12 +205,12 @@ class TwoTrees:
             units = torch.from_numpy(units_)
             own, other = (torch.from_numpy(sign[units_]).to(values) for sign in (tree.own, tree.other))
             step = torch.where(torch.from_numpy(tree.forward[units_]), values[units], values[units].reciprocal())
-            # entering forwards: phi_v = own (log w + other phi_parent), and the three other cases alike
+            # a forward entering edge: phi_v = own (log w + other phi_parent); the other three cases are similar
             result[units] = step.pow(own) * result[torch.from_numpy(tree.parent[units_])].pow(own * other)
         return result
 
     def _along_products(self, tree: SpanningTree, values: Tensor) -> Tensor:
-        """Where ids may be products of scales: by logarithm and sign, for units and derived ids."""
+        """Prefixes of units and derived ids by logarithm and sign, for graphs with products of scales."""
         expand = self.graph.expand
         size, negative = values.abs().log().numpy(), (values < 0).numpy().astype(np.int64)
         log = np.zeros(self.graph.num_units + 1)
@@ -225,5 +225,5 @@ class TwoTrees:
         return torch.from_numpy(np.exp(log) * np.where(odd % 2, -1.0, 1.0))
 
     def signs(self) -> Tensor:
-        """Signs of the ``T_out`` weights (what Theorem 2 needs besides path values), +-1, shape ``(num_units,)``."""
+        """Signs of the ``T_out`` weights (Theorem 2 needs them besides path values), +-1, shape ``(num_units,)``."""
         return self.tree_out.gather(self.graph)[1:].sign()

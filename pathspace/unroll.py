@@ -1,4 +1,4 @@
-"""From the unrolled network back to edges of the reduction graph."""
+"""The unrolled network, with its walks as edges of the reduction graph."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from pathspace.structure import Structure
 
 @dataclass(frozen=True)
 class UnrolledNetwork:
-    """The unrolled network of a captured model, whose walks are sequences of scalar positions."""
+    """The unrolled network of a captured model; a walk is a sequence of positions of scalars."""
 
     semantics: Unrolled
     number: np.ndarray
 
     @property
     def num_paths(self) -> int:
-        """Number of paths; an upper bound where different nodes are passed by the same weights."""
+        """Number of paths; an upper bound if several walks pass the same weights."""
         return self.semantics.count()
 
     def walks(self) -> Iterator[tuple[int, ...]]:
-        """Sequences of scalar positions from the root to a fixed scale."""
+        """Sequences of positions of scalars, from the root to a fixed scale."""
         return self.semantics.walks()
 
     def edges(self, walk: tuple[int, ...]) -> list[int]:
@@ -35,11 +35,11 @@ class UnrolledNetwork:
 
 
 def unroll(graph: Structure, max_steps: int | None = None) -> UnrolledNetwork:
-    """Interpret the captured graph of ``graph`` once more, keeping time steps and call sites apart.
+    """Interpret the captured graph of ``graph`` again, with separate nodes for time steps and repeated calls.
 
     Args:
-        graph: a reduction graph made by :func:`pathspace.trace`.
-        max_steps: steps of recurrent operations to unroll; all by default.
+        graph: a result of :func:`pathspace.trace`.
+        max_steps: largest number of recurrent steps to unroll; all by default.
 
     Returns:
         The unrolled network.

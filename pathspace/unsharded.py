@@ -1,4 +1,4 @@
-"""A model as it was before it was spread over devices: its structure can be read off without the weights."""
+"""A model without its sharding, whose structure can be analysed without the weights."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from typing import Any
 from torch import Tensor, nn
 
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks")
-# where a module keeps what was done to it
+# prefixes of attributes in which a module stores its sharding
 _KEPT = ("__composable_api", "_is_fsdp", "_fsdp")
 
 
 def is_cut(tensor: Tensor) -> bool:
-    """Whether a tensor is spread over devices, so that no process has its numbers."""
-    # (its class is slow to import, and only those who have such tensors have paid for that)
+    """Whether a tensor is sharded over devices, so that no process has all of its values."""
+    # (by name, because the class is slow to import)
     return type(tensor).__name__ == "DTensor"
 
 
@@ -27,20 +27,20 @@ def of_wrapper(hook: Callable[..., Any]) -> bool:
 
 
 def written_class(module: nn.Module) -> type[nn.Module]:
-    """The class that a module had before ``fully_shard`` gave it another one."""
+    """The class of a module before ``fully_shard`` replaced it."""
     classes = type(module).__mro__
     names = [found.__name__ for found in classes]
     return classes[names.index("FSDPModule") + 1] if "FSDPModule" in names else classes[0]
 
 
 def unsharded(model: nn.Module) -> nn.Module:
-    """The modules of ``model`` without what spreads them over devices; the tensors, cut or not, are the same.
+    """The modules of ``model`` without sharding; the tensors, sharded or not, are the same.
 
     Args:
-        model: any module; it is left as it is.
+        model: any module; it is not changed.
 
     Returns:
-        Modules of their own where something was to be taken away, otherwise the model.
+        New modules if the model is sharded, otherwise the model.
 
     Example:
         >>> import torch

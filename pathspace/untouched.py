@@ -1,4 +1,4 @@
-"""What a model's code does to the world outside of the model while it is traced, undone: globals, class attributes."""
+"""Restores global variables and class attributes that a model's code changes while it is traced."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ _LIBRARY = ("torch.", "builtins", "pathspace.")
 
 @contextmanager
 def untouched(model: nn.Module) -> Iterator[None]:
-    """Put back global names, and lists and dictionaries of modules and classes, that the code of a model changes.
+    """A context at whose end global names and containers that the code of a model has changed are restored.
 
-    The random numbers of Python and numpy go on as if nothing had been drawn, and torch's settings are as before.
+    The random states of Python and numpy and torch's settings are restored too.
 
     Args:
         model: the model whose code will run.
@@ -89,7 +89,7 @@ def _hooks(module: nn.Module) -> Iterator[Any]:
 
 
 def _functions(values: Any) -> Iterator[types.FunctionType]:
-    """Python functions among values, and within what wraps them."""
+    """Python functions among values, and the functions inside their wrappers."""
     for value in values:
         inner = getattr(value, "__func__", getattr(value, "func", value))
         if isinstance(inner, property):
@@ -103,7 +103,7 @@ def _functions(values: Any) -> Iterator[types.FunctionType]:
 
 
 def _names(code: types.CodeType) -> Iterator[str]:
-    """Names that code and the functions in it look up."""
+    """Global names that code, and the functions in it, look up."""
     yield from code.co_names
     for constant in code.co_consts:
         if isinstance(constant, types.CodeType):

@@ -1,4 +1,4 @@
-"""How many scale symmetries can there be at most? A randomised test from above.
+"""An upper bound on the number of scale symmetries, by a randomised null-space test.
 
 Let ``P`` map log-scales per row and per column of each tensor, ``R`` of them, to log-scales per scalar. A symmetry of
 that form is a vector ``a`` with ``sum_e w_e df/dw_e (P a)_e = 0`` for all weights and inputs. For random inputs,
@@ -6,8 +6,8 @@ weights and cotangents ``u_k`` let ``g_k = P^T (w * grad_w <u_k, f>)`` be the ro
 
     ``H <= R - rank(G) - dim ker P``
 
-for any sample: more samples can only raise the rank. A null vector that the found units do not span names tensors whose
-scales are left over.
+for any sample: more samples can only increase the rank. A null vector outside the span of the found units shows tensors
+with unexplained scales.
 """
 
 from __future__ import annotations
@@ -36,44 +36,45 @@ from pathspace.samples import AT_ONCE, NOTHING, Sampler
 from pathspace.sizes import Inputs
 from pathspace.stand_in import repeatable, stand_in
 
-# log-scales beside the known null vectors: beyond the first number a factorisation is not attempted, up to the second
-# one all samples enter it, up to the third all singular values are computed; seconds of one core the samples may take
+# limits on the number of log-scales beside the known null vectors: for any factorisation (MOST_SCALES), for one of all
+# samples (MOST_ORTHOGONAL), for all singular values (MOST_VALUES)
 MOST_SCALES = 20_000
-# with so many times as many, those without effect on the outputs need not be looked for
+# above FAR * MOST_SCALES, scalars without effect are not even searched for
 FAR = 2
 MOST_ORTHOGONAL = 4_000
 MOST_VALUES = 1_500
+# processor time of the samples
 MOST_SECONDS = 600.0
-# singular values below this share of the largest count as zero: that errs on the safe side
+# singular values below this, relative to the largest, count as zero: errors make the bound larger, never smaller
 ZERO = 1e-8
-# by how much columns are evened out: rounding errors must stay well below that limit
+# smallest column norm, relative to the largest, that is normalised; rounding errors must be much smaller
 EVEN = 1e-5
 MARGIN = 12
 ROUNDS = 3
-# draws of weights and inputs at least
+# smallest number of draws of weights and inputs
 DRAWS = 12
 
 
 @dataclass(frozen=True)
 class UpperBound:
-    """What the null-space test found.
+    """The result of the null-space test.
 
     Attributes:
-        at_most: largest number of scale symmetries by rows and columns; ``None`` where nothing was tested.
+        at_most: largest possible number of scale symmetries by rows and columns; ``None`` if nothing was tested.
         found: the number of units of the reduction graph.
         closed: whether both agree.
         evidence: figures in a sentence, or why nothing was tested.
-        log_scales: ``R``, on scalars that the outputs feel.
-        rank: of the sampled derivatives.
+        log_scales: ``R``, for scalars with an effect on the outputs.
+        rank: rank of the sampled derivatives.
         redundant: ``dim ker P``.
-        samples: how many derivatives were sampled.
+        samples: number of sampled derivatives.
         smallest_kept: smallest singular value counted as non-zero, relative to the largest.
         largest_dropped: largest singular value counted as zero.
-        without_effect: scalars whose derivative is zero at every sample, taken out first.
-        left_over: tensors with scales that the found units do not explain, and which rows or columns.
-        seconds: time taken.
-        exact_found: the number of scale symmetries found with every ``eps`` as it stands.
-        exact_at_most: the same bound for these; ``None`` where it was not tested.
+        without_effect: number of scalars whose derivative is zero at every sample, which are removed first.
+        left_over: tensors with scales that the found units do not explain, with their rows or columns.
+        seconds: processor time.
+        exact_found: the number of scale symmetries found for the unchanged model, every ``eps`` included.
+        exact_at_most: the bound for these; ``None`` if it was not tested.
     """
 
     at_most: int | None
@@ -93,7 +94,7 @@ class UpperBound:
     exact_at_most: int | None = None
 
     def to_dict(self) -> dict[str, Any]:
-        """Everything as plain Python values."""
+        """All attributes as plain Python values."""
         return asdict(self)
 
 
@@ -109,11 +110,11 @@ def upper_bound(
 
     Args:
         graph: its reduction graph.
-        model: a copy, in float64 where it runs so, which is left as it is.
+        model: a copy, in float64 if it runs so; it is not changed.
         args: example inputs.
         kwargs: example inputs by keyword.
         seed: seed of inputs, weights and cotangents.
-        most_seconds: not attempted where the samples would take longer (600 by default).
+        most_seconds: limit on the processor time of the samples (600 by default).
 
     Returns:
         The bound, or the reason why there is none.
@@ -129,16 +130,16 @@ def upper_bound(
     start = time.thread_time()
     most_seconds = MOST_SECONDS if most_seconds is None else most_seconds
     if graph.num_weights > LARGE:
-        reason = f"it takes a copy in float64, which is made of up to {LARGE:,} weights"
+        reason = f"it needs a copy in float64, which is limited to {LARGE:,} weights"
         return UpperBound(None, graph.num_units, None, f"not attempted: {reason}")
     if precision(model) != torch.float64:
-        # a model that names a lower precision runs in float64 where its casts are lifted
+        # a model with casts to a lower precision runs in float64 if they are ignored
         written = graph.captured.written.values()
         model = repeatable(stand_in(model, share_tensors=False).double(), written)
         args, kwargs = cast(args, torch.float64), cast(kwargs, torch.float64)
     scales = family(graph, model, statistics=not model.training)
     if not scales.size:
-        return UpperBound(None, graph.num_units, None, "not attempted: no parameter of real numbers is in it")
+        return UpperBound(None, graph.num_units, None, "not attempted: the model has no floating-point parameter")
     try:
         everything = [torch.ones(entry.shape, dtype=torch.bool) for entry in scales.entries]
         known = pivots(csr_array(hstack([scales.units, scales.exchanged(everything)])))
@@ -171,7 +172,7 @@ def upper_bound(
         as_it_stands.whole()
     same = all(torch.equal(one, other) for one, other in zip(rows, as_it_stands.rows, strict=False))
     if exact == graph.num_units and same:
-        # no eps: one model, one bound
+        # without an eps both models, and both bounds, are the same
         return replace(bound, exact_found=exact, exact_at_most=bound.at_most)
     if spent > most_seconds / 2:
         return replace(bound, exact_found=exact)
@@ -179,7 +180,7 @@ def upper_bound(
         held, _ = bounded(csr_array(scales.units @ graph.exact), most_seconds - spent)
     words = bound.evidence
     if held.at_most is not None:
-        words += f"; with every eps as it stands {exact:,} found, at most {held.at_most:,}"
+        words += f"; with every eps unchanged {exact:,} found, at most {held.at_most:,}"
     seconds = round(time.thread_time() - start, 3)
     return replace(bound, exact_found=exact, exact_at_most=held.at_most, evidence=words, seconds=seconds)
 
@@ -187,7 +188,7 @@ def upper_bound(
 def _sampler(
     make: Callable[[Sequence[Inputs]], Sampler], sizes: Sequence[Sequence[Inputs]], units: csr_array, seconds: float
 ) -> Sampler:
-    """A sampler at the smallest inputs that show the effect of as many scalars as those given, with its first look."""
+    """A sampler with its first samples, at the smallest inputs that show as many effects as the given inputs."""
     given = sizes[-1][0]
     for examples in sizes:
         sampler = make(examples)
@@ -197,18 +198,18 @@ def _sampler(
             if sampler.rows and not (cut and not sampler.covers(given)) and not sampler.misled(units):
                 break
         except (RuntimeError, ValueError) as error:
-            # what does not run at other sizes after all
+            # the model does not run at these sizes
             sampler.problem = f"the model cannot be differentiated ({no_derivative(error)})"
     return sampler
 
 
 def _numbers(inputs: Inputs) -> int:
-    """How many numbers a model takes in."""
+    """Number of elements of the inputs."""
     return sum(leaf.numel() for leaf in leaves(inputs) if isinstance(leaf, Tensor))
 
 
 class _Refused(Exception):
-    """Why nothing is tested."""
+    """The reason why nothing is tested."""
 
 
 def _expect_few(width: int, known: int, most: int) -> None:
@@ -220,7 +221,7 @@ def _expect_few(width: int, known: int, most: int) -> None:
 
 
 def _bounded(scales: Family, units: csr_array, sampler: Sampler, most_seconds: float) -> UpperBound:
-    """The bound for one reading of ``eps``."""
+    """The bound for one treatment of ``eps``."""
     start = time.thread_time()
     try:
         if not sampler.rows:
@@ -234,7 +235,7 @@ def _bounded(scales: Family, units: csr_array, sampler: Sampler, most_seconds: f
         rest = torch.from_numpy(np.setdiff1d(np.arange(width), pivot))
         _expect_few(width, len(pivot), MOST_SCALES)
         if sampler.misled(units):
-            raise _Refused("its gradients are not its function's (detached, or of a backward pass of its own)")
+            raise _Refused("its gradients are not those of its function (detached, or of its own backward pass)")
         places = torch.nonzero(used)[:, 0][rest]
         rows = _rows(sampler, column, used, places, units, most_seconds - (time.thread_time() - start))
         values, vectors = _smallest(rows, sampler.seed)
@@ -266,8 +267,8 @@ def _bounded(scales: Family, units: csr_array, sampler: Sampler, most_seconds: f
     dropped = float(values[free].max()) if bool(free.any()) else 0.0
     words += " at " + " and ".join(describe(*inputs) for inputs in sampler.examples)
     words += f"; singular values down to {smallest_kept:.0e} of the largest beside the known null vectors"
-    words += f", {dropped:.0e} and below are taken for zero" if bool(free.any()) else ""
-    words += f"; {dead:,} scalars without effect on the outputs taken out" if dead else ""
+    words += f", {dropped:.0e} and below count as zero" if bool(free.any()) else ""
+    words += f"; {dead:,} scalars without effect on the outputs removed" if dead else ""
     if over:
         words += "; left over: " + ", ".join(entry["tensor"] for entry in over[:NAMED])
     return UpperBound(
@@ -285,7 +286,7 @@ def _rows(
     most_seconds: float,
     count: int | None = None,
 ) -> Tensor:
-    """Enough samples, on the log-scales that are not pivots."""
+    """Enough samples of the derivatives with respect to the log-scales that are not pivots."""
     count = len(places) + MARGIN if count is None else count
     found, blocks, idle = 0, [torch.zeros(0, len(places), dtype=torch.float64)], 0
     start, most = time.thread_time(), max(2, min(AT_ONCE, count // DRAWS))
@@ -296,7 +297,7 @@ def _rows(
         idle = 0 if len(block) else idle + 1
         if idle > 20:
             if sampler.quick:
-                # whole samples know how large a derivative could be
+                # whole samples come with upper bounds of their derivatives
                 sampler.quick, idle = False, 0
                 continue
             raise _Refused("its derivatives are not finite, or are rounding errors")
@@ -307,11 +308,11 @@ def _rows(
 
 
 def _smallest(rows: Tensor, seed: int) -> tuple[Tensor, Tensor]:
-    """The smallest singular values relative to the largest, all of them where that is quick, and their vectors."""
+    """The smallest singular values (or all, if that is fast) relative to the largest, and their vectors."""
     count = rows.shape[1]
     if not count:
         return torch.ones(0, dtype=torch.float64), torch.zeros(0, 0, dtype=torch.float64)
-    # columns of about the same size: what is small throughout is not taken for zero
+    # normalise columns, so that a column of small entries does not count as zero
     size = rows.norm(dim=0)
     size = size.clamp_min(EVEN * float(size.max()) or 1.0)
     rows = rows / size
@@ -330,7 +331,7 @@ def _decomposed(rows: Tensor, seed: int) -> tuple[Tensor, Tensor]:
         return smallest(torch.linalg.qr(rows, mode="r").R, ZERO, seed)
     square, more = rows[:count], rows[count:]
     if len(more):
-        # (a sum of samples is a sample.) All get a share of the others, as some samples tell next to nothing
+        # (a sum of samples is a sample.) Add a multiple of further samples to each, because some have small rank
         generator = torch.Generator().manual_seed(seed)
         shares = torch.randn(count, 1, generator=generator, dtype=torch.float64)
         for places in torch.arange(count).split(1024):

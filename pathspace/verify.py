@@ -1,4 +1,4 @@
-"""One call: trace a model, prove its path space, and measure that the proof speaks of the model."""
+"""Trace a model, prove the dimension of its path space, and test the statements on the running model."""
 
 from __future__ import annotations
 
@@ -43,25 +43,25 @@ def verify(
     """Verify Theorems 1 to 3 and the rescaling invariance on a model.
 
     Args:
-        model: any module; verified in the mode it is in, on a copy in float64 (above 30 million weights on the model
-            itself, in its own precision, and left exactly as it was). Without values (meta device, fake mode) the
-            structural part is verified: ``theorem2`` and ``invariance`` hold ``None``.
+        model: any module; it is verified in its current mode, on a copy in float64 (above 30 million weights on the
+            model itself, in its own precision, and restored exactly). Without values (meta device, fake mode) only the
+            structural part is verified: ``theorem2["holds"]`` and ``invariance["holds"]`` are ``None``.
         *args: example inputs.
         kwargs: example inputs by keyword.
         norm_eps: see :func:`pathspace.trace`.
-        rule: how the skeleton is chosen.
+        rule: rule of the skeleton, see :func:`pathspace.skeleton.choose`.
         seed: seed of the random skeleton and of the random rescaling.
         strict: see :func:`pathspace.trace`.
-        upper_bound: also bound the number of scale symmetries from above, by a randomised null-space test
+        upper_bound: also compute an upper bound on the number of scale symmetries, by a randomised null-space test
             (:mod:`pathspace.upper_bound`); it takes about one backward pass for every row and column.
-        graph: the model's reduction graph, where it has been traced on these inputs already; it is traced here by
-            default, and then for inputs of exactly these sizes. With a graph, ``norm_eps`` and ``strict`` are its own.
+        graph: the model's reduction graph, if it has been traced on these inputs already. By default the model is
+            traced here, for inputs of exactly these sizes. With a graph, ``norm_eps`` and ``strict`` are ignored.
 
     Returns:
-        The certificate; it prints as a table, and ``to_json()`` holds all evidence.
+        The certificate; it prints as a table, and ``to_json()`` has all evidence.
 
     Raises:
-        InputError: NaN or infinite weights or inputs, or the graph is one of another model.
+        InputError: weights or inputs are NaN or infinite, or the graph belongs to another model.
         CaptureError: the model fails on these inputs or cannot be captured.
 
     Example:
@@ -91,7 +91,7 @@ def verify(
 
 
 def _shapes_only(model: nn.Module, inputs: Any) -> bool:
-    """Whether some tensor of the model or of its inputs has no numbers, so that nothing can be measured."""
+    """Whether a tensor of the model or of its inputs has no values, so that nothing can be measured."""
     held = (*model.parameters(), *model.buffers(), *leaves(inputs))
     return any(isinstance(tensor, Tensor) and not has_values(tensor) for tensor in held)
 
@@ -102,13 +102,13 @@ def _check_own(graph: ReductionGraph, model: nn.Module) -> None:
     if any(held.get(name) is not parameter for name, parameter in graph.parameters.items()):
         raise InputError(
             f"verify found a graph that does not belong to this {type(model).__name__}, expected the graph that "
-            f"ps.trace made of it; trace the model again."
+            f"ps.trace returned for it; trace the model again."
         )
 
 
 @dataclass(frozen=True)
 class _Measured:
-    """What is seen on the running model."""
+    """Measurements on the running model."""
 
     invariance: dict[str, Any]
     levels: dict[str, Any]
@@ -117,7 +117,7 @@ class _Measured:
 
 
 def _unmeasured(graph: ReductionGraph) -> _Measured:
-    """Verdicts on a model of which only shapes are known."""
+    """The result for a model without values."""
     words = "tensors of the model or of its inputs have no values, so nothing was run"
     none = {"holds": None, "evidence": words}
     levels = {
@@ -131,7 +131,7 @@ def _unmeasured(graph: ReductionGraph) -> _Measured:
 def _measured(
     model: nn.Module, graph: ReductionGraph, basis: BasisPaths, given: Any, seed: int, upper_bound: bool
 ) -> _Measured:
-    """Rescale, rebuild and redraw a copy, and look at its outputs."""
+    """Rescale, rebuild and redraw a copy, and compare its outputs."""
     bench, dtype = bench_copy(model, graph, given)
     inputs = (cast(given[0], dtype), cast(given[1], dtype))
     invariance, switches = measure(graph, bench, *inputs, seed=seed)
@@ -161,8 +161,8 @@ def _verified(
     shapes: bool,
     graph: ReductionGraph | None,
 ) -> Certificate:
-    """Trace, prove and measure, with inputs as ``forward`` takes them."""
-    # the theorems speak of the network at these sizes
+    """Trace, prove and measure; ``args`` and ``kwargs`` are those of ``forward``."""
+    # the theorems are statements about the network at these sizes
     if graph is None:
         graph = trace(model, *args, kwargs=kwargs, norm_eps=norm_eps, strict=strict, sizes="given")
     else:

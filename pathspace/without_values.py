@@ -1,8 +1,8 @@
-"""Tensors that have shapes and no numbers, on the meta device, of a fake mode or cut: a structure needs no more.
+"""Tensors with shapes but without values: on the meta device, of a fake mode, or sharded. A structure needs no more.
 
-Weights without values are taken to be numbers other than 0, buffers of floating point numbers to be no masks. Whole
-numbers in buffers (positions, tables) decide which weights are read, so these are computed where the model knows how,
-and missed in a sentence where it does not.
+Weights without values count as different from 0, and floating-point buffers do not count as masks. Integers in buffers
+(positions, tables) select the weights that are read. They are computed by the model's own initialisation; if it has
+none, an error names the buffer.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from torch.utils._python_dispatch import _disable_current_modes
 from pathspace.errors import InputError
 from pathspace.unsharded import is_cut
 
-# larger buffers are neither computed again nor looked into
+# larger buffers are neither computed nor read
 LARGEST_BUFFER = 1 << 24
 
 
 def has_values(tensor: Tensor) -> bool:
-    """Whether a tensor has numbers, and not a shape alone; one that is cut over devices has none in one place.
+    """Whether a tensor has values, not only a shape; a sharded tensor counts as without values.
 
     Example:
         >>> import torch
@@ -39,19 +39,19 @@ def has_values(tensor: Tensor) -> bool:
 
 
 def lacking(tensors: Iterable[tuple[str, Tensor]]) -> list[str]:
-    """Names of the tensors that have no numbers."""
+    """Names of the tensors without values."""
     return [name for name, tensor in tensors if not has_values(tensor)]
 
 
 def require_values(who: str, tensors: Iterable[tuple[str, Tensor]]) -> None:
-    """Refuse tensors without numbers where numbers are needed.
+    """Refuse tensors without values.
 
     Args:
-        who: what needs them.
+        who: name of the function that needs values.
         tensors: names and tensors.
 
     Raises:
-        InputError: a tensor has a shape only.
+        InputError: a tensor has no values.
     """
     named = dict(tensors)
     missing = lacking(named.items())
@@ -70,7 +70,7 @@ def require_values(who: str, tensors: Iterable[tuple[str, Tensor]]) -> None:
 
 @contextmanager
 def with_numbers() -> Iterator[None]:
-    """New tensors have numbers in here, whatever fake mode or default device is set outside."""
+    """A context in which new tensors have values, even under a fake mode or with the default device meta."""
     default = torch.device("cpu") if torch.get_default_device().type == "meta" else None
     with _disable_current_modes():
         if default is None:
@@ -82,34 +82,34 @@ def with_numbers() -> Iterator[None]:
 
 @contextmanager
 def on_cpu() -> Iterator[None]:
-    """What an analysis makes for itself has numbers and lies on the CPU, whatever is the default outside."""
-    # (a default device that is set costs time at every call of torch)
+    """A context in which new tensors have values and are on the CPU, whatever the default device is."""
+    # (setting a default device slows down every call of torch)
     device = nullcontext() if torch.get_default_device().type == "cpu" else torch.device("cpu")
     with with_numbers(), device, torch.inference_mode(False):
         yield
 
 
 def fake_mode() -> FakeTensorMode:
-    """A mode of its own for the stand-ins of tensors without values."""
+    """A new mode for the stand-ins of tensors without values."""
     try:
         shapes = ShapeEnv(tracked_fakes=[], trace_asserts=True)
     except TypeError:
-        # old builds of torch have no such argument: a comparison of sizes in an assertion is a guard like any other
+        # older versions of torch do not have this argument
         shapes = ShapeEnv(tracked_fakes=[])
     return FakeTensorMode(shape_env=shapes, allow_non_fake_inputs=True)
 
 
 def give_shapes(twin: nn.Module, mode: FakeTensorMode) -> bool:
-    """Put stand-ins on the CPU in the place of a model's tensors without values, in place.
+    """Replace a model's tensors without values by stand-ins on the CPU, in place.
 
-    Buffers that the model's own initialisation computes (``reset_parameters``, ``_init_weights``) get their numbers.
+    Buffers that the model's own initialisation computes (``reset_parameters``, ``_init_weights``) get their values.
 
     Args:
-        twin: a copy of one's own.
+        twin: a private copy of the model.
         mode: the mode of the stand-ins.
 
     Returns:
-        Whether there were any.
+        Whether there were any such tensors.
     """
     held = [(module.__dict__, key, value) for module in twin.modules() for key, value in module.__dict__.items()]
     held += [(m._parameters, key, value) for m in twin.modules() for key, value in m._parameters.items()]
@@ -145,7 +145,7 @@ def _stand_in(value: Tensor, mode: FakeTensorMode) -> Tensor:
 
 
 def _initialise(twin: nn.Module, wanted: set[int]) -> None:
-    """Ask modules to compute their buffers; what fails leaves them without values."""
+    """Call the modules' initialisation to compute buffers; after an error they have no values."""
     with torch.no_grad(), torch.random.fork_rng(devices=[]):
         for owner in twin.modules():
             own: Any = getattr(owner, "_init_weights", None)
@@ -161,7 +161,7 @@ def _initialise(twin: nn.Module, wanted: set[int]) -> None:
 
 
 class _SmallTensors(TorchFunctionMode):
-    """What is made large is made on the meta device."""
+    """Creates large tensors on the meta device."""
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
@@ -178,10 +178,10 @@ class _SmallTensors(TorchFunctionMode):
 
 @contextmanager
 def without_weights() -> Iterator[None]:
-    """Build models without the numbers of their parameters; buffers (positions, masks) keep theirs.
+    """Build models without values of their parameters; buffers (positions, masks) have values.
 
-    Parameters come to lie on the meta device as soon as a module has them, so that a model of any size costs next to no
-    memory. :func:`pathspace.trace`, skeletons, proofs and :func:`pathspace.verify` take it.
+    Each parameter moves to the meta device when a module registers it, so that a model of any size needs almost no
+    memory. :func:`pathspace.trace`, skeletons, proofs and :func:`pathspace.verify` accept such a model.
 
     Example:
         >>> import torch, pathspace as ps

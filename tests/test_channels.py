@@ -263,7 +263,7 @@ def test_what_stays_is_refused_with_a_reason():
     assert set(groups.refused) == {"embed.weight", "attention.qkv.weight"}
     assert (
         "layer_norm" in groups.refused["embed.weight"]
-        and "number that does not follow" in groups.refused["attention.qkv.weight"]
+        and "number that cannot be adjusted" in groups.refused["attention.qkv.weight"]
     )
     with pytest.raises(ps.UnsupportedError, match="cannot be removed"):
         groups.remove({"attention.qkv.weight": 0.5})
