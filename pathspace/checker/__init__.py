@@ -1,22 +1,20 @@
 """An independent checker of proof documents: it imports nothing from this library and computes every count again.
 
-The argument it checks, in time linear in the ids the document lists:
+The argument that it checks, in time linear in the number of ids in the document:
 
-* *Upper bound.* The logarithm of weight ``e`` moves by ``phi(head e) - phi(tail e)`` under a gauge transformation: an
-  integer row per edge. Ordered as the tree ``T_in`` says, the rows of its edges are triangular with ``+-1`` on the
+* *Upper bound.* A gauge transformation changes the logarithm of weight ``e`` by ``phi(head e) - phi(tail e)``: an
+  integer row per edge. In the order of the tree ``T_in``, the rows of its edges are triangular with ``+-1`` on the
   diagonal, so the ``H`` generators are independent; every closed walk is orthogonal to all of them, hence
   ``rank <= m - H``.
 * *Lower bound.* Every edge in neither tree occurs in exactly one basis path, once. The edges in both trees are a
-  forest, which joins units into chains; each chain away from the root is entered by exactly one edge of ``T_in`` that
-  is not in ``T_out``. Without the columns of ``T_out`` the basis is therefore triangular, and its ``m - H`` paths are
-  independent.
-* *The model.* Given its tensors, shapes are compared and tree weights must not vanish. Given the model and a batch,
-  all its parameters must be accounted for. Two things are done to a copy: scalars said to be unused are drawn again,
-  and every weight is rescaled by random combinations of all generators, by powers of two, which floating point carries
-  out without rounding; the outputs must stay what they were. This is done for the model as it stands, and again with
-  all parameters and running statistics drawn again and inputs of several sizes, as zeros hide where they are. So the
-  outputs depend on at most ``m - H`` independent values of the listed weights. Whether the model has symmetries that
-  the document does not list is not tried.
+  forest, which connects units to chains; exactly one edge of ``T_in`` outside ``T_out`` enters each chain without the
+  root. Without the columns of ``T_out`` the basis is therefore triangular, and its ``m - H`` paths are independent.
+* *The model.* If its tensors are given, their shapes are compared, and tree weights must not be 0. If the model and a
+  batch are given, the document must list all of its parameters. A copy is changed in two ways: scalars listed as
+  unused are redrawn, and all weights are rescaled by random combinations of all generators, by powers of two, which
+  need no rounding. The outputs must not change. This is repeated with redrawn parameters and running statistics and
+  with inputs of several magnitudes, because zeros can hide a difference. So the outputs depend on at most ``m - H``
+  independent values of the listed weights. The checker does not search for symmetries outside the document.
 """
 
 from __future__ import annotations
@@ -40,15 +38,15 @@ class Judgement:
     """The result of the checker.
 
     Attributes:
-        accepted: whether the document proves its statement (and fits the model, where one was given).
-        reason: why not, or why nothing was seen of the outputs (all 0, whole numbers, no numbers); else empty.
+        accepted: whether the document proves its statement (and fits the model, if one is given).
+        reason: why not, or why outputs could not be compared (all 0, integers, no values); else empty.
         weights: ``m`` as counted by the checker.
         units: ``H``.
-        dimension: ``m - H``, the proven dimension of the graph that is stated; ``None`` when rejected. Compared with
-            outputs, it bounds from above how many independent values of the listed weights they depend on.
-        compared: what the document was compared with: ``"nothing"``, ``"shapes"`` (of tensors without numbers),
+        dimension: ``m - H``, the proven dimension of the graph in the document; ``None`` if rejected. If outputs were
+            compared, they depend on at most this number of independent values of the listed weights.
+        compared: what the document was compared with: ``"nothing"``, ``"shapes"`` (of tensors without values),
             ``"tensors"`` or ``"outputs"``.
-        seconds: time taken.
+        seconds: elapsed time.
     """
 
     accepted: bool
@@ -72,16 +70,16 @@ def check(
 
     Args:
         document: the document, or the path of its file.
-        tensors: name -> array or tensor; shapes must be those stated, and tree weights must not be zero. They are
-            looked at one by one. A module stands for its tensors, or with inputs for ``model``.
+        tensors: name -> array or tensor, checked one by one: shapes must be those of the document, and tree weights
+            must not be zero. A module can be given for its tensors or, with inputs, for ``model``.
         model: a ``torch.nn.Module`` to rescale, on a copy.
         args: example inputs of the model.
         kwargs: example inputs by keyword.
-        tolerance: largest relative change of the outputs that is put down to rounding.
+        tolerance: largest relative change of the outputs that counts as rounding.
 
     Returns:
-        The judgement; a malformed document, a file that cannot be read and a model that fails on its inputs are
-        rejected, never raised about.
+        The judgement. A malformed document, a file that cannot be read and a model that fails on its inputs are
+        rejected; they do not raise an error.
 
     Example:
         >>> check({"format": "pathspace-proof"}).reason
@@ -118,7 +116,7 @@ def check(
 
 
 def _compared(tensors: Any, model: Any, inputs: bool) -> tuple[Mapping[str, Any] | None, Any]:
-    """Tensors and model to compare with, wherever the model was written."""
+    """Tensors and model to compare with, in whichever argument they were given."""
     if hasattr(tensors, "named_parameters"):
         if inputs and model is None:
             tensors, model = None, tensors

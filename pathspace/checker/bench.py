@@ -1,4 +1,4 @@
-"""A copy of a model to experiment on: without epsilons, in float64, with other numbers in it."""
+"""A copy of a model for experiments: without epsilons, in float64, with redrawn weights."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ LARGE = 30_000_000
 
 
 def is_bare(value: Any) -> bool:
-    """Whether a tensor has a shape and no numbers."""
+    """Whether a tensor has a shape but no values."""
     return bool(getattr(value, "is_meta", False)) or type(value).__name__ == "FakeTensor"
 
 
 def duplicate(model: Any) -> Any:
-    """A copy on its own; tensors that a run has left in it are detached, and what cannot be copied is shared."""
+    """An independent copy; tensors with a gradient history are detached, objects that cannot be copied are shared."""
     memo: dict[int, Any] = {}
     seen: set[int] = set()
     waiting = [model]
@@ -45,7 +45,7 @@ def duplicate(model: Any) -> Any:
 
 
 def arranged(model: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Inputs of a model; one mapping from the names of its inputs stands for all of them."""
+    """Inputs of a model; a single mapping from names to inputs gives all of them by keyword."""
     if len(args) == 1 and not kwargs and isinstance(args[0], Mapping):
         try:
             inspect.signature(model.forward).bind(**args[0])
@@ -56,10 +56,10 @@ def arranged(model: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tupl
 
 
 def without_eps(bench: Any, args: Any, kwargs: Any) -> tuple[Any, Any, Any]:
-    """A copy of a model in which normalisations have no epsilon, in float64 where it runs in it.
+    """A copy of a model whose normalisations have almost no epsilon, in float64 if it runs so.
 
-    The symmetry of a normalisation is exact without its epsilon, which torch wants to be positive. Normalisations by
-    running statistics keep it, as the variance can be moved so that its sum with the epsilon scales.
+    The symmetry of a normalisation is exact without its epsilon, which torch requires to be positive. Normalisations by
+    running statistics keep it, because the variance can be changed so that its sum with the epsilon is rescaled.
 
     Returns:
         The model and its inputs, in one precision.
@@ -82,18 +82,18 @@ def without_eps(bench: Any, args: Any, kwargs: Any) -> tuple[Any, Any, Any]:
         with torch.no_grad(), torch.random.fork_rng(devices=[]):
             duplicate(fine)(*inputs[0], **inputs[1])
     except Exception:
-        # a model that insists on a precision of its own
+        # the model runs only in its own precision
         return bench, args, kwargs
     return fine, *inputs
 
 
 def _alone(module: Any, args: tuple[Any, ...]) -> None:
-    """One number less its mean is 0 whatever it is divided by; next to no epsilon would divide rounding errors."""
+    """Set the epsilon to 1 for groups of one number, whose result is 0 except for rounding errors."""
     module.eps = 1.0 if args[0][:1].numel() == module.num_groups else 1e-30
 
 
 def _wide(value: Any) -> Any:
-    """Inputs in float64, where they are floating point numbers."""
+    """Floating-point inputs in float64."""
     if isinstance(value, Mapping):
         return {key: _wide(entry) for key, entry in value.items()}
     if type(value) in (tuple, list):
@@ -103,7 +103,7 @@ def _wide(value: Any) -> Any:
 
 
 def times_size(value: Any, size: float) -> Any:
-    """Inputs multiplied by a number, where they are numbers that have a size."""
+    """Finite floating-point inputs multiplied by a number."""
     if isinstance(value, Mapping):
         return {key: times_size(entry, size) for key, entry in value.items()} if size != 1 else value
     if type(value) in (tuple, list):
@@ -115,7 +115,7 @@ def times_size(value: Any, size: float) -> Any:
 
 
 def numbers_of(model: Any) -> list[tuple[str, Any]]:
-    """Parameters and running statistics of a model, which can be drawn again."""
+    """Parameters and running statistics of a model, which can be redrawn."""
     found = [("", parameter) for parameter in model.parameters()]
     for module in model.modules():
         held = ((name, getattr(module, name, None)) for name in ("running_mean", "running_var"))
@@ -124,7 +124,7 @@ def numbers_of(model: Any) -> list[tuple[str, Any]]:
 
 
 def redrawn(name: str, value: Any, seed: int, gentle: bool) -> Any:
-    """Other numbers of the same size; running variances stay positive, and so does everything of its sign if gentle."""
+    """Random values of the same magnitude; running variances (and, if ``gentle``, all values) keep their signs."""
     import torch
 
     generator = torch.Generator().manual_seed(1_000 * seed + value.numel())
@@ -136,7 +136,7 @@ def redrawn(name: str, value: Any, seed: int, gentle: bool) -> Any:
 
 
 def powers(products: list[dict[int, int]], units: int, generator: np.random.Generator, largest: int) -> np.ndarray:
-    """Exponents of two for the root, all units and products; units of which high powers are taken stay closer to 1."""
+    """Exponents of two for the root, all units and products; smaller ones for units with high powers."""
     phi = np.concatenate([np.zeros(1), generator.integers(-largest, largest + 1, units).astype(float)])
     most = np.ones(units + 1)
     for factors in products:

@@ -1,4 +1,4 @@
-"""What a proof document says, read with suspicion: its form, its digest, its tables of units."""
+"""Reading and checking of a proof document: its form, its digest, its tables of units."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ FIELDS = {
     "basis_paths": int,
     "digest": str,
 }
-# longer lists are not judged
+# longer lists are rejected
 MOST_NUMBERS = 1 << 29
 
 
@@ -53,7 +53,7 @@ class Tensor:
     head: np.ndarray
     unused: np.ndarray | None
     edges: int
-    # what the model adds to the tensor wherever it uses it: the sum scales
+    # the constant that the model adds to the tensor in every use: the sum is rescaled
     shift: float = 0.0
 
     def at(self, ids: np.ndarray, flat: np.ndarray) -> np.ndarray:
@@ -69,7 +69,7 @@ def require(condition: Any, reason: str) -> None:
 
 
 def load(document: Mapping[str, Any] | str | Path) -> Mapping[str, Any]:
-    """The document itself, once its fields, format, statement and digest are what they should be."""
+    """Read a document, and check its fields, format, statement and digest."""
     if isinstance(document, str | Path):
         try:
             text = Path(document).read_text(encoding="utf-8")
@@ -91,7 +91,7 @@ def load(document: Mapping[str, Any] | str | Path) -> Mapping[str, Any]:
 
 
 def whole(values: Any, what: str, length: int | None = None) -> np.ndarray:
-    """Whole numbers: a list, or runs ``[first, step, count]`` that are ``length`` numbers in all."""
+    """Integers: a list, or runs ``[first, step, count]`` with ``length`` numbers in total."""
     if isinstance(values, dict) and length is not None:
         require(set(values) == {"runs"}, f"{what} is not a list")
         runs = [whole(run, what) for run in values["runs"]]
@@ -123,7 +123,7 @@ def read_tensors(document: Mapping[str, Any]) -> Iterator[Tensor]:
         name, shape = entry["name"], tuple(whole(entry["shape"], "a shape").tolist())
         require(isinstance(name, str) and name not in names, f"the tensor {name!r} is listed twice")
         require(min(shape, default=1) >= 1, f"the tensor {name!r} is empty")
-        # in whole numbers of any size: a product of shapes that overflows would miscount the edges
+        # with Python's integers, because a product of sizes could overflow
         size = math.prod(shape)
         names.add(name)
         tail, head = (_table(entry[side], shape, f"the {side} of {name}") for side in ("tail", "head"))

@@ -1,4 +1,4 @@
-"""Whether a model keeps its outputs when it is rescaled as a document says."""
+"""Whether the outputs of a model are unchanged after the rescalings of a document."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from pathspace.checker.bench import (
 )
 from pathspace.checker.document import Rejected, Tensor, read_products, require, whole
 
-# inputs are multiplied by these, one after the other, with all weights drawn again each time
+# factors of the inputs, each with all weights redrawn
 SIZES = (1.0, 100.0, 0.01)
 
 
 def compare_tensors(document: Mapping[str, Any], blocks: list[Tensor], tensors: Mapping[str, Any]) -> None:
-    """Stream over a model's tensors: shapes, and tree weights that do not vanish, where there are numbers."""
+    """Check a model's tensors one by one: their shapes and, if they have values, that tree weights are not 0."""
     sides = [document["trees"][side] for side in ("in", "out")]
     units = document["units"]
     trees = [tuple(whole(tree[key], "a tree", units) for key in ("tensor", "index")) for tree in sides]
@@ -49,10 +49,10 @@ def rescale_copy(
     kwargs: Mapping[str, Any],
     tolerance: float,
 ) -> str:
-    """Random combinations of all generators, by powers of two, leave a copy of the model with the same outputs.
+    """Check that random combinations of all generators, by powers of two, do not change the outputs of a copy.
 
     Returns:
-        Why nothing could have been seen to change, or ``""``.
+        Why no change could be visible, or ``""``.
     """
     bench = _Bench(document, blocks, model, args, kwargs)
     first = bench.run()
@@ -64,10 +64,10 @@ def rescale_copy(
         return "all outputs are 0" if len(first) else "there are no floating point outputs"
     numbers = numbers_of(bench.model)
     kept = [value.detach().clone() for _, value in numbers]
-    # sums with a constant are rounded, where powers of two alone are not
+    # sums with a constant are rounded; powers of two alone are not
     coarse = any(value.element_size() < 8 for _, value in numbers) if bench.shifts else False
     largest, tolerance = (2, max(tolerance, 1e-4)) if coarse else (8, tolerance)
-    # as the model stands; then with other numbers, as what is 0 (a bias, a running mean) stays 0 whatever its scale
+    # first the unchanged model; then with redrawn values, because no scale changes a 0 (a bias, a running mean)
     for size, seed in ((1.0, 0), *((size, seed) for seed, size in enumerate(SIZES, 1))):
         for gentle in (False, True) if seed else (True,):
             for (name, value), own in zip(numbers, kept, strict=True):
@@ -80,7 +80,7 @@ def rescale_copy(
 
 
 def _seen(outputs: Any) -> bool:
-    """Whether some output is finite and not 0."""
+    """Whether an output is finite and not 0."""
     return bool(outputs[outputs.isfinite()].any())
 
 
@@ -96,10 +96,10 @@ def _leaves(value: Any) -> Iterator[Any]:
 
 
 class _Bench:
-    """A copy of a model, its inputs, and what a document says of its tensors.
+    """A copy of a model, its inputs, and the entries of a document for its tensors.
 
     Raises:
-        Rejected: the document leaves out a parameter, or names what the model does not have.
+        Rejected: the document does not list a parameter, or lists a tensor that the model does not have.
     """
 
     def __init__(
@@ -121,7 +121,7 @@ class _Bench:
             **dict(self.model.named_parameters(remove_duplicate=False)),
             **dict(self.model.named_buffers()),
         }
-        # name, units, power: the tensor is multiplied by that power of the factors of these units
+        # (name, units, power): the tensor is multiplied by this power of the factors of these units
         self.sides: list[tuple[str, np.ndarray, int]] = []
         self._take_blocks(blocks)
         self._take_statistics(document)
@@ -131,7 +131,7 @@ class _Bench:
         self.masks = masks + alone
         self.products, self.units = read_products(document), document["units"]
         self.shifts = {block.name: block.shift for block in blocks if block.shift}
-        # a normalisation divides by the running variance and its epsilon: their sum scales
+        # a normalisation divides by the running variance plus its epsilon: the sum is rescaled
         statistics = (entry for entry in document["statistics"] if entry["var"] and entry.get("eps"))
         self.shifts |= {entry["var"]: entry["eps"] for entry in statistics}
         self.exponents = np.random.default_rng(0)
@@ -163,7 +163,7 @@ class _Bench:
             require(said, f"the document says nothing of the parameter {name}")
 
     def fill_heads(self) -> None:
-        """Draw parameters that are 0: a head that starts at zero hides everything behind it."""
+        """Draw parameters that are 0, because a head of zeros hides everything before it."""
         import torch
 
         for parameter in self.model.parameters():
@@ -171,7 +171,7 @@ class _Bench:
                 parameter.data.copy_(0.1 * torch.randn(parameter.shape, generator=self.generator))
 
     def run(self, size: float = 1.0) -> Any:
-        """All outputs in one vector, for inputs of another size."""
+        """All outputs in one vector, for inputs multiplied by ``size``."""
         import torch
 
         try:
@@ -184,7 +184,7 @@ class _Bench:
         return torch.cat(found) if found else torch.zeros(0)
 
     def outputs(self, size: float, must_run: bool) -> Any:
-        """The outputs with the numbers of the moment; ``None`` if the model does not work with such numbers."""
+        """The outputs with the current values; ``None`` if the model fails with them."""
         try:
             found = self.run(size)
         except Rejected:
@@ -194,7 +194,7 @@ class _Bench:
         return found if not found.isnan().any() and _seen(found) else None
 
     def compare(self, before: Any, size: float, largest: int, tolerance: float, times: int) -> None:
-        """Draw unused scalars again, then rescale at random: outputs have to stay."""
+        """Redraw unused scalars, then rescale at random: the outputs must not change."""
         import torch
 
         for name, mask in self.masks:
@@ -202,12 +202,12 @@ class _Bench:
             self.named[name].data = torch.where(mask.to(drawn.device), drawn, self.named[name].data)
         if self.masks:
             _require_same(before, self.run(size), tolerance, "scalars said to be unused change")
-        # two units may draw equal scales by chance, but hardly three times
+        # two units may have equal random scales once, but hardly three times
         for _ in range(times):
             _require_same(before, self._rescaled(size, largest), tolerance, "rescaling changes")
 
     def _rescaled(self, size: float, largest: int) -> Any:
-        """Outputs under one random combination of all generators, which is taken back."""
+        """Outputs under one random combination of all generators, which is undone."""
         import torch
 
         own = {name: self.named[name].data.clone() for name in self.shifts}
@@ -226,7 +226,7 @@ class _Bench:
 
 
 def _require_same(before: Any, after: Any, tolerance: float, what: str) -> None:
-    # entries that a model masks out may be infinite, and have to stay so
+    # masked entries may be infinite, and must remain so
     gap = float((after - before).abs().masked_fill(after == before, 0).max())
     size = float(before[before.isfinite()].abs().max())
     require(gap <= tolerance * size, f"{what} the model's outputs by {gap / size:.1e}")

@@ -1,4 +1,4 @@
-"""The two bounds: trees that reach every unit, and basis paths that are as many as weights less units."""
+"""The two bounds: trees that reach every unit, and as many basis paths as weights minus units."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pathspace.checker.document import Tensor, read_products, require, whole
 
 
 def count(document: Mapping[str, Any], blocks: list[Tensor], weights: int, units: int) -> None:
-    """The two bounds."""
+    """Check the two bounds."""
     require(units >= 0 and document["weights"] == weights, f"there are {weights} weights, not as stated")
     require(document["dimension"] == weights - units, f"the dimension is {weights - units}, not as stated")
     products = read_products(document)
@@ -35,7 +35,7 @@ def count(document: Mapping[str, Any], blocks: list[Tensor], weights: int, units
 
 
 def see_rest(document: Mapping[str, Any], blocks: list[Tensor]) -> None:
-    """What is listed beside the tensors: running statistics, each once, and parameters outside of the path space."""
+    """Check the other lists: running statistics, each once, and parameters outside path space."""
     largest = document["units"] + len(document["products"])
     names = [block.name for block in blocks]
     for entry in document["statistics"]:
@@ -59,9 +59,9 @@ class Tree:
     """One edge for every unit, in the order of units.
 
     Attributes:
-        edge: numbers that tell edges apart.
+        edge: a unique number for each edge.
         tail: units (or products) at the tails, without their signs.
-        head: those at the heads.
+        head: units (or products) at the heads, without their signs.
     """
 
     edge: np.ndarray
@@ -70,7 +70,7 @@ class Tree:
 
 
 def _tree(entry: Any, blocks: list[Tensor], products: list[dict[int, int]], units: int, side: str) -> Tree:
-    """Walk a tree: every edge must join its unit, with coefficient +-1, to units reached before."""
+    """Check a tree: every edge must connect its unit, with coefficient +-1, to units reached before."""
     order, tensor, index = (whole(entry[key], f"tree {side}", units) for key in ("order", "tensor", "index"))
     require(len(order) == len(tensor) == len(index) == units, f"tree {side} has not one edge for every unit")
     require(np.array_equal(np.sort(order), np.arange(1, units + 1)), f"tree {side} does not reach every unit once")
@@ -84,7 +84,7 @@ def _tree(entry: Any, blocks: list[Tensor], products: list[dict[int, int]], unit
         if block.unused is not None:
             require(not block.at(block.unused, flat).any(), f"tree {side} uses an unused scalar of {block.name}")
         tails[here], heads[here] = block.at(block.tail, flat), block.at(block.head, flat)
-    # when each unit is reached, the root before all others
+    # position of each unit in the order; the root comes first
     time_of = np.full(units + 1, -1)
     time_of[order] = np.arange(units)
     plain = (np.abs(tails) <= units) & (np.abs(heads) <= units)
@@ -98,7 +98,7 @@ def _tree(entry: Any, blocks: list[Tensor], products: list[dict[int, int]], unit
 
 
 def _plain_walk(order: np.ndarray, tails: np.ndarray, heads: np.ndarray, time_of: np.ndarray, side: str) -> None:
-    """Edges between units: one end is the unit itself, the other one was reached before."""
+    """Check edges between units: one end is the unit itself, the other one was reached before."""
     once = (heads == order) != (tails == order)
     wrong = order[~once][:1].tolist()
     require(not wrong, f"an edge of tree {side} does not move the scale of unit {sum(wrong)} once")
@@ -110,7 +110,7 @@ def _plain_walk(order: np.ndarray, tails: np.ndarray, heads: np.ndarray, time_of
 def _walk_of_products(
     unit: int, tail: int, head: int, products: list[dict[int, int]], time_of: np.ndarray, side: str
 ) -> None:
-    """An edge with an end that is a product of units: all of them but one were reached before."""
+    """Check an edge with a product of units at an end: all units but one were reached before."""
     units = len(time_of) - 1
     row: dict[int, int] = {}
     for end, sign in ((head, 1), (tail, -1)):
@@ -125,7 +125,7 @@ def _walk_of_products(
 
 
 def _chains(tree: Tree, shared: np.ndarray, units: int) -> int:
-    """Count the chains, and see that each is entered by exactly one edge of ``T_in`` outside ``T_out``."""
+    """Count the chains, and check that exactly one edge of ``T_in`` outside ``T_out`` enters each."""
     leader = list(range(units + 1))
 
     def find(unit: int) -> int:

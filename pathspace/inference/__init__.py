@@ -1,6 +1,6 @@
 """Which elements share a scale: a captured graph, interpreted operation by operation through registered rules."""
 
-# whoever reads the table of operations finds all of them in it, whatever was imported first
+# import all rules, so that the table of operations is complete after any first import
 from pathspace.inference import rules
 
 __all__ = ["rules"]

@@ -1,4 +1,4 @@
-"""An interpretation goes on with a further capture of the same model: what is found has to hold in both."""
+"""Continue an interpretation with further captures of the same model: the result must hold for all of them."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from pathspace.structure import Pin
 
 @dataclass(frozen=True)
 class Snapshot:
-    """What a build changes in an interpretation, as it was before.
+    """The state of an interpretation that :func:`pathspace.inference.build.build` changes.
 
     Attributes:
         equations: equations between scales.
-        approximate: scales that are free at ``eps = 0`` only.
-        pins: operations that fixed a scale.
+        approximate: scales that are free only at ``eps = 0``.
+        pins: operations that fix scales.
     """
 
     equations: Relations
@@ -34,15 +34,15 @@ class Snapshot:
         return cls(scales.equations.copy(), tuple(scales.approximate), tuple(scales.pins))
 
     def again(self, scales: Scales, captures: Sequence[Captured], norm_eps: str) -> int:
-        """Put an interpretation back, and go on with other captures of the model.
+        """Restore an interpretation, and continue it with other captures of the model.
 
         Args:
-            scales: the interpretation this is a snapshot of.
+            scales: the interpretation of this snapshot.
             captures: the same model, captured at other sizes.
             norm_eps: as in the first run.
 
         Returns:
-            How many uses of weights the first run had.
+            Number of uses of weights in the first run.
         """
         scales.equations, scales.approximate = self.equations, list(self.approximate)
         scales.pins = list(self.pins)

@@ -1,9 +1,9 @@
-"""From uses of weights to weight blocks: tail and head ids laid out like the parameter itself.
+"""From uses of weights to weight blocks: tail and head ids in the layout of the parameter.
 
-A use refers to a *view* of a parameter (transposed, sliced, split into groups, ...). Where the view is made of whole
-dimensions of the parameter its ids are permuted back without ever being written out per scalar; only for stranger
-views are they scattered. Several uses of one scalar demand equal scale factors, ``phi(head) - phi(tail)``; for a
-transposed use tail and head change places with opposite signs.
+A use refers to a *view* of a parameter (transposed, sliced, split into groups, ...). If the view consists of whole
+dimensions of the parameter, its ids are permuted back without one entry per scalar; for other views they are scattered.
+All uses of one scalar must have the same scale factor, ``phi(head) - phi(tail)``; a transposed use exchanges tail and
+head, with opposite signs.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def _whole(region: Region, shape: tuple[int, ...]) -> bool:
 
 
 def combine(pieces: list[Piece], shape: tuple[int, ...], equations: Relations) -> tuple[Tensor, Tensor]:
-    """Unify the uses of one parameter into one (tail, head) in its layout; unused scalars have tail ``NEUTRAL``."""
+    """Unify the uses of one parameter to one (tail, head) in its layout; unused scalars have tail ``NEUTRAL``."""
     reference = _pattern(pieces[0][2])
     turned: list[Piece] = []
     for region, tail, head in pieces:
@@ -63,10 +63,10 @@ def combine(pieces: list[Piece], shape: tuple[int, ...], equations: Relations) -
 
 
 def _filled(earlier: Tensor, later: Tensor, opposite: Tensor, change: Tensor | None, equations: Relations) -> Tensor:
-    """Ids at one end of a weight: those of an earlier use, and of the later one where the earlier had none.
+    """Ids at one end of a weight: those of the earlier use, and of the later use for scalars without an earlier one.
 
-    A scalar that only the later use has may keep the earlier id at its opposite end (which other scalars there
-    share); then its own id is the later one less the change between the two uses.
+    A scalar with only a later use can have an earlier id at its opposite end, shared with other scalars. Its own id is
+    then the later one minus the change between the two uses.
     """
     empty = (earlier == NEUTRAL) & (later != NEUTRAL)
     if change is not None and bool(empty.any()):
@@ -87,11 +87,11 @@ def _filled(earlier: Tensor, later: Tensor, opposite: Tensor, change: Tensor | N
 def _same_factor(tail: tuple[Tensor, Tensor], head: tuple[Tensor, Tensor], equations: Relations) -> Tensor | None:
     """``phi(head') - phi(head) = phi(tail') - phi(tail)`` for an earlier and a later use of the same scalars.
 
-    The left side is constant where no head varies, the right side where no tail does; so both equal a number ``c``
-    that varies only where both do.
+    The left side is constant along dimensions where heads are, the right side along those where tails are. So both
+    equal a number ``c`` that varies only along dimensions where both ends vary.
 
     Returns:
-        Ids of ``c``, or ``None`` where there is no earlier use.
+        Ids of ``c``, or ``None`` if there is no earlier use.
     """
     if not bool((head[0] != NEUTRAL).any()):
         return None
@@ -102,7 +102,7 @@ def _same_factor(tail: tuple[Tensor, Tensor], head: tuple[Tensor, Tensor], equat
     sizes = [max(head[0].shape[dim], head[1].shape[dim]) if both[dim] else 1 for dim in range(head[0].dim())]
     for side, other in ((tail, head), (head, tail)):
         if torch.equal(*side) and not bool((side[0] == NEUTRAL).any()):
-            # nothing changes at one end, so nothing does at the other
+            # one end does not change, so the other must not change either
             equations.unify(*other)
             return torch.full(sizes, ROOT)
     change = equations.fresh(sizes)
@@ -112,7 +112,7 @@ def _same_factor(tail: tuple[Tensor, Tensor], head: tuple[Tensor, Tensor], equat
 
 
 def dense_pieces(use: Use, scales: Scales) -> Iterable[tuple[str, Piece]]:
-    """Scatter a use that does not respect dimensions: one full-size piece for each parameter it draws from."""
+    """Scatter a use of a view without whole dimensions: one full-size piece for each parameter in the view."""
     positions = use.weight.positions(scales.offsets)
     tail, head = (ids.expand(positions.shape).flatten() for ids in (use.tail, use.head))
     positions = positions.flatten()
@@ -125,14 +125,14 @@ def dense_pieces(use: Use, scales: Scales) -> Iterable[tuple[str, Piece]]:
         for ids in (tail, head):
             table = torch.full((size,), NEUTRAL)
             table[local[inside]] = ids[inside]
-            # a scalar drawn several times: whichever was written last stands for all
+            # a scalar can occur several times: the table has its last ids, and all others are unified with them
             scales.equations.unify(table[local[inside]], ids[inside])
             tables.append(table.reshape(shape))
         yield name, (tuple(slice(0, length, 1) for length in shape), tables[0], tables[1])
 
 
 def _living(use: Use, alive: Tensor) -> Use | None:
-    """The use without the edges that lead nowhere: they lie on no path and tie nothing."""
+    """The use without the edges that are on no path, which fix nothing; ``None`` if none is left."""
     if bool(alive.all()):
         return use
     if not bool(alive.any()):
@@ -145,9 +145,9 @@ class Ends:
     """Raw (unsolved) tail and head ids of a parameter, in its layout; scalars without a use have tail ``NEUTRAL``.
 
     Attributes:
-        tail: ids the edges leave.
-        head: ids the edges enter.
-        beyond: which scalars only the further captured graphs use, at other sizes of the inputs, or ``None``.
+        tail: ids that the edges leave.
+        head: ids that the edges enter.
+        beyond: mask of the scalars that are used only in captures at other input sizes, or ``None``.
     """
 
     tail: Tensor
@@ -155,14 +155,14 @@ class Ends:
     beyond: Tensor | None = None
 
     def here(self) -> tuple[Tensor, Tensor]:
-        """Tail and head at the sizes that were traced."""
+        """Tail and head at the traced sizes."""
         if self.beyond is None:
             return self.tail, self.head
         return torch.where(self.beyond, NEUTRAL, self.tail), self.head
 
 
 def _beyond(tail: Tensor, traced: list[Piece], shape: tuple[int, ...]) -> Tensor | None:
-    """Which used scalars none of the traced pieces uses."""
+    """Mask of the used scalars that no piece of the traced capture uses, or ``None``."""
     covered = torch.full([1] * len(shape), False)
     for region, own, _ in traced:
         if _whole(region, shape) and bool((own != NEUTRAL).all()):
@@ -179,7 +179,7 @@ def assemble(scales: Scales, traced: int | None = None) -> dict[str, Ends]:
 
     Args:
         scales: the interpretation, after its run.
-        traced: how many of its uses, the first ones, are those of the graph at the traced sizes (all by default).
+        traced: number of its uses, from the first, that belong to the graph at the traced sizes (all by default).
     """
     own: dict[str, int] = {}
     pieces: dict[str, list[Piece]] = {}
@@ -198,7 +198,7 @@ def assemble(scales: Scales, traced: int | None = None) -> dict[str, Ends]:
                 pieces.setdefault(other, []).append(piece)
     result = {}
     for name, uses in pieces.items():
-        # what it takes for several uses of a weight to agree is said of the weight
+        # equations between several uses of a weight are recorded with the weight as their place
         scales.place = Place(f"uses of {name}")
         tail, head = combine(uses, scales.shapes[name], scales.equations)
         count = len(uses) if traced is None or traced == len(scales.uses) else own.get(name, 0)
@@ -208,14 +208,14 @@ def assemble(scales: Scales, traced: int | None = None) -> dict[str, Ends]:
 
 
 def extended(ids: Tensor, void: Tensor) -> tuple[Tensor, Tensor]:
-    """Ids in which unused scalars get those of used ones next to them, along dimensions where these agree; else 0.
+    """Extend ids to unused scalars along each dimension in which all used ones agree; the others get 0.
 
     Args:
         ids: solved ids, one per scalar.
-        void: where there are none, of the same shape.
+        void: mask of the scalars without an id, of the same shape.
 
     Returns:
-        The ids, with size 1 along dimensions where they agree, and where there are still none.
+        The ids, with size 1 along dimensions in which they agree, and the mask of scalars that still have none.
 
     Example:
         >>> import torch
@@ -231,12 +231,12 @@ def extended(ids: Tensor, void: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def beside(ends: tuple[Tensor, Tensor], factor: Tensor, void: Tensor) -> tuple[Tensor, Tensor]:
-    """Both ends, in which unused scalars get those of a used one next to them where all used ones have one factor.
+    """Extend both ends to unused scalars along each dimension in which all used ones have the same factor.
 
     Args:
         ends: solved ids of tails and heads.
-        factor: the same number where the same power of the same scales multiplies a scalar, of the ends' shape.
-        void: which scalars are not used, of the ends' shape.
+        factor: a number for each scalar, equal for equal factors, of the ends' shape.
+        void: mask of the unused scalars, of the ends' shape.
 
     Returns:
         Tails and heads.
@@ -257,7 +257,7 @@ def beside(ends: tuple[Tensor, Tensor], factor: Tensor, void: Tensor) -> tuple[T
 
 
 def _agree(numbers: Tensor, void: Tensor, dim: int) -> tuple[bool, Tensor]:
-    """Whether the numbers along a dimension are the same wherever there are any, and the place of the first."""
+    """Whether the numbers outside ``void`` are equal along a dimension, and the position of the first of them."""
     largest = torch.iinfo(numbers.dtype).max
     low = torch.where(void, largest, numbers).amin(dim, keepdim=True)
     high = torch.where(void, -largest, numbers).amax(dim, keepdim=True)
@@ -265,7 +265,7 @@ def _agree(numbers: Tensor, void: Tensor, dim: int) -> tuple[bool, Tensor]:
 
 
 def shrink(ids: Tensor) -> Tensor:
-    """Size 1 along every dimension where nothing changes."""
+    """The ids with size 1 along every dimension in which they are constant."""
     return distinct(compress(ids)) if ids.dim() else ids.clone()
 
 

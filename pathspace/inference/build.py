@@ -1,4 +1,4 @@
-"""Solve the equations, drop scales that move no weight, number the units."""
+"""Solve the equations, remove scales that change no weight, and number the units."""
 
 from __future__ import annotations
 
@@ -29,15 +29,15 @@ def build(
     traced: int | None = None,
     raw: dict[str, Ends] | None = None,
 ) -> Structure:
-    """The reduction graph of what an interpretation recorded.
+    """Build the reduction graph from the records of an interpretation.
 
     Args:
         captured: the captured model.
         scales: the interpretation, after its run.
-        norm_eps: how normalisation layers were read (kept for later).
-        traced: how many uses of weights, the first ones, are those of ``captured``; the others, of graphs captured at
-            other sizes, restrict the scales and are not edges.
-        raw: what :func:`ends_of` found, if it was asked before.
+        norm_eps: how the ``eps`` of normalisation layers was treated (stored in the graph).
+        traced: number of uses of weights, from the first, that belong to ``captured``; the others belong to captures at
+            other sizes. They restrict the scales and are not edges.
+        raw: the result of :func:`ends_of`, if it is known already.
 
     Returns:
         The reduction graph.
@@ -58,11 +58,11 @@ def build(
 
 
 def ends_of(scales: Scales, traced: int | None = None) -> dict[str, Ends]:
-    """Ids of the tails and heads of every used parameter, in its layout; what its uses have in common is unified."""
+    """Tail and head ids of every used parameter, in its layout; the equations of its several uses are added."""
     raw = assemble(scales, traced)
     for name in list(raw):
         if scales.virtual.get(name, name) in scales.pinned_parameters:
-            # a weight in one place and something unknown in another: its own factor has to be 1
+            # a weight in one use and pinned in another: its factor must be 1
             ends = raw.pop(name)
             scales.equations.unify(ends.tail, ends.head)
     for table, uses in fold(scales, {name: (ends.tail, ends.head) for name, ends in raw.items()}).items():
@@ -71,7 +71,7 @@ def ends_of(scales: Scales, traced: int | None = None) -> dict[str, Ends]:
 
 
 def unused_in_part(captured: Captured, scales: Scales, raw: dict[str, Ends]) -> bool:
-    """Whether some scalar of a parameter in path space is not used; this is known before anything is solved."""
+    """Whether a parameter in path space has an unused scalar; the equations need not be solved for this."""
     for name in captured.parameters:
         if name in raw:
             if bool((raw[name].here()[0] == NEUTRAL).any()):
@@ -82,7 +82,7 @@ def unused_in_part(captured: Captured, scales: Scales, raw: dict[str, Ends]) -> 
 
 
 def _with_gathers(table: str, uses: list[Pair], raw: dict[str, Ends], scales: Scales) -> Ends:
-    """Ends of a table of which data picks rows, and which is used in other ways, perhaps."""
+    """Ends of a table whose rows are selected by data, and which may have other uses."""
     whole = tuple(slice(0, size, 1) for size in scales.shapes[table])
     own = raw.get(table)
     every = uses if own is None else [*uses, (own.tail, own.head)]
@@ -141,8 +141,8 @@ def _graph(captured: Captured, scales: Scales, raw: dict[str, Ends], solution: S
 
 
 def _alike(classes: Tensor, solution: Solution) -> tuple[Tensor, Tensor]:
-    """Classes in which equal products of scales have one id, that of the first, and a number for each such class."""
-    # rows are equal iff they agree in two random directions, as good as surely (whole numbers modulo 2^64)
+    """Classes in which equal products of scales have the id of the first, and a number for each such class."""
+    # rows with equal products with two random vectors (modulo 2^64) are equal, almost certainly
     directions = np.random.default_rng(0).integers(1, 2**62, (solution.units, 2))
     derived = solution.forms @ directions
     number = torch.from_numpy(np.concatenate([[0], directions[:, 0], derived[:, 0]]))
@@ -155,13 +155,13 @@ def _alike(classes: Tensor, solution: Solution) -> tuple[Tensor, Tensor]:
 
 
 def _everywhere(ends: Ends, classes: Tensor, solution: Solution, shape: tuple[int, ...]) -> Pair:
-    """Tail and head of all scalars of a parameter, also of those that only larger inputs use."""
+    """Tail and head of all scalars of a parameter, including those that only larger inputs use."""
     classes, number = _alike(classes, solution)
     pair = [(lookup(classes, ids), ids == NEUTRAL) for ids in (ends.tail, ends.head)]
     (tail, no_tail), (head, no_head) = (extended(ids, void) for ids, void in pair)
     tail, head = tail.expand(shape), head.expand(shape)
     if bool(no_tail.any()) or bool(no_head.any()):
-        # where ends differ from one scalar to the next, the factors between them may still agree
+        # even if the ends differ between scalars, their factors may be equal
         (start, void), (end, _) = pair
         factor = number[end.abs()] * end.sign() - number[start.abs()] * start.sign()
         tail, head = beside((tail, head), factor.expand(shape), void.expand(shape))
@@ -169,9 +169,9 @@ def _everywhere(ends: Ends, classes: Tensor, solution: Solution, shape: tuple[in
 
 
 def _divided(solution: Solution, ends: list[Tensor], scales: Scales) -> Solution:
-    """Units in the coarsest measure: a scale of which all that is spoken of are multiples is replaced by the multiple.
+    """Replace each unit that occurs only as multiples by their greatest common divisor.
 
-    The square of a square root has twice the scale of the root, and that is the unit.
+    For example, only the square of a square root occurs: its log-scale, twice that of the root, becomes the unit.
     """
     count = solution.units
     if not solution.forms.shape[0]:
@@ -191,7 +191,7 @@ def _divided(solution: Solution, ends: list[Tensor], scales: Scales) -> Solution
 
 
 def _stuck(graph: Structure) -> np.ndarray:
-    """Units without a spanning tree: every edge moves them by a power of their scale, so they are the ends of none."""
+    """Units that a spanning tree cannot reach, because every edge has a power of their scale, not the scale itself."""
     once = np.zeros(graph.num_units + 1, bool)
     expand = graph.expand
     for block in graph.blocks:
@@ -204,7 +204,7 @@ def _stuck(graph: Structure) -> np.ndarray:
 
 
 def _units_of(cuts: list[Tensor], classes: Tensor, solution: Solution) -> np.ndarray:
-    """Units that take part in a normalised scale."""
+    """Ids of the units in normalised scales."""
     met = np.zeros(1 + solution.units + solution.forms.shape[0], bool)
     for ids in cuts:
         met[lookup(classes, ids).abs().numpy().reshape(-1)] = True
@@ -213,7 +213,7 @@ def _units_of(cuts: list[Tensor], classes: Tensor, solution: Solution) -> np.nda
 
 
 def lookup(classes: Tensor, ids: Tensor) -> Tensor:
-    """Signed class of raw ids; exact zeros (unused scalars) go to the root."""
+    """Signed classes of raw ids; exact zeros (unused scalars) have the class of the root."""
     if ids.numel() and int(ids.min()) >= 0 and int(ids.max()) < NEUTRAL:
         return classes[ids]
     safe = torch.where(ids == NEUTRAL, 0, ids)
@@ -221,10 +221,10 @@ def lookup(classes: Tensor, ids: Tensor) -> Tensor:
 
 
 def effective(equations: Relations, raw: list[Pair]) -> Solution:
-    """Solve, and fix every scale that moves no weight, so that the units left act independently.
+    """Solve, and fix scales that change no weight, so that the remaining units act independently.
 
-    Gauges that change no weight satisfy ``phi(head) = phi(tail)`` on every edge: scales that touch no weight, a common
-    scale of a component that never meets the root. They are the solutions of one more system of the same kind.
+    Gauges that change no weight satisfy ``phi(head) = phi(tail)`` on every edge, for example scales without edges, or
+    the common scale of a component without the root. They are the solutions of another system of the same kind.
     """
     solution = equations.resolve()
     while len(trivial := _trivial(solution, raw)):
@@ -233,7 +233,7 @@ def effective(equations: Relations, raw: list[Pair]) -> Solution:
 
 
 def _trivial(solution: Solution, raw: list[Pair]) -> np.ndarray:
-    """Base units to fix, one for each direction that moves no weight; none when there is no such direction."""
+    """Base units to fix, one for each direction that changes no weight."""
     system = Relations()
     system.size = 1 + solution.units + solution.forms.shape[0]
     classes = torch.from_numpy(solution.classes)
@@ -249,22 +249,22 @@ def _trivial(solution: Solution, raw: list[Pair]) -> np.ndarray:
     kernel = system.resolve()
     if kernel.units == 0:
         return np.zeros(0, np.int64)
-    # one variable for each trivial direction, which is that direction alone
+    # for each trivial direction one variable that moves only with it
     own, first = np.unique(np.abs(kernel.classes[: solution.units + 1]), return_index=True)
     chosen = first[(own > 0) & (own <= kernel.units)]
-    # where every direction moves several units by different amounts, they are fixed one after the other
+    # if there are no such variables, fix one unit and repeat
     return chosen if len(chosen) else first[own > 0][:1]
 
 
 def _star(near: Tensor, far: Tensor) -> Pair:
-    """As few pairs as connect ids of a weight's two ends: with the same for the ends exchanged, all of them are."""
-    # one along every dimension where one side is constant
+    """A few pairs of ids at a weight's two ends that, together with those for exchanged ends, connect all of them."""
+    # take one entry along every dimension in which one side is constant
     for dim in range(far.dim()):
         if near.shape[dim] == 1 and far.shape[dim] > 1:
             far = far.narrow(dim, 0, 1)
     rows = near.shape[0] if near.dim() > 1 else 0
     if rows > 1 and far.numel() == far.shape[0] == rows:
-        # the outputs of a group see the same inputs, which the first of them has connected
+        # all outputs of a group have the same inputs, so the first output connects them
         changed = (near[1:] != near[:-1]).flatten(1).any(1)
         first = torch.cat([changed.new_ones(1), changed])
         near, far = near[first], far[first]
@@ -272,7 +272,7 @@ def _star(near: Tensor, far: Tensor) -> Pair:
 
 
 def _met(solution: Solution, classes: list[Tensor]) -> np.ndarray:
-    """Which classes occur (signs do not matter)."""
+    """Mask of the classes that occur with either sign."""
     met = np.zeros(1 + solution.units + solution.forms.shape[0], bool)
     for ids in classes:
         met[distinct(ids).abs().numpy().reshape(-1)] = True
@@ -280,7 +280,7 @@ def _met(solution: Solution, classes: list[Tensor]) -> np.ndarray:
 
 
 def _named(solution: Solution, ends: list[Tensor], scales: Scales) -> Solution:
-    """Without the derived classes of activations that no weight, statistic or norm speaks of."""
+    """The solution without derived classes that no weight, statistic or normalisation uses."""
     if not solution.forms.shape[0]:
         return solution
     classes = torch.from_numpy(solution.classes)
@@ -293,11 +293,11 @@ def _named(solution: Solution, ends: list[Tensor], scales: Scales) -> Solution:
 
 
 def exact_subgroup(solution: Solution, classes: list[Tensor]) -> csr_array:
-    """The gauge transformations that leave some classes alone: ``phi = matrix @ xi``, with as many ``xi`` as are free.
+    """The gauge transformations that do not change given classes: ``phi = matrix @ xi`` for any ``xi``.
 
     Args:
         solution: every id in terms of base units.
-        classes: signed classes whose log-scale is 0.
+        classes: signed classes whose log-scale must be 0.
 
     Returns:
         Integer matrix ``(H, free)`` of full column rank.
@@ -326,7 +326,7 @@ def exact_subgroup(solution: Solution, classes: list[Tensor]) -> csr_array:
 
 
 def _define(system: Relations, solution: Solution, ends: list[Tensor]) -> None:
-    """Relations of three terms, by partial sums of forms, for derived ids that occur; the others are 0."""
+    """Add relations of three terms, for partial sums, that define the derived ids that occur; the others are 0."""
     if not solution.forms.shape[0]:
         return
     met = _met(solution, ends)[solution.units + 1 :]

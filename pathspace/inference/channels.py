@@ -1,12 +1,12 @@
 """Which positions belong to one channel: the third reading of the rules, whose ids are classes of positions.
 
-A channel is what can be removed or moved as a whole: positions along dimensions of parameters, buffers and activations
-that stand for each other. Elements that are combined elementwise belong to one channel whatever the function, so GELU
-and batch norm keep channels apart although they fix or cut scales. A weight reads channels along one of its dimensions
-and writes others along another. What a reduction or a product of matrices makes one becomes one channel: that is how
-the features of a head come together.
+A channel is a set of corresponding positions along dimensions of parameters, buffers and activations that can be
+removed or moved together. Elements that a function combines elementwise belong to one channel, so GELU and batch norm
+keep channels separate although they fix or cut scales. A weight reads channels along one of its dimensions and writes
+others along another. A reduction or a matrix product merges all positions that it sums to one channel; this merges the
+features of an attention head.
 
-Ids: ``ROOT`` and ``NEUTRAL`` for elements without a channel, :data:`FIXED` for positions that have to stay.
+Ids: ``ROOT`` and ``NEUTRAL`` for elements without a channel, :data:`FIXED` for positions that must not be moved.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def varying(ids: Tensor) -> set[int]:
 
 
 def _blank(ids: Tensor, old: int, new: int) -> Tensor:
-    """Write elements without a channel otherwise."""
+    """Replace one id by another."""
     return torch.where(ids == old, new, ids)
 
 
@@ -40,11 +40,11 @@ class Channels(Semantics):
     """The interpretation whose ids are channels.
 
     Attributes:
-        written: which dimension is written, where a weight writes several: a table of matrices, one for each head or
-            expert, has the first along its tables and the last inside each of them.
+        written: which dimension counts as written if a weight writes several: in a table of matrices, one for each head
+            or expert, the first is along the table and the last inside each matrix.
         sides: (tensor, dimension) -> ids of its positions.
         reads: sides along which a weight reads channels.
-        several: whether there is such a table.
+        several: whether a weight writes several dimensions.
     """
 
     written = 0
@@ -58,7 +58,7 @@ class Channels(Semantics):
         self.reads: set[Side] = set()
         self.several = False
         self._mixed: list[tuple[Tensor, set[int], str]] = []
-        # ids below this one belong to buffers; what is said of them, until all else is known
+        # ids below this one belong to buffers; their equations wait until all others are known
         self._of_buffers = 0
         self._wishes: list[tuple[Tensor, Tensor]] = []
         # tensors used as activations: one id for each element
@@ -82,7 +82,7 @@ class Channels(Semantics):
         return self.side(name, dim).reshape([-1 if d == dim else 1 for d in range(len(shape))]).expand(shape)
 
     def _places(self, weight: Weight) -> list[tuple[list[Side], Tensor]]:
-        """For every dimension of the parameter(s): the sides, and the ids of its positions in the shape of the view."""
+        """For every dimension of the parameters: its sides, and the ids of its positions in the shape of the view."""
         if weight.name is not None:
             own = weight.name
             return [([(own, d)], weight.of_table(self._laid(own, d))) for d in self._long(own)]
@@ -108,7 +108,7 @@ class Channels(Semantics):
         return compress(out)
 
     def _table(self, name: str) -> Tensor:
-        """Ids of all elements: those of the one dimension that has several, or one id for each element."""
+        """Ids of all elements: those of the only dimension longer than 1, or one id for each element."""
         long = self._long(name)
         if len(long) < 2:
             return self._laid(name, long[0]) if long else constant(self.sizes[name])
@@ -117,10 +117,10 @@ class Channels(Semantics):
         return self._elements[name]
 
     def given(self, kind: str, name: str, shape: Sequence[int]) -> Tensor:
-        """Inputs stay as they are; buffers are tensors of the model.
+        """Ids of an input, whose positions are fixed, or of a buffer.
 
-        They follow the channels that they are combined with, unless that would make several channels one: a table of
-        angles that all heads share has no channels.
+        A buffer has the channels that it is combined with, unless this would merge several channels: a table of angles
+        that all heads share has no channels.
         """
         if kind != "buffer":
             return constant(shape, FIXED)
@@ -130,7 +130,7 @@ class Channels(Semantics):
         return ids
 
     def statistics_of(self, mean: str, var: str, channels: Tensor, eps: float, frozen: bool) -> None:
-        """Running statistics belong to their channels."""
+        """Give running statistics the channels of their normalisation."""
         ids = self._one(channels, range(1, channels.dim())).reshape(-1)
         for name in (mean, var):
             self.equations.unify(self.side(name, 0), _blank(ids, ROOT, NEUTRAL))
@@ -160,7 +160,7 @@ class Channels(Semantics):
         return small.expand(shape)
 
     def join(self, *values: Value) -> Tensor:
-        """Unify elementwise; what has size 1 along a dimension asks for nothing there."""
+        """Unify elementwise; an operand of size 1 along a dimension imposes nothing there."""
         every = sorted((self.activation(value) for value in values), key=lambda ids: self._buffered(distinct(ids)))
         shape = torch.broadcast_shapes(*(ids.shape for ids in every))
         plain = [bool((distinct(ids) == FIXED).all()) for ids in every]
@@ -183,7 +183,7 @@ class Channels(Semantics):
         return result.expand(shape) if any(not whole for whole in plain) else constant(shape, FIXED)
 
     def reduce(self, value: Value, dims: Iterable[int], keepdim: bool = False) -> Tensor:
-        """What is reduced to one element belongs to one channel."""
+        """Merge the channels of all elements that are reduced to one."""
         ids = self.activation(value)
         wanted = sorted({dim % ids.dim() for dim in dims}, reverse=True)
         ids = self._one(ids, wanted)
@@ -194,7 +194,7 @@ class Channels(Semantics):
         return ids
 
     def contract(self, weight: Weight, value: Value, dims: Sequence[int]) -> Tensor:
-        """Channels that are read along summed dimensions, and others that are written along those that remain."""
+        """Read channels along the summed dimensions, and write channels along a remaining one."""
         ids = self.activation(value)
         full = torch.broadcast_shapes(weight.shape, ids.shape)
         rank, ids = len(full), ids.expand(full)
@@ -205,13 +205,13 @@ class Channels(Semantics):
         own = set().union(*(varying(view) for _, view in places)) if places else set()
         beside = varying(ids) - summed - own
         if beside and not varying(ids) & summed:
-            # (one id per element: of positions mixed beside channels nothing is said)
+            # (one id per element: the weight mixes positions, not channels)
             self._stay(reads + writes)
             return self._out(ids, summed)
         ids = self._one(ids, beside).expand(full)
         along = (varying(ids) & own) - summed
         if along:
-            # each position along these dimensions has a matrix of its own
+            # each position along these dimensions has its own matrix
             ids = self._one(ids, summed).expand(full)
             for sides, view in reads + writes:
                 if varying(view) & along:
@@ -245,17 +245,17 @@ class Channels(Semantics):
         return ids
 
     def fix(self, value: Tensor) -> None:
-        """These positions have to stay."""
+        """Fix positions, which can then not be removed or moved."""
         self._unify(value, constant((), FIXED))
 
     def pin(self, values: Iterable[Value], reason: str) -> None:
-        """What an operation may do anything with has to stay."""
+        """Fix the channels of the operands of an operation without a rule."""
         for value in values:
             for ids in [view for _, view in self._places(value)] if isinstance(value, Weight) else [value]:
                 self.fix(ids)
 
     def opaque(self, values: Sequence[Value], reason: str, dims: Sequence[int] = ()) -> Tensor:
-        """Elementwise functions keep channels apart, homogeneous or not."""
+        """Elementwise functions keep channels separate, homogeneous or not."""
         ids = self.join(*values)
         self._mix(ids, dims, reason or "normalised exponentials")
         return ids
@@ -267,7 +267,7 @@ class Channels(Semantics):
             self._mixed.append((distinct(ids), along, f"{self.place.op}{place} mixes its channels ({reason})"))
 
     def cut(self, value: Value, dims: Sequence[int], exact: bool = False) -> Tensor:
-        """Normalised elements keep their identity, and depend on all they are normalised with."""
+        """Normalised elements keep their channels, but depend on all elements of their normalisation."""
         ids = self.activation(value)
         self._mix(ids, dims, "normalised together")
         return ids
@@ -289,15 +289,15 @@ class Channels(Semantics):
         return self.contract(weight, value, ())
 
     def steps(self, length: int) -> int:
-        """Every step is like the first three."""
+        """Three steps are enough, because all later steps have the same form."""
         return min(length, 3)
 
     def gathered(self, weight: Weight, rows: Sequence[int], node: object) -> Weight | None:
-        """All rows of a table are one to data."""
+        """Rows that data selects are not distinguished."""
         return None
 
     def regrouped(self, value: Value, runs: Sequence[range]) -> None:
-        """What is left of a dimension must fill the dimensions that it became."""
+        """Record that one dimension was split into several, whose channels must remain rectangular."""
         if isinstance(value, Tensor):
             self._regrouped += [(value, run) for run in runs if set(run) & varying(value)]
 
@@ -307,8 +307,8 @@ class Channels(Semantics):
         """Channels of the positions of every side.
 
         Returns:
-            (tensor, dimension) -> number of the channel of every position, 0 where it has to stay; and the channels
-            that can change places only, with the reason.
+            (tensor, dimension) -> number of the channel of every position, 0 for fixed positions; and the channels that
+            can be permuted but not removed, with the reason.
         """
         classes = self._settled()
         fixed = int(classes[FIXED])
@@ -322,7 +322,7 @@ class Channels(Semantics):
         return sides, mixed
 
     def _settled(self) -> Tensor:
-        """Solve, until everything that follows from a solution holds; the classes of all ids."""
+        """Solve and add consequences of the solution until nothing changes; return the classes of all ids."""
         while True:
             classes = torch.from_numpy(self.equations.solve())
             if self._wishes:
@@ -331,7 +331,7 @@ class Channels(Semantics):
                 return classes
 
     def _grant(self, left: Tensor, right: Tensor) -> None:
-        """Say of a buffer what was said of it, unless channels of weights would become one by that."""
+        """Add an equation of a buffer, unless it would merge channels of weights."""
         trial = self.equations.copy()
         trial.unify(left, right)
         before, after = (
@@ -344,7 +344,7 @@ class Channels(Semantics):
         return classes[_blank(ids, NEUTRAL, ROOT)]
 
     def _whole(self, classes: Tensor) -> bool:
-        """Where channels are normalised in several sets, each set is one channel; whether that changed anything."""
+        """Make each set of channels that is normalised together one channel; return whether anything changed."""
         changed = False
         for ids, along, _ in self._mixed:
             found = varying(compress(self._seen(ids, classes)))
@@ -354,7 +354,7 @@ class Channels(Semantics):
         return changed
 
     def _of_elements(self, classes: Tensor) -> bool:
-        """Let tensors used as activations have channels along one dimension; whether that changed anything."""
+        """Give tensors used as activations channels along one dimension; return whether anything changed."""
         changed = False
         for name in list(self._elements):
             ids = self._elements[name]
@@ -371,7 +371,7 @@ class Channels(Semantics):
         return changed
 
     def _rectangular(self, classes: Tensor) -> bool:
-        """Let channels vary along one of the dimensions that a dimension became: the last; whether that changed any."""
+        """Let channels vary only along the last part of a split dimension; return whether anything changed."""
         changed = False
         for ids, run in self._regrouped:
             along = varying(compress(self._seen(distinct(ids), classes))) & set(run)
@@ -382,7 +382,7 @@ class Channels(Semantics):
 
 
 class InnerChannels(Channels):
-    """The same with channels inside the matrices of a table in place of its matrices."""
+    """The interpretation in which the channels of a table of matrices are inside the matrices."""
 
     written = -1
 

@@ -1,4 +1,4 @@
-"""Operations without a rule, taken apart into operations that have one."""
+"""Decomposition of operations without a rule into operations with one."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pathspace.inference.registry import RULES, operation_name
 
 @cache
 def _table() -> dict[Any, Any]:
-    """Torch's decompositions of everything that no rule covers."""
+    """Torch's decompositions of all operations without a rule."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         every = torch._decomp.core_aten_decompositions()
@@ -22,13 +22,13 @@ def _table() -> dict[Any, Any]:
 
 
 def decomposed(node: fx.Node) -> fx.GraphModule | None:
-    """The operation as a graph of smaller ones, its placeholders named like the operands' nodes.
+    """The operation as a graph of smaller ones, with placeholders named like the operands' nodes.
 
     Args:
         node: a call of an operation, with fake results in ``meta["val"]``.
 
     Returns:
-        The graph, or ``None`` where torch has no smaller operations for it.
+        The graph, or ``None`` if torch has no decomposition.
     """
     if not isinstance(node.target, torch._ops.OpOverload):
         return None

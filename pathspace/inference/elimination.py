@@ -1,9 +1,9 @@
-"""Many short relations at once: substitute, compare and compress them without a loop over relations.
+"""Substitution, comparison and compression of many short relations, without a loop over relations.
 
-Products of activations come by the hundred thousand: ``k^T v`` of linear attention has a scale of its own for every
-pair of channels, ``phi(kv_ij) = phi(k_i) + phi(v_j)``, and ``q (k^T v)`` demands ``phi(o_j) = phi(q_i) + phi(kv_ij)``.
-Substituting the first into the second leaves ``phi(k_i) + phi(q_i) = phi(o_j) - phi(v_j)`` for all pairs, which says no
-more than that as many sums as there are channels are equal. All of it is exact over the integers.
+A model can have hundreds of thousands of products of activations. For example, ``k^T v`` of linear attention has one
+scale for every pair of channels, ``phi(kv_ij) = phi(k_i) + phi(v_j)``, and ``q (k^T v)`` imposes
+``phi(o_j) = phi(q_i) + phi(kv_ij)``. Substitution gives ``phi(k_i) + phi(q_i) = phi(o_j) - phi(v_j)`` for all pairs,
+which is equivalent to far fewer relations: all these sums are equal. All steps are exact over the integers.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ import numpy as np
 from scipy.sparse import coo_array, csr_array
 from scipy.sparse.csgraph import connected_components
 
-# powers of a scale beyond this are fixed: products of two of them still fit into 64 bits
+# scales with higher powers are fixed; a product of two such powers fits into 64 bits
 LARGEST_POWER = 2**31
 Rounds = list[tuple[np.ndarray, csr_array]]
 Pairs = tuple[np.ndarray, np.ndarray]
 
 
 def combined(coefficients: np.ndarray, variables: np.ndarray) -> Pairs:
-    """Combine like terms, divide by common factors, drop duplicates; non-zero terms come first, in falling order."""
+    """Combine like terms, divide by common factors, drop duplicates; non-zero terms come first, in descending order."""
     coefficients, variables = _sorted(coefficients, variables)
     twice = ((variables[:, 1:] == variables[:, :-1]) & (variables[:, 1:] > 0)).any(1)
     if twice.any():
@@ -41,7 +41,7 @@ def combined(coefficients: np.ndarray, variables: np.ndarray) -> Pairs:
 
 
 def _sorted(coefficients: np.ndarray, variables: np.ndarray) -> Pairs:
-    """Terms by falling variable, those with a coefficient or a variable of zero last."""
+    """Sort terms by descending variable, with zero coefficients and zero variables last."""
     order = np.argsort(np.where(coefficients == 0, 0, -variables), 1, kind="stable")
     flat = order + variables.shape[1] * np.arange(len(order))[:, None]
     variables, coefficients = variables.reshape(-1)[flat], coefficients.reshape(-1)[flat]
@@ -51,14 +51,14 @@ def _sorted(coefficients: np.ndarray, variables: np.ndarray) -> Pairs:
 
 
 def _keys(rows: np.ndarray) -> np.ndarray:
-    """A number for each row, the same for equal rows (and, by chance, for a few others)."""
+    """A hash for each row."""
     factors = np.random.default_rng(0).integers(2**62, size=rows.shape[1], dtype=np.int64) | 1
-    # whole numbers modulo 2^64
+    # integers modulo 2^64
     return rows @ factors
 
 
 def _distinct(rows: np.ndarray) -> np.ndarray:
-    """Rows without repetition, unless others share their key (``np.unique(axis=0)`` takes many times as long)."""
+    """Rows without most repetitions (``np.unique(axis=0)`` is many times slower)."""
     keys = _keys(rows)
     order = np.argsort(keys, kind="stable")
     again = np.flatnonzero(keys[order][1:] == keys[order][:-1])
@@ -69,14 +69,14 @@ def _distinct(rows: np.ndarray) -> np.ndarray:
 
 
 def equations(coefficients: np.ndarray, variables: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Relations that say ``a = 0`` or ``a = +-b``.
+    """Relations of the form ``a = 0`` or ``a = +-b``.
 
     Args:
-        coefficients: of combined relations.
-        variables: of the same.
+        coefficients: coefficients of combined relations.
+        variables: their variables.
 
     Returns:
-        Variables, the signed variables they are equal to, and which relations said so.
+        Variables, the signed variables that they equal, and the mask of these relations.
     """
     terms = (coefficients != 0).sum(1)
     single = terms == 1
@@ -87,15 +87,15 @@ def equations(coefficients: np.ndarray, variables: np.ndarray) -> tuple[np.ndarr
 
 
 def implied(coefficients: np.ndarray, variables: np.ndarray, longest: int) -> Pairs:
-    """Equations between variables that stand in the same relation to others: ``p a + r = p b + r = 0``.
+    """Equations ``a = b`` that follow from two relations with the same other terms: ``p a + r = p b + r = 0``.
 
     Args:
-        coefficients: of combined relations.
-        variables: of the same.
-        longest: relations of at most so many terms are compared.
+        coefficients: coefficients of combined relations.
+        variables: their variables.
+        longest: largest number of terms of the relations to compare.
 
     Returns:
-        Variables, and the variables they are equal to.
+        Variables, and the variables that they equal.
     """
     lefts, rights = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
     terms = (coefficients != 0).sum(1)
@@ -116,17 +116,17 @@ def implied(coefficients: np.ndarray, variables: np.ndarray, longest: int) -> Pa
 
 
 def _forms(pivots: np.ndarray, rows: np.ndarray, names: np.ndarray, total: int) -> tuple[np.ndarray, csr_array]:
-    """What each pivot is, as a sparse row over all variables."""
+    """The pivots, each with its form as a sparse row over all variables."""
     where = np.nonzero(rows)
     form = coo_array((rows[where], (where[0], names[where])), shape=(len(rows), total + 1))
     return pivots, csr_array(form)
 
 
 def peel(coefficients: np.ndarray, variables: np.ndarray, total: int) -> tuple[Rounds, np.ndarray, np.ndarray]:
-    """Solve relations for variables that occur nowhere else, round after round.
+    """Solve relations for variables that occur in no other relation, in rounds.
 
     Returns:
-        Rounds of (variables, what they are: a sparse row over all variables each), and the relations left.
+        Rounds of (variables, their forms as sparse rows over all variables), and the remaining relations.
     """
     rounds = []
     while len(variables):
@@ -135,7 +135,7 @@ def peel(coefficients: np.ndarray, variables: np.ndarray, total: int) -> tuple[R
         done = lonely.any(1)
         if not done.any():
             break
-        # of several, the last: what was made last explains itself by what was there before
+        # of several such variables take the last: later ids are expressed by earlier ones
         place = np.where(lonely[done], variables[done], -1).argmax(1)
         rows, names = coefficients[done], variables[done]
         at = np.arange(len(rows)), place
@@ -151,17 +151,17 @@ def join(coefficients: np.ndarray, variables: np.ndarray, total: int) -> tuple[R
     """Substitute variables that occur in exactly two relations of at most three terms, many at a time.
 
     Returns:
-        As :func:`peel`; what is left has at most four terms again.
+        As :func:`peel`; the remaining relations have at most four terms.
     """
     rounds = []
     while len(variables):
         used = coefficients != 0
-        # (what is left of large coefficients could grow from round to round)
+        # (large coefficients could grow in every round)
         short = (used.sum(1) <= 3) & (np.abs(coefficients).max(1) < LARGEST_POWER // 2)
         fits = used & (np.abs(coefficients) == 1) & short[:, None]
         uses, fitting = (np.bincount(variables[mask], minlength=total + 1) for mask in (used, fits))
         fits &= ((uses == 2) & (fitting == 2))[variables]
-        # each relation offers one variable, and takes part where its partner offers the same
+        # each relation proposes one variable, and is used if a second relation proposes the same
         offer = np.where(fits, variables, 0).max(1)
         taken = np.bincount(offer, minlength=total + 1) == 2
         taken[0] = False
@@ -187,10 +187,10 @@ def join(coefficients: np.ndarray, variables: np.ndarray, total: int) -> tuple[R
 
 
 def compress(coefficients: np.ndarray, variables: np.ndarray, total: int) -> Pairs:
-    """Relations of three or four terms as equalities of sums: those that follow from others are left out.
+    """Write relations of three or four terms as equalities of sums, and remove those that follow from others.
 
-    Each relation is split into the two sums that most other relations speak of. The sums are the nodes of a graph, the
-    relations its edges; a star in each component, around the shortest sum, says as much.
+    Each relation is split into the two sums that occur most often. The sums are the nodes of a graph and the relations
+    its edges; in each component, the equations between all sums and the shortest one are equivalent to all relations.
     """
     long = (coefficients != 0).sum(1) >= 3
     c, v = coefficients[long], variables[long]
@@ -208,7 +208,7 @@ def compress(coefficients: np.ndarray, variables: np.ndarray, total: int) -> Pai
     best = counts[node].sum(2).argmax(1)
     rows = np.arange(len(c))
     (left, right), sign = node[rows, best].T, signs[rows, best].prod(1)
-    # a node for each sum and one for its negative: sums with opposite signs in a relation are equal
+    # one node for each sum and one for its negative: two sums on opposite sides of a relation are equal
     size = len(counts)
     other = np.where(sign < 0, right, right + size)
     edges = np.concatenate([left, left + size]), np.concatenate([other, (other + size) % (2 * size)])

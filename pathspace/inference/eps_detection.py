@@ -1,9 +1,7 @@
-"""What a rule has to know of the graph around it: does a small constant guard a division, may a value be infinite?
+"""Questions of rules about the surrounding graph: is a constant an ``eps``, and can a value be infinite?
 
-Is a small constant the ``eps`` of a normalisation written out by hand? A look ahead in the graph.
-
-It is if all that is made of it ends as a divisor, by way of operations that keep it one (roots, powers, movements,
-sums), of something that comes from where the divisor comes from. Everywhere else it is a constant like any other.
+A small constant counts as the ``eps`` of a normalisation written out by hand if every use of its result ends as a
+divisor, after operations such as roots, powers, movements and sums, and if dividend and divisor have a common origin.
 """
 
 from __future__ import annotations
@@ -18,16 +16,16 @@ from torch import fx
 
 from pathspace.inference.registry import facts_of, operation_name
 
-# kinds of operations that keep elements as they are
+# kinds of operations that do not change elements
 MOVEMENTS = frozenset(["copy", "movement", "repetition", "part"])
-# what a divisor may go through besides: it stays positively homogeneous
+# further kinds of operations on a divisor, all positively homogeneous
 DIVISORS = frozenset(["sum", "total", "mean", "order", "magnitude", "clip", "maximum"])
-# how many operations back a numerator and its divisor may have their common origin
+# largest number of nodes in the search for a common origin of dividend and divisor
 NEAR = 64
 
 
 def guards_a_division(node: fx.Node, sources: Mapping[str, tuple[str, str]]) -> bool:
-    """Whether everything made of the result of ``node`` divides something of the same origin.
+    """Whether every use of the result of ``node`` divides a value of the same origin.
 
     Args:
         node: the operation that adds or clamps to a small constant.
@@ -36,11 +34,11 @@ def guards_a_division(node: fx.Node, sources: Mapping[str, tuple[str, str]]) -> 
     if _name(node).endswith("_") and any(
         len(x.users) > 1 or facts_of(x).kind in MOVEMENTS for x in node.all_input_nodes
     ):
-        # other names of the tensor would see the constant, too
+        # the in-place operation changes other names of the tensor too
         return False
     origin = _before([node], sources)
     seen: set[tuple[fx.Node, bool]] = set()
-    # (a value, whether it is 1 / divisor by now)
+    # (a value, whether it is 1 / divisor)
     pending = [(node, False)]
     while pending:
         value, inverted = pending.pop()
@@ -59,10 +57,10 @@ def guards_a_division(node: fx.Node, sources: Mapping[str, tuple[str, str]]) -> 
 
 
 def may_be_infinite(node: fx.Node, sources: Mapping[str, tuple[str, str]]) -> bool:
-    """Whether infinities may reach ``node`` other than by overflow: from a quotient, a logarithm, or a constant.
+    """Whether infinities can reach ``node`` without an overflow: from a quotient, a logarithm, or a constant.
 
     Args:
-        node: the operation whose operands are in question.
+        node: the operation whose operands are tested.
         sources: placeholder name -> (kind, name): inputs and parameters count as finite, buffers do not.
     """
     pending, seen = list(node.all_input_nodes), set[fx.Node]()
@@ -84,18 +82,18 @@ def may_be_infinite(node: fx.Node, sources: Mapping[str, tuple[str, str]]) -> bo
 
 
 def is_parameter_itself(node: fx.Node, sources: Mapping[str, tuple[str, str]]) -> bool:
-    """Whether a value is a parameter as it is, or a movement or another type of it."""
+    """Whether a value is a parameter, perhaps moved or of another type."""
     while node.op == "call_function" and facts_of(node).kind in MOVEMENTS and isinstance(node.args[0], fx.Node):
         node = node.args[0]
     return node.op == "placeholder" and sources.get(node.name, ("", ""))[0] == "parameter"
 
 
 def _followed(user: fx.Node, value: fx.Node, inverted: bool) -> tuple[bool, bool] | None:
-    """What an operation makes of a divisor.
+    """The effect of an operation on a divisor.
 
     Returns:
-        Whether its other operands are divided, and whether its result is ``1 / divisor``; ``None`` for an operation
-        that does something else.
+        Whether it divides its other operands, and whether its result is ``1 / divisor``; ``None`` for any other
+        operation.
     """
     facts = facts_of(user)
     if facts.kind in MOVEMENTS:
@@ -115,7 +113,7 @@ def _followed(user: fx.Node, value: fx.Node, inverted: bool) -> tuple[bool, bool
 
 
 def _before(nodes: list[fx.Node], sources: Mapping[str, tuple[str, str]]) -> set[fx.Node]:
-    """Nodes and the nearest operations and parameters that they come from."""
+    """Nodes, and the nearest operations and parameters from which they are computed."""
     found: dict[Any, None] = {}
     pending = list(nodes)
     while pending and len(found) < NEAR:

@@ -1,7 +1,7 @@
-"""Constants are computed: masks, positions and index tables are known while a graph is interpreted.
+"""Computation of constants, so that masks, positions and index tables have values during the interpretation.
 
-An operation all of whose operands are known runs as it is. Rules then see which elements a table picks, which entries a
-mask removes, and where a tensor is exactly zero.
+An operation is run if all of its operands are known. Rules then know which elements an index selects, which entries a
+mask removes, and which entries of a tensor are exactly zero.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ def folded(node: fx.Node, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any
         kwargs: its keyword operands.
 
     Returns:
-        The result as activations with known values, or ``None`` where an operand is unknown, or the result would be
-        random or large.
+        The result as activations with known values, or ``None`` if an operand is unknown, or if the result is random or
+        large.
     """
     target, shown = node.target, node.meta.get("val")
     leaves = pytree.tree_leaves((args, kwargs))
@@ -48,7 +48,7 @@ def folded(node: fx.Node, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any
         real_args, real_kwargs = pytree.tree_map(_real, (tuple(args), dict(kwargs)))
         computed = target(*real_args, **real_kwargs)
     except Exception:
-        # what cannot be run here is interpreted like everything else
+        # an operation that cannot run here is interpreted by its rule
         return None
     return pytree.tree_map(lambda leaf: with_value(leaf) if isinstance(leaf, Tensor) else leaf, computed)
 
@@ -57,7 +57,7 @@ def _real(leaf: Any) -> Any:
     if isinstance(leaf, Tensor):
         value = value_of(leaf)
         assert value is not None
-        # in-place operations must not reach the constants of the graph
+        # (a copy, because in-place operations must not change the constants of the graph)
         return value.clone()
     return torch.device("cpu") if isinstance(leaf, torch.device) else leaf
 

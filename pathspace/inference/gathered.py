@@ -1,15 +1,14 @@
-"""Rows that data picks: embeddings read by tokens, experts chosen by routers.
+"""Rows selected by data: embeddings indexed by tokens, experts chosen by routers.
 
-Every position of an index may pick any row, so the rows at different positions are *virtual* weights of their own while
-the graph is interpreted: a table of shape ``(rows, ...)`` gathered at ``n`` positions is a parameter of shape ``(n,
-...)``. A rescaling of the table is a symmetry if it is one whatever is picked where. As all equations are linear, this
-asks for two things:
+Every position of an index may select any row, so the interpretation treats the selected rows as a *virtual* weight: a
+table of shape ``(rows, ...)`` gathered at ``n`` positions is a parameter of shape ``(n, ...)``. A rescaling of the
+table is a symmetry if it is one for every selection. All equations are linear, so there are two conditions:
 
-* it is one while every position picks row 0 (the *base*), and
-* what a row has more than row 0 may be put at any position alone, all else left as it is (the *differences*).
+* it is a symmetry if every position selects row 0 (the *base*), and
+* the difference between a row and row 0 is a symmetry at each position alone, with all else fixed (the *differences*).
 
-The differences form the same space for every row, so each unit in it exists once per row: a scale per token in front
-of a normalisation, the hidden units of each expert.
+The differences form the same space for every row, so each unit in it exists once per row: for example, one scale per
+token before a normalisation, or the hidden units of each expert.
 """
 
 from __future__ import annotations
@@ -27,9 +26,9 @@ from pathspace.inference.units import Scales
 from pathspace.inference.values import NEUTRAL, ROOT, distinct
 
 Ends = tuple[Tensor, Tensor]
-# more sums of scales than this are not followed: their rows share one scale, which is sound
+# above this number of sums of scales, all rows share one scale, which is sound
 LARGEST = 1_000_000
-# sums of more scales than this are not followed, either
+# scales in sums with more terms are fixed, which is sound
 TERMS = 3
 
 
@@ -39,17 +38,17 @@ def _looked_up(solution: Solution, ids: Tensor) -> Tensor:
 
 
 def _row(ids: Tensor) -> Tensor:
-    """One id for each cell of a row: of the first position that has one (exact zeros have none)."""
+    """One id for each cell of a row, from the first position that has one (exact zeros have none)."""
     place = (ids == NEUTRAL).to(torch.uint8).argmin(0, keepdim=True)
     return ids.gather(0, place)
 
 
 def _differences(scales: Scales, virtual: Mapping[str, Ends], fixed: Sequence[Tensor]) -> tuple[Solution, np.ndarray]:
-    """Scales of single positions with everything else held fixed.
+    """Scales of single positions with everything else fixed.
 
     Returns:
         The solution, in which every unit of a virtual weight belongs to one position of one index; and for each unit
-        whether a normalisation has taken it away.
+        whether a normalisation removes it.
     """
     system = scales.equations.copy()
     for ids in fixed:
@@ -66,7 +65,7 @@ def _differences(scales: Scales, virtual: Mapping[str, Ends], fixed: Sequence[Te
         for ids in ends:
             number = _looked_up(solution, ids).abs().numpy()
             if number.shape[0] < rows:
-                # one scale for all positions at once
+                # one scale for all positions
                 places = np.full([1] * number.ndim, -2)
             else:
                 places = first + np.arange(rows).reshape(-1, *[1] * (number.ndim - 1))
@@ -87,7 +86,7 @@ def _differences(scales: Scales, virtual: Mapping[str, Ends], fixed: Sequence[Te
 def _terms(
     solution: Solution, number: np.ndarray, places: np.ndarray, shared: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Base units and where each is met, those within combinations, too; what is in long ones is marked as shared."""
+    """Base units and the place of each occurrence, also inside combinations; mark units in long ones as shared."""
     classes, where = (entry.reshape(-1) for entry in np.broadcast_arrays(number, places))
     plain = classes <= solution.units
     forms = solution.forms[classes[~plain] - solution.units - 1]
@@ -98,7 +97,7 @@ def _terms(
 
 
 def _combinations(system: Relations, forms: csr_array, units: Tensor) -> Tensor:
-    """Ids of short integer combinations of others: for each form one for each column of ``units``."""
+    """New ids for short integer combinations of others, one for each form and each column of ``units``."""
     ids = system.fresh((forms.shape[0], units.shape[1]))
     lengths = np.diff(forms.indptr)
     for length in np.unique(lengths):
@@ -114,12 +113,12 @@ def _combinations(system: Relations, forms: csr_array, units: Tensor) -> Tensor:
 
 @dataclass
 class _Template:
-    """The differences of one row: for each table the signed classes of its tail and head cells, 0 where there is none.
+    """The differences of one row.
 
     Attributes:
-        cells: table -> ids of tail and head cells, to be looked up in ``solution``.
+        cells: table -> ids of its tail and head cells, to be looked up in ``solution``; 0 for cells without one.
         solution: the ids in terms of differences.
-        normed: which differences a normalisation has taken away.
+        normed: mask of the differences that a normalisation removes.
     """
 
     cells: dict[str, tuple[Tensor, Tensor]]
@@ -128,7 +127,7 @@ class _Template:
 
 
 def _template(scales: Scales, virtual: Mapping[str, Ends], fixed: Sequence[Tensor]) -> _Template:
-    """Differences that every position allows."""
+    """Differences that are symmetries at every position."""
     solution, taken = _differences(scales, virtual, fixed)
     system = Relations()
     units = torch.cat([torch.zeros(1, dtype=torch.long), system.fresh((solution.units,))])
@@ -152,7 +151,7 @@ def _template(scales: Scales, virtual: Mapping[str, Ends], fixed: Sequence[Tenso
             wanted = units[number.abs()] * number.sign()
             if number.shape[0] == 1 and scales.shapes[name][0] > 1:
                 wanted = torch.zeros_like(wanted)
-            # nothing is asked of cells that lead nowhere
+            # cells that are on no path impose nothing
             wanted = torch.where(ids == NEUTRAL, NEUTRAL, wanted)
             system.unify(new[i].expand(wanted.shape[0], *both[i]), wanted.expand(wanted.shape[0], *both[i]))
             unasked = (ids == NEUTRAL).all(0, keepdim=True).expand(1, *both[i])
@@ -169,14 +168,14 @@ def _template(scales: Scales, virtual: Mapping[str, Ends], fixed: Sequence[Tenso
 
 
 def fold(scales: Scales, raw: Mapping[str, Ends]) -> dict[str, list[Ends]]:
-    """Tables in place of the virtual weights that were picked from them.
+    """Replace virtual weights by their tables.
 
     Args:
-        scales: the interpretation; what the tables ask for is added to its equations.
-        raw: ends of all weights, those of virtual ones included.
+        scales: the interpretation; the conditions of the tables are added to its equations.
+        raw: ends of all weights, including virtual ones.
 
     Returns:
-        Table -> ends of its uses, in the table's layout, one for each index that picks from it.
+        Table -> ends of its uses, in the table's layout, one for each index that selects rows of it.
     """
     virtual = {name: raw[name] for name in scales.gathers if name in raw}
     if not virtual:
@@ -198,7 +197,7 @@ def fold(scales: Scales, raw: Mapping[str, Ends]) -> dict[str, list[Ends]]:
         tail, head = base[name]
         first = heads.reshape(-1)[0]
         if first and not tails.any() and bool((heads == first).all()) and bool((_class(known, tail) == 0).all()):
-            # one difference for all of a row: it stands at the tail, and needs no id per scalar
+            # one difference for a whole row: put it at the tail, which needs no id per scalar
             tail = -(fresh[first.abs()] * first.sign()).reshape(-1, *[1] * (tail.dim() - 1))
         else:
             tail, head = _with_rows(scales, known, tail, tails, fresh), _with_rows(scales, known, head, heads, fresh)
@@ -207,7 +206,7 @@ def fold(scales: Scales, raw: Mapping[str, Ends]) -> dict[str, list[Ends]]:
 
 
 def _anchor(scales: Scales, template: _Template, base: Mapping[str, Ends]) -> None:
-    """The base is row 0 up to differences: each of those is 0 in one cell of it."""
+    """Make the base unique, which is row 0 up to differences: fix one cell of it for each difference."""
     anchored = np.zeros(template.solution.units + 1, bool)
     anchored[0] = True
     for name, own in base.items():
@@ -229,7 +228,7 @@ def _class(known: Tensor, ids: Tensor) -> Tensor:
 
 
 class _Fresh:
-    """Ids of every difference, and combination of differences, in as many rows as the tables have that meet it.
+    """Ids of every difference and combination of differences, one for each row of the tables with it.
 
     Args:
         scales: the interpretation; ids and relations are added to its equations.
@@ -254,7 +253,7 @@ class _Fresh:
             ids = scales.equations.fresh((len(some), rows))
             if template.normed[some].any():
                 scales.approximate.append(ids[torch.from_numpy(template.normed[some])])
-            # sound where exactness would cost too much
+            # fix units of long combinations, which is sound; an exact treatment would be too expensive
             shut = ids[torch.from_numpy(long[some])]
             scales.equations.unify(shut, torch.zeros_like(shut))
             self._place[some], self._blocks[rows] = np.arange(len(some)), ids
@@ -279,7 +278,7 @@ class _Fresh:
         return result
 
     def of(self, rows: int, *sides: Tensor) -> tuple[Tensor, ...]:
-        """The ids that some cells of a table speak of, by row, and the cells as signed places among them."""
+        """The ids in cells of a table, by row, and the cells as signed positions among these ids."""
         every = torch.cat([torch.zeros(1, dtype=torch.long), *(side.reshape(-1).abs() for side in sides)])
         numbers = torch.unique(every)
         places = (torch.searchsorted(numbers, side.abs()) * side.sign() for side in sides)
@@ -287,7 +286,7 @@ class _Fresh:
 
 
 def _with_rows(scales: Scales, known: Tensor, base: Tensor, side: Tensor, fresh: Tensor) -> Tensor:
-    """Ids of a table's tails or heads: those of the base and the difference of each row."""
+    """Ids of a table's tails or heads: the base plus the difference of each row."""
     if not side.any():
         return base
     differs = (fresh[side[0].abs()] * side[0].sign().unsqueeze(-1)).movedim(-1, 0)

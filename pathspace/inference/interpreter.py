@@ -1,4 +1,4 @@
-"""Walk the captured graph, one operation at a time, on ids instead of numbers."""
+"""Interpret the captured graph, one operation at a time, on ids instead of numbers."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def flat_values(tree: Any) -> Iterator[Tensor | Weight]:
 
 
 def positions(captured: Captured) -> tuple[dict[str, int], dict[str, tuple[int, ...]]]:
-    """Where each parameter's scalars start in the numbering of all scalars, and the shapes."""
+    """The number of each parameter's first scalar in the numbering of all scalars, and the shapes."""
     offsets, shapes, total = {}, {}, 0
     for name, parameter in captured.parameters.items():
         offsets[name], shapes[name] = total, tuple(parameter.shape)
@@ -51,15 +51,15 @@ def interpret(
     Args:
         captured: the captured model.
         make: the interpretation, called with offsets and shapes of the parameters.
-        strict: raise where an operation without a rule would fix a scale.
+        strict: raise an error for an operation without a rule that fixes a scale.
         norm_eps: ``"ignore"`` or ``"respect"`` the ``eps`` of normalisation layers.
-        affine: whether a parameter that a constant is added to scales as their sum.
+        affine: whether the sum of a parameter and a constant can have a free scale.
 
     Returns:
-        The interpretation with everything it recorded, and the ids of the outputs (already fixed).
+        The interpretation with all its records, and the ids of the outputs (already fixed).
 
     Raises:
-        UnsupportedError: ``strict`` and an operation without a rule met a free scale.
+        UnsupportedError: ``strict`` is true, and an operand of an operation without a rule has a free scale.
     """
     semantics = make(*positions(captured))
     semantics.exact_norms, semantics.sources = norm_eps == "respect", captured.sources
@@ -75,7 +75,7 @@ def interpret(
         if number >= captured.updates:
             _note_read(semantics, value)
         if number in captured.written and _is_whole(value, captured.written[number]):
-            # a multiple of the parameter moves along with it
+            # (a multiple of the parameter is rescaled with it)
             continue
         flat.append(semantics.activation(value))
     for ids in flat:
@@ -114,7 +114,7 @@ def _placeholder(node: fx.Node, captured: Captured, semantics: Semantics) -> Any
         return with_value(captured.buffers[name]) if has_values(captured.buffers[name]) else constant(shape_of(shown))
     ids = semantics.given(kind, name, shape_of(shown))
     if kind == "buffer":
-        # running statistics are recognised by name when a normalisation meets them (the first name of a shared one)
+        # normalisations recognise running statistics by name (by the first name of a shared buffer)
         own = captured.buffers.get(name)
         name = next((first for first, buffer in captured.buffers.items() if buffer is own), name)
         ids.buffer_name = name  # type: ignore[attr-defined]
@@ -122,13 +122,13 @@ def _placeholder(node: fx.Node, captured: Captured, semantics: Semantics) -> Any
 
 
 def _unscaled(kind: dtype) -> str:
-    """What to call the weights of a type that takes no positive factors, or ``""``."""
+    """The name of a type whose weights cannot be rescaled, or ``""``."""
     if kind.is_complex:
-        # (positive scales they would have, but values of paths are real here)
+        # (complex weights could be rescaled, but path values are real here)
         return "complex"
     if not kind.is_floating_point:
         return "integer"
-    # two or three digits cannot carry a factor
+    # (two or three digits are too few for a factor)
     return "8-bit" if kind.itemsize == 1 else ""
 
 
@@ -139,7 +139,7 @@ def _note_read(semantics: Semantics, value: Any) -> None:
 
 
 def _is_table(buffer: Tensor | None) -> bool:
-    """Whether a buffer is a table of positions or a mask, which no training step changes."""
+    """Whether a buffer is a table of positions or a mask, which training does not change."""
     if buffer is None or buffer.dim() == 0 or buffer.layout != strided or buffer.numel() > LARGEST_TABLE:
         return False
     if not buffer.is_floating_point():
@@ -147,18 +147,18 @@ def _is_table(buffer: Tensor | None) -> bool:
     if not has_values(buffer):
         return False
     zeros, ones = buffer == 0, buffer == 1
-    # zeros alone may be a memory or a mean that has not been filled yet
+    # a buffer of zeros may be a memory or a mean that is filled later
     return buffer.dim() > 1 and bool(zeros.any()) and bool(ones.any()) and bool((zeros | ones).all())
 
 
 @dataclass(frozen=True)
 class Walk(Generic[S]):
-    """A walk through a captured graph and the regions within.
+    """Interprets a captured graph and the regions inside it.
 
     Attributes:
         semantics: the interpretation.
-        strict: raise where an operation without a rule would fix a scale.
-        outer: where the region stands, for operations that do not know it themselves.
+        strict: raise an error for an operation without a rule that fixes a scale.
+        outer: module and source line of the region, for operations that have none.
     """
 
     semantics: S
@@ -166,7 +166,7 @@ class Walk(Generic[S]):
     outer: tuple[str, str] = ("", "")
 
     def run(self, module: fx.GraphModule, values: Mapping[str, Any]) -> Any:
-        """Walk through a graph whose placeholders have the given values.
+        """Interpret a graph whose placeholders have the given values.
 
         Args:
             module: the graph.
@@ -195,13 +195,13 @@ class Walk(Generic[S]):
         return None
 
     def region(self, module: fx.GraphModule, operands: list[Any]) -> Any:
-        """Walk through a graph within the graph."""
+        """Interpret a graph inside the graph."""
         names = [node.name for node in module.graph.nodes if node.op == "placeholder"]
         within = Walk(self.semantics, self.strict, (self.semantics.place.module, self.semantics.place.source))
         return within.run(module, dict(zip(names, operands, strict=False)))
 
     def call(self, node: fx.Node, env: Mapping[str, Any], run: int) -> Any:
-        """One operation."""
+        """Interpret one operation."""
         args: Any = fx.node.map_arg(node.args, lambda n: env[n.name])
         kwargs: Any = fx.node.map_arg(node.kwargs, lambda n: env[n.name])
         if node.target is operator.getitem:
@@ -224,7 +224,7 @@ class Walk(Generic[S]):
             except PathspaceError:
                 raise
             except Exception as error:
-                # a form of the operation that its rule does not know: sound, and on record
+                # the rule does not support these arguments: the operation is pinned, which is sound and recorded
                 reason = f"its rule does not cover this form ({first_line(error)})"
         if any(isinstance(value, Weight) or is_free(value) for value in flat_values((args, kwargs))):
             smaller = decomposed(node)
@@ -235,7 +235,7 @@ class Walk(Generic[S]):
         return self.pinned(args, kwargs, shown, reason)
 
     def pinned(self, args: Any, kwargs: Any, shown: Any, reason: str) -> Any:
-        """Sound for anything: every operand's scale is fixed, and so is every result's."""
+        """Fix the scales of all operands and results, which is sound for any operation."""
         before = len(self.semantics.pins)
         self.semantics.pin(flat_values((args, kwargs)), reason)
         if self.strict and len(self.semantics.pins) > before:
@@ -248,7 +248,7 @@ class Walk(Generic[S]):
 
 
 def is_free(value: Any) -> bool:
-    """Whether an activation has a scale that is not fixed."""
+    """Whether an activation has a free scale."""
     if not isinstance(value, Tensor):
         return False
     ids = distinct(value)
@@ -263,10 +263,10 @@ def _attribute(module: fx.GraphModule, target: str) -> Any:
 
 
 def _checked(result: Any, shown: Any) -> Any:
-    """Compare shapes, so that a wrong rule cannot go unnoticed; values of constants end at operations that change them.
+    """Check the shape of a rule's result, and drop the known value of its operand.
 
     Raises:
-        ValueError: a rule returned another shape than the operation.
+        ValueError: the shape of the rule's result differs from that of the operation.
     """
     if isinstance(result, Tensor) and isinstance(shown, Tensor):
         if tuple(result.shape) != shape_of(shown):

@@ -1,4 +1,4 @@
-"""Ids given on a view of a parameter, laid out like the parameter itself."""
+"""Conversion of ids on a view of a parameter to the parameter's own layout."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ Region = tuple[slice, ...]
 
 
 def layout(view: Tensor, ids: Iterable[Tensor], shape: tuple[int, ...]) -> tuple[Region, list[Tensor]] | None:
-    """Rearrange ids given on a strided view of a parameter into the parameter's own dimensions.
+    """Rearrange ids on a strided view of a parameter to the parameter's own dimensions.
 
     Args:
-        view: meta tensor: sizes, strides and offset of the view.
-        ids: tensors with the view's number of dimensions, each size 1 or the view's.
+        view: meta tensor with sizes, strides and offset of the view.
+        ids: tensors with the view's number of dimensions; each size is 1 or that of the view.
         shape: shape of the parameter.
 
     Returns:
-        The region of the parameter that the view covers, and each ids tensor with one dimension per parameter dimension
-        (size 1 or the region's); ``None`` if the view does not respect the dimensions.
+        The region of the parameter that the view covers, and each tensor of ids with the parameter's dimensions (each
+        size is 1 or that of the region); ``None`` if the view does not consist of the parameter's dimensions.
     """
     tensors = list(ids)
     start, parts, cut = _parts(view, shape)
@@ -40,7 +40,7 @@ def layout(view: Tensor, ids: Iterable[Tensor], shape: tuple[int, ...]) -> tuple
 
 
 class _Part(NamedTuple):
-    """A dimension of a view: the parameter's dimension it lies in, its step there, its size, its number."""
+    """A dimension of a view: its dimension of the parameter, its step there, its size, and its number in the view."""
 
     home: int
     step: int
@@ -51,10 +51,11 @@ class _Part(NamedTuple):
 def _parts(
     view: Tensor, shape: tuple[int, ...]
 ) -> tuple[list[int], list[_Part] | None, list[tuple[int, tuple[int, int]]]]:
-    """Where a view starts, its dimensions as parts of the parameter's, and how flattened ones are cut.
+    """The dimensions of a view as parts of the parameter's dimensions.
 
     Returns:
-        The start; the parts, ``None`` if the view does not respect the dimensions; ``(dim, sizes)`` for each cut.
+        The start of the view; its parts, or ``None`` if it does not consist of the parameter's dimensions; and
+        ``(dim, sizes)`` for each flattened dimension that is split.
     """
     strides = [math.prod(shape[dim + 1 :]) for dim in range(len(shape))]
     offset = view.storage_offset()
@@ -72,7 +73,7 @@ def _parts(
             step = stride // strides[home]
             room = (shape[home] - start[home] - 1) // step + 1
             if size > room:
-                # a flattened dimension: split it where the parameter's dimension ends
+                # a flattened dimension: split it at the end of the parameter's dimension
                 if start[home] or step != 1 or size % room:
                     return start, None, cut
                 pending = [(size // room, stride * room), (room, stride), *pending]
@@ -84,7 +85,7 @@ def _parts(
 
 
 def _grouped(parts: list[_Part], start: list[int]) -> tuple[Region, list[list[_Part]]] | None:
-    """The region that a view covers, and its parts by dimension of the parameter, outer ones first."""
+    """The region that a view covers, and its parts for each dimension of the parameter, outer ones first."""
     region: list[slice] = []
     groups: list[list[_Part]] = []
     for home, first in enumerate(start):
@@ -99,7 +100,7 @@ def _grouped(parts: list[_Part], start: list[int]) -> tuple[Region, list[list[_P
 
 
 def _laid_out(tensor: Tensor, groups: list[list[_Part]], rest: list[int]) -> Tensor:
-    """One tensor of ids with a dimension for each of the parameter's."""
+    """A tensor of ids, rearranged to the parameter's dimensions."""
     tensor = tensor.permute([part.dim for group in groups for part in group] + rest)
     for position, group in enumerate(groups):
         end = position + len(group)

@@ -1,4 +1,4 @@
-"""Where a fixed scale comes from: does a constant of the model stand behind the values that an operation reads?"""
+"""The origin of a fixed scale: search for a constant from which the operands of an operation are computed."""
 
 from __future__ import annotations
 
@@ -10,30 +10,30 @@ from torch import fx
 
 from pathspace.inference.registry import facts_of, operation_name
 
-# where operations take the number that they write
+# operation -> positions of the numbers that it writes
 NUMBERS: Mapping[str, tuple[int, ...]] = {
     "masked_fill": (2,), "where": (1, 2), "full": (1,), "full_like": (1,), "new_full": (2,), "scalar_tensor": (0,),
     "fill": (1,), "index_fill": (3,), "scatter": (3,), "pad": (3,), "constant_pad_nd": (2,),
 }  # fmt: skip
-# which operands of an operation carry values, where not all do
+# operation -> positions of the operands whose values it passes on, if not all
 CARRIED: Mapping[str, tuple[int, ...]] = {
     "where": (1, 2), "masked_fill": (0, 2), "index": (0,), "gather": (0,), "index_select": (0,), "scatter": (0, 3),
     "take_along_dim": (0,), "index_put": (0, 2), "index_fill": (0, 3), "masked_select": (0,),
 }  # fmt: skip
 MADE = frozenset(["ones", "ones_like", "new_ones", "arange", "eye", "linspace", "logspace", "hann_window"])
-# how many operations back a constant is looked for
+# largest number of nodes in the search
 NEAR = 256
 
 
 def constant_behind(node: fx.Node, sources: Mapping[str, tuple[str, str]]) -> str:
-    """What constant the values that ``node`` reads hold, by way of operations without parameters.
+    """A constant from which the operands of ``node`` are computed by operations without parameters.
 
     Args:
         node: an operation.
         sources: placeholder name -> (kind, name).
 
     Returns:
-        ``"the constant 1e-05"``, ``"a constant tensor"``, ``"the buffer mask"``, or nothing where none is found.
+        ``"the constant 1e-05"``, ``"a constant tensor"``, ``"the buffer mask"``, or ``""`` if there is none.
     """
     pending, seen = [node], {node}
     while pending and len(seen) < NEAR:

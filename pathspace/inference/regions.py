@@ -1,4 +1,4 @@
-"""Operations that hold graphs of their own: regions without gradients, branches, loops, attention scores."""
+"""Operations that contain graphs: regions without gradients, branches, loops, attention scores."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Graph = fx.GraphModule
 
 
 def region(*names: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Register how an operation that holds graphs is walked through: ``function(walk, *args, **kwargs)``."""
+    """Register the interpretation of an operation that contains graphs: ``function(walk, *args, **kwargs)``."""
 
     def register(function: Callable[..., Any]) -> Callable[..., Any]:
         REGIONS.update(dict.fromkeys(names, function))
@@ -30,7 +30,7 @@ def region(*names: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
         "wrap_activation_checkpoint", "strict_mode", "run_const_graph", "inductor_compiled_code",
         "dynamo_bypassing_wrapper")  # fmt: skip
 def once(walk: Any, *args: Any, **kwargs: Any) -> Any:
-    """A region that is run once: the same operations in a graph of their own."""
+    """A region that is run once."""
     place = next(i for i, arg in enumerate(args) if isinstance(arg, Graph))
     operands = [arg for arg in args[place + 1 :] if not isinstance(arg, str)]
     if len(operands) == 1 and isinstance(operands[0], list | tuple):
@@ -39,7 +39,7 @@ def once(walk: Any, *args: Any, **kwargs: Any) -> Any:
 
 
 def _joined(walk: Any, *results: Any) -> Any:
-    """One of several results, which therefore share scales."""
+    """A result that is one of several, which therefore share scales."""
     flat, spec = zip(*(pytree.tree_flatten(result) for result in results), strict=True)
 
     def join(*leaves: Any) -> Any:
@@ -53,7 +53,7 @@ def _joined(walk: Any, *results: Any) -> Any:
 
 @region("cond")
 def branches(walk: Any, condition: Any, first: Graph, second: Graph, operands: Sequence[Any] = ()) -> Any:
-    """Either of two graphs, chosen by data."""
+    """One of two graphs, chosen by data."""
     if isinstance(condition, Tensor | Weight):
         walk.semantics.pin([walk.semantics.activation(condition)], "a condition compares values")
     return _joined(walk, *(walk.region(graph, list(operands)) for graph in (first, second)))
@@ -61,7 +61,7 @@ def branches(walk: Any, condition: Any, first: Graph, second: Graph, operands: S
 
 @region("while_loop")
 def repeat(walk: Any, condition: Graph, body: Graph, carried: Sequence[Any], more: Sequence[Any] = ()) -> Any:
-    """A loop of unknown length: what is carried keeps its scales from step to step."""
+    """A loop of unknown length: the carried values have the same scales in every step."""
     state = [walk.semantics.activation(value) if isinstance(value, Weight) else value for value in carried]
     for _ in range(3):
         holds = walk.region(condition, [*state, *more])
@@ -75,7 +75,7 @@ def repeat(walk: Any, condition: Graph, body: Graph, carried: Sequence[Any], mor
 @region("scan")
 def scan(walk: Any, body: Graph, state: Sequence[Any], sequences: Sequence[Any], more: Sequence[Any] = (),
          **kwargs: Any) -> Any:  # fmt: skip
-    """A loop over the first dimension that carries a state along and stacks what it emits."""
+    """A loop over the first dimension that passes on a state and stacks the outputs of its steps."""
     semantics = walk.semantics
     length = sequences[0].shape[0]
     looked_at = semantics.steps(length)
@@ -87,7 +87,7 @@ def scan(walk: Any, body: Graph, state: Sequence[Any], sequences: Sequence[Any],
         carried = [semantics.activation(value) for value in results[: len(carried)]]
         emitted.append([semantics.activation(value) for value in results[len(carried) :]])
     if looked_at < length:
-        # the steps not looked at repeat the last one that was
+        # the remaining steps repeat the last interpreted one
         for sequence in sequences:
             semantics.reduce(semantics.activation(sequence).narrow(0, looked_at - 1, length - looked_at + 1), [0])
         carried = [semantics.reduce(torch.stack([value, value]), [0]) for value in carried]
@@ -98,7 +98,7 @@ def scan(walk: Any, body: Graph, state: Sequence[Any], sequences: Sequence[Any],
 @region("flex_attention")
 def flex_attention(walk: Any, query: Any, key: Any, value: Any, score: Any, mask: Any, scale: Any, options: Any,
                    score_buffers: Sequence[Any] = (), mask_buffers: Sequence[Any] = ()) -> Any:  # fmt: skip
-    """Attention whose scores go through a function of the user's, which fixes whatever it reads besides."""
+    """Attention with a user's function of the scores; further tensors that it reads are pinned."""
     semantics = walk.semantics
     extra = [leaf for leaf in pytree.tree_leaves((score_buffers, mask_buffers)) if isinstance(leaf, Tensor | Weight)]
     semantics.pin([semantics.activation(leaf) for leaf in extra], "attention scores")

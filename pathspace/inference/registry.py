@@ -1,9 +1,9 @@
-"""The table of operations: which rule serves an operation, and what is true of it whatever its operands are.
+"""The table of operations: the rule of each operation, and its properties.
 
-A rule is a small function ``rule(semantics, *args, **kwargs)`` that is called with the operation's own arguments:
-tensors replaced by their ids, parameters by :class:`~pathspace.inference.values.Weight`, numbers left as they are. It
-returns ids (or a tuple, for operations with several results). What holds for all forms of an operation is stated
-beside its rule, once, and read by everything that asks about operations.
+A rule is a small function ``rule(semantics, *args, **kwargs)`` with the arguments of the operation: tensors are
+replaced by their ids and parameters by :class:`~pathspace.inference.values.Weight`; numbers are unchanged. It returns
+ids (a tuple, for operations with several results). The properties that hold for all arguments of an operation are
+stated once, with its rule.
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ AnyRule = TypeVar("AnyRule", bound=Rule)
 
 @dataclass(frozen=True)
 class Facts:
-    """What is true of an operation whatever its operands are; nothing is stated where it depends on the form.
+    """Properties of an operation that hold for all operands and arguments.
 
     Attributes:
-        kind: what sort of operation it is, in one word of :data:`KINDS`.
-        degree: in which degree it is positively homogeneous in each activation by itself, ``f(c x) = c^d f(x)``; one
-            number stands for all activations together where it is so in no single one.
-        linear: ``"jointly"`` in all activations together (a sum), ``"each"`` in each by itself (a product), or not.
-        coefficients: of the linear map: ``"one"`` if all are 0 or 1, ``"positive"``, or ``"real"``.
-        elementwise: every element of the result is a function of the elements at the same place.
+        kind: the kind of operation, one of :data:`KINDS`.
+        degree: degree of positive homogeneity in each activation alone, ``f(c x) = c^d f(x)``; a single number for all
+            activations together if it is homogeneous only in all of them.
+        linear: ``"jointly"`` in all activations together (a sum), ``"each"`` in each alone (a product), or ``""``.
+        coefficients: those of the linear map: ``"one"`` if all are 0 or 1, ``"positive"``, or ``"real"``.
+        elementwise: every element of the result is a function of the elements at the same position.
         separable: the linear map is a product of one map for each image dimension.
-        bias: which argument is a bias, laid along channels.
-        infinite: finite operands may give infinite results.
-        slope: largest absolute slope of a function of one operand, where it is finite and the same for all settings.
+        bias: position of the argument that is a bias of the channels.
+        infinite: finite operands can give infinite results.
+        slope: largest absolute slope of a function of one operand, if it is finite and the same for all arguments.
     """
 
     kind: str = ""
@@ -47,7 +47,7 @@ class Facts:
 
     @property
     def moves(self) -> bool:
-        """Whether the elements of the result are elements of the operands, or sums of some."""
+        """Whether the elements of the result are elements of the operands, or sums of them."""
         return self.linear == "jointly" and self.coefficients == "one"
 
 
@@ -109,11 +109,11 @@ FACTS: dict[str, Facts] = {}
 
 
 def rule(*operations: str, **stated: Any) -> Callable[[AnyRule], AnyRule]:
-    """Register a rule for operations named like ``"aten.relu"`` (namespace and name, without overload).
+    """Register a rule for operations, named like ``"aten.relu"`` (namespace and name, without overload).
 
     Args:
-        *operations: names; a rule that is there already is replaced.
-        **stated: what is true of them whatever their operands are, as attributes of :class:`Facts`.
+        *operations: names; existing rules of these operations are replaced.
+        **stated: properties of the operations, attributes of :class:`Facts`.
 
     Returns:
         A decorator that registers ``rule(semantics, *args, **kwargs)`` and returns it.
@@ -139,19 +139,20 @@ def rule(*operations: str, **stated: Any) -> Callable[[AnyRule], AnyRule]:
 
 
 def operation_name(target: Any) -> str:
-    """Name of a node's target without its overload: ``"aten.relu"``, ``"getitem"``."""
+    """The name of a node's target without its overload: ``"aten.relu"``, ``"getitem"``."""
     packet = getattr(target, "overloadpacket", None)
     return str(packet) if packet is not None else getattr(target, "__name__", str(target))
 
 
 def facts_of(operation: Any) -> Facts:
-    """What is stated of an operation, given by its name (``aten.`` may be left out), a node of a graph, or its target.
+    """The properties of an operation.
 
     Args:
-        operation: for example ``"relu_"``, ``"aten.add"``, ``torch.ops.aten.add.Tensor``.
+        operation: its name (``aten.`` is optional), a node of a graph, or the target of a node: for example
+            ``"relu_"``, ``"aten.add"``, ``torch.ops.aten.add.Tensor``.
 
     Returns:
-        The facts; those of an unknown operation say nothing.
+        The properties; an unknown operation has the defaults.
 
     Example:
         >>> import pathspace

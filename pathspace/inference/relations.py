@@ -1,9 +1,9 @@
-"""Scales that are sums of scales: products of activations, and matrices reused in depth.
+"""Log-scales that are sums of log-scales: products of activations, and matrices reused in depth.
 
 Besides equations between two ids, operations impose relations with more terms: the product of two activations has
-``phi(out) = phi(a) + phi(b)``, and a matrix used twice demands ``phi(head') - phi(head) = phi(tail') - phi(tail) = c``
-with one number ``c`` for the whole matrix. Most of them collapse once the equations are solved (an operand turns out to
-be the root, ``c`` turns out to be 0). What remains is eliminated exactly over the integers: some ids become *derived*,
+``phi(out) = phi(a) + phi(b)``, and a matrix used twice imposes ``phi(head') - phi(head) = phi(tail') - phi(tail) = c``
+with one number ``c`` for the whole matrix. Most of them become equations of two ids after the others are solved (an
+operand equals the root, or ``c = 0``). The rest is eliminated exactly over the integers: some ids become *derived*,
 integer combinations of base units.
 """
 
@@ -33,7 +33,7 @@ class Solution:
     """Every id in terms of base units.
 
     Attributes:
-        classes: signed class of every raw id: 0 the root, ``1..units`` base units, above that derived classes.
+        classes: signed class of every raw id: 0 is the root, ``1..units`` are base units, larger numbers are derived.
         units: number of base units.
         forms: integer matrix ``(derived, units)``: class ``units + 1 + i`` has log-scale ``forms[i] @ phi``.
     """
@@ -43,12 +43,12 @@ class Solution:
     forms: csr_array
 
     def fixed(self, units: np.ndarray) -> Solution:
-        """The same with some base units (numbers from 1) fixed at 0."""
+        """The solution with the log-scales of some base units (numbers from 1) fixed at 0."""
         keep = np.ones(self.units, bool)
         keep[units - 1] = False
         forms = csr_array(self.forms[:, keep])
         terms = np.diff(forms.indptr)
-        # what is left of a form may be nothing, or one base unit
+        # a form can become empty, or a single base unit
         alone = np.flatnonzero(terms == 1)
         only = np.zeros(len(terms), np.int64)
         only[alone] = forms.data[forms.indptr[alone]]
@@ -80,7 +80,7 @@ class Relations(UnionFind):
     def __init__(self) -> None:
         super().__init__()
         self._relations: list[tuple[np.ndarray, np.ndarray]] = []
-        # how many scales were fixed because they are too high a power of others
+        # number of scales that were fixed because they are too high a power of others
         self.too_high = 0
 
     def relate(self, *terms: tuple[int, Tensor]) -> None:
@@ -99,15 +99,15 @@ class Relations(UnionFind):
             self.relate_rows(np.broadcast_to(np.array([c for c, _ in terms], np.int64), table.shape), table)
 
     def relate_rows(self, coefficients: np.ndarray, ids: np.ndarray) -> None:
-        """Record relations given as rows of up to four coefficients and signed ids (0 where there are fewer)."""
+        """Record relations, given as rows of up to four coefficients and signed ids (padded with 0)."""
         self._relations.append((coefficients, ids))
 
     def _rows(self, classes: np.ndarray) -> tuple[np.ndarray, np.ndarray, tuple[np.ndarray, np.ndarray]]:
         """Relations in terms of classes.
 
         Returns:
-            Coefficients and classes, four columns, like terms combined, 0 where empty; and the equations that other
-            relations have become, as pairs of signed classes.
+            Coefficients and classes in four columns, with like terms combined and padded with 0; and the relations that
+            are now equations of two ids, as pairs of signed classes.
         """
         total = sum(len(ids) for _, ids in self._relations)
         width = max(2, *(ids.shape[1] for _, ids in self._relations))
@@ -121,7 +121,7 @@ class Relations(UnionFind):
         if (ids < 0).any():
             signed = signed * np.sign(ids)
         coefficients, variables = coefficients * np.sign(signed), np.abs(signed)
-        # most relations are equations by now (a factor is fixed): those need no further arithmetic
+        # most relations are now equations (a factor is fixed), which need no further arithmetic
         count = ((coefficients != 0) & (variables != 0)).sum(1)
         easy = count == 1
         zero = variables[easy][coefficients[easy] != 0] if easy.any() else np.zeros(0, np.int64)
@@ -132,14 +132,14 @@ class Relations(UnionFind):
         rest[np.flatnonzero(count == 2)[~differ]] = True
         more = ((0, 0), (0, WIDTH - width))
         coefficients, variables = combined(*(np.pad(part[rest], more) for part in (coefficients, variables)))
-        # the same once more for what like terms have left
+        # combining like terms may give further equations
         left, right, done = equations(coefficients, variables)
         left = np.concatenate([zero, v[differ, 0], left])
         right = np.concatenate([np.zeros_like(zero), -v[differ, 1] * np.sign(c[differ, 0] * c[differ, 1]), right])
         return coefficients[~done], variables[~done], (left, right)
 
     def collapse(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Solve equations and feed back every relation that has become one, until nothing changes.
+        """Solve the equations, add every relation that becomes an equation, and repeat until nothing changes.
 
         Returns:
             Signed classes of all ids, and the remaining relations (coefficients, classes).
@@ -151,7 +151,7 @@ class Relations(UnionFind):
                 return classes, empty, empty
             first = _representatives(classes)
             coefficients, variables, simple = self._rows(classes)
-            # what became an equation need not be looked at again
+            # relations that are now equations are removed
             self._relations = [(coefficients, first[variables])]
             found = implied(coefficients, variables, 2)
             if not (len(simple[0]) or len(found[0])):
@@ -160,11 +160,11 @@ class Relations(UnionFind):
             self._equate(first, found)
 
     def _equate(self, first: np.ndarray, pairs: tuple[np.ndarray, np.ndarray]) -> None:
-        """Unify variables with signed variables, given a raw id of each."""
+        """Unify pairs of signed variables, by the raw id of each."""
         self.unify(*(torch.from_numpy(first[np.abs(side)] * np.sign(side)) for side in pairs))
 
     def resolve(self) -> Solution:
-        """Solve everything: base units, and derived classes as integer combinations of them."""
+        """Solve all equations and relations: base units, and derived classes as integer combinations of them."""
         while True:
             classes, coefficients, variables = self.collapse()
             total = int(np.abs(classes).max(initial=0))
@@ -177,13 +177,13 @@ class Relations(UnionFind):
                     rounds, coefficients, variables = step(coefficients, variables, total)
                     solved += rounds
                 coefficients, variables = compress(coefficients, variables, total)
-            # substitution may have left equations behind
+            # substitution may give further equations
             found = [equations(coefficients, variables)[:2], implied(coefficients, variables, WIDTH)]
             if any(len(left) for left, _ in found):
                 for pairs in found:
                     self._equate(first, pairs)
                 continue
-            # sound where exactness would cost too much: fix what the relations beyond speak of
+            # with too many relations, fix the variables of those beyond the limit, which is sound
             stuck = np.unique(variables[MAX_ELIMINATED:])
             if not len(stuck):
                 rows = [
@@ -205,10 +205,10 @@ class Relations(UnionFind):
             self.unify(fixed, torch.zeros_like(fixed))
 
     def _parametrise(self, rows: list[dict[int, int]], variables: np.ndarray, first: np.ndarray) -> bool:
-        """Give variables that are no integer multiples of each other (``3 a = 4 b``) units they are multiples of.
+        """Express variables with relations such as ``3 a = 4 b`` as integer multiples of new units.
 
         Returns:
-            Whether it was done: not where the multiples are too large.
+            Whether it was done; false if the multiples are too large.
         """
         from sympy import ZZ  # slow to import, and needed by few models
         from sympy.polys.matrices import DomainMatrix
@@ -221,7 +221,7 @@ class Relations(UnionFind):
             return False
         new = self.fresh((len(kernel),)).tolist()
         for i, variable in enumerate(variables):
-            # partial sums, of which each has at most two terms more
+            # partial sums, because a relation has at most four terms
             whole = int(first[variable])
             terms = [(int(row[i]), unit) for row, unit in zip(kernel, new, strict=True) if row[i]]
             while len(terms) > WIDTH - 1:
@@ -232,14 +232,14 @@ class Relations(UnionFind):
         return True
 
     def _sum(self, whole: int, terms: list[tuple[int, int]]) -> None:
-        """One relation: an id is a combination of others."""
+        """Record one relation: an id is a combination of others."""
         self.relate((1, torch.tensor([whole])), *((-c, torch.tensor([unit])) for c, unit in terms))
 
 
 def _representatives(classes: np.ndarray) -> np.ndarray:
-    """The first raw id of each class 1, 2, ..., with the sign that makes it the class itself; 0 for the root's."""
+    """The first raw id of each class 1, 2, ..., with the sign that gives the class itself; 0 for the root's class."""
     first = np.zeros(1 + max(int(classes.max()), -int(classes.min())), np.int64)
-    # (of several that are written to one place the last stays)
+    # (the last of several values written to one position remains, so the order is reversed)
     first[np.abs(classes[::-1])] = np.arange(len(classes) - 1, -1, -1)
     first[0] = 0
     result: np.ndarray = first * np.sign(classes[first])
@@ -250,7 +250,7 @@ def _eliminate(rows: Sequence[dict[int, int]]) -> tuple[dict[int, dict[int, int]
     """Exact elimination with unit pivots, sparsest rows and rarest variables first.
 
     Returns:
-        Derived variable -> its combination of others (fully substituted), and relations left that have no unit pivot.
+        Derived variable -> its combination of others (fully substituted), and the relations without a unit pivot.
     """
     pending = [dict(row) for row in rows]
     where: dict[int, set[int]] = {}
@@ -268,7 +268,7 @@ def _eliminate(rows: Sequence[dict[int, int]]) -> tuple[dict[int, dict[int, int]
         common = gcd(*row.values())
         candidates = [v for v, c in row.items() if abs(c) == common]
         if not candidates:
-            # another substitution may give it one
+            # a later substitution may give a pivot
             queue.append(i)
             waiting += 1
             continue
@@ -288,7 +288,7 @@ def _eliminate(rows: Sequence[dict[int, int]]) -> tuple[dict[int, dict[int, int]
                     target.pop(v, None)
         pending[i] = {}
         defined[pivot] = form
-    # substitute backwards: a form may mention variables that were eliminated later
+    # substitute backwards: a form may contain variables that were eliminated later
     for pivot in reversed(list(defined)):
         full: dict[int, int] = {}
         for v, c in defined[pivot].items():
@@ -299,11 +299,11 @@ def _eliminate(rows: Sequence[dict[int, int]]) -> tuple[dict[int, dict[int, int]
 
 
 def _expressed(peeled: Rounds, defined: dict[int, dict[int, int]], total: int) -> tuple[csr_array, np.ndarray]:
-    """Every variable in terms of those that nothing defines.
+    """Every variable in terms of those without a definition.
 
     Returns:
-        Integer matrix ``(total + 1, total + 1)``; and the variables that are too high a power of others, which have to
-        be fixed: then the matrix says nothing.
+        Integer matrix ``(total + 1, total + 1)``; and the variables that are too high a power of others and must be
+        fixed: if there are any, the matrix is not valid.
     """
     high = [v for v, form in defined.items() if any(abs(c) > LARGEST_POWER for c in form.values())]
     if high:
@@ -319,7 +319,7 @@ def _expressed(peeled: Rounds, defined: dict[int, dict[int, int]], total: int) -
     known = csr_array(coo_array((own, (np.arange(total + 1), np.arange(total + 1))), shape=shape))
     known = csr_array(known + csr_array(coo_array((values, (rows, columns)), shape=shape)))
     for pivots, form in reversed(peeled):
-        # both factors stay below the limit, so that in float64 no power beyond it can be taken for a lower one
+        # both factors are below the limit, so float64 is exact enough to detect powers above it
         sizes = abs(form).astype(np.float64) @ abs(known).astype(np.float64)
         if sizes.nnz and sizes.max() > LARGEST_POWER:
             return known, pivots[np.unique(coo_array(sizes > LARGEST_POWER).row)]

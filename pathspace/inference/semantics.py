@@ -1,9 +1,9 @@
-"""The few things an operation can do to scales and paths.
+"""The primitives in which all rules are written.
 
-Every rule is written in these primitives, once. Two interpretations give them meaning:
-:class:`~pathspace.inference.units.Scales` (who shares a
-scale with whom: the reduction graph) and :class:`~pathspace.inference.unrolled.Unrolled` (the network unrolled over
-    time and depth, for path enumeration).
+Every rule is written once in these primitives. Three interpretations define them:
+:class:`~pathspace.inference.units.Scales` (which elements share a scale: the reduction graph),
+:class:`~pathspace.inference.unrolled.Unrolled` (the network unrolled over time and depth, for path enumeration) and
+:class:`~pathspace.inference.channels.Channels` (which elements form one channel).
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ from pathspace.structure import Pin
 
 @dataclass
 class Place:
-    """Where the interpreter stands.
+    """The operation that the interpreter is processing.
 
     Attributes:
         op: the operation.
         module: path of its module.
         source: file and line.
-        result: its real result (a fake tensor: shape and dtype).
+        result: its result as a fake tensor (shape and dtype).
         node: its node in the graph.
-        run: which run of which graph this is: a node has one value in each.
+        run: number of the current run of a graph; a node has one value in each run.
     """
 
     op: str = ""
@@ -42,14 +42,14 @@ class Place:
 
 
 class Semantics(ABC):
-    """One meaning of the primitives.
+    """An interpretation of the primitives.
 
     Args:
         offsets: parameter name -> position of its first scalar in the numbering of all scalars.
         shapes: parameter name -> shape.
     """
 
-    # whether elements at the border of a padded tensor may be treated like those inside
+    # whether elements at the border of a padded tensor are treated like those inside
     uniform = True
 
     def __init__(self, offsets: dict[str, int], shapes: dict[str, tuple[int, ...]]) -> None:
@@ -58,23 +58,23 @@ class Semantics(ABC):
         self.pins: list[Pin] = []
         self.pinned_parameters: dict[str, Pin] = {}
         self.place = Place()
-        # how many graphs and regions have been run
+        # number of graphs and regions run so far
         self.runs = 0
         self.exact_norms = False
         # placeholder -> (kind, name)
         self.sources: Mapping[str, tuple[str, str]] = {}
-        # nodes whose small constant was taken for the eps of a normalisation written out by hand; what it is added to
+        # names of nodes to which the eps of a normalisation written out by hand is added
         self.negligible: list[str] = []
         # the same as source lines and constants
         self.folded_eps: list[tuple[str, float]] = []
         self.approximate: list[Tensor] = []
         # name of a virtual weight -> the parameter that data picks its rows from
         self.virtual: dict[str, str] = {}
-        # the captured graph itself, without the regions in it; whether constants added to parameters are followed
+        # the captured graph without its regions; whether the sum of a parameter and a constant can have a free scale
         self.graph: fx.Graph | None = None
         self.affine = True
 
-    # -- what the two interpretations define -------------------------------------------------------------------
+    # -- defined by each interpretation ------------------------------------------------------------------------
 
     @abstractmethod
     def join(self, *values: Value) -> Tensor:
@@ -106,24 +106,24 @@ class Semantics(ABC):
 
     @abstractmethod
     def cut(self, value: Value, dims: Sequence[int], exact: bool = False) -> Tensor:
-        """Normalise over ``dims``: elements there share one scale, which does not pass through.
+        """Normalise over ``dims``: elements there share one scale, which the result does not have.
 
         Args:
-            value: what is normalised.
-            dims: over which dimensions.
-            exact: whether that is so with the ``eps`` of the normalisation, too.
+            value: the normalised activation.
+            dims: the dimensions of the normalisation.
+            exact: whether this holds with the ``eps`` of the normalisation, too.
         """
 
     @abstractmethod
     def observe(self, value: Tensor) -> Tensor:
-        """Elements are looked at by something that feels no positive scale: a sign, a comparison, a direction."""
+        """A function of elements that does not depend on their positive scale: a sign, a comparison, a direction."""
 
     def opaque(self, values: Sequence[Value], reason: str, dims: Sequence[int] = ()) -> Tensor:
-        """A function that is not homogeneous: elementwise, but for ``dims``, along which it mixes elements.
+        """A function that is not homogeneous: elementwise, except along ``dims``, where it mixes elements.
 
         Args:
             values: its operands, broadcast against each other.
-            reason: why it is not, for the record; ``""`` keeps it off the record.
+            reason: why it is not homogeneous, for the list of pins; ``""`` for no entry in this list.
             dims: dimensions of the result.
         """
         if reason:
@@ -134,51 +134,51 @@ class Semantics(ABC):
         return constant(torch.broadcast_shapes(*(value.shape for value in values)))
 
     def regrouped(self, value: Value, runs: Sequence[range]) -> None:  # noqa: B027
-        """One dimension became several (``runs`` of dimensions of ``value``); only channels care."""
+        """One dimension was split into several (``runs`` of dimensions of ``value``); only channels depend on it."""
 
     def given(self, kind: str, name: str, shape: Sequence[int]) -> Tensor:
-        """A tensor that comes from outside: an ``"input"``, or a ``"buffer"``."""
+        """The ids of an ``"input"`` or a ``"buffer"``."""
         return constant(shape)
 
     def deferred(self, value: Tensor, exponent: int) -> Tensor | None:
-        """A power, as the result of the operation itself, whose scale may wait until it is used; ``None`` if not."""
+        """A power whose scale is determined when it is used; ``None`` if it must be determined now."""
         return None
 
     def compact(self, value: Tensor) -> Tensor:
-        """The same ids with as few different ones as is known by now."""
+        """Equal ids replaced by one of them, as far as equality is known."""
         return value
 
     @abstractmethod
     def steps(self, length: int) -> int:
-        """How many steps of a recurrent operation over ``length`` steps have to be looked at."""
+        """The number of steps to interpret of a recurrent operation over ``length`` steps."""
 
     def statistics_of(self, mean: str, var: str, channels: Tensor, eps: float, frozen: bool) -> None:  # noqa: B027
-        """Running statistics (names of buffers) of channels (dimension 0), rescaled with them; only scales care."""
+        """Running statistics (names of buffers) of channels (dimension 0), rescaled with them; only for scales."""
 
     def read(self, buffer: str) -> None:  # noqa: B027
-        """A buffer is used as data, so that nothing may rescale it; only scales care."""
+        """A buffer is used as data, so that it must not be rescaled; only for scales."""
 
     @abstractmethod
     def loop(self, weight: Weight, value: Tensor) -> Tensor:
-        """``value + weight * value``: an edge from every element to itself, whatever its scale."""
+        """``value + weight * value``: an edge from every element to itself, for any scale."""
 
     @abstractmethod
     def gathered(self, weight: Weight, rows: Sequence[int], node: object) -> Weight | None:
-        """Rows of a table (dimension 0 of ``weight``) at positions that data decides.
+        """Rows of a table (dimension 0 of ``weight``) selected by data.
 
         Args:
             weight: the table.
             rows: shape of the index.
-            node: what made the index: two tables read with one index are read in the same rows.
+            node: the node of the index: one index selects the same rows of two tables.
 
         Returns:
-            A weight of shape ``rows + weight.shape[1:]``, or ``None`` where all rows are to be taken as one.
+            A weight of shape ``rows + weight.shape[1:]``, or ``None`` if all rows must be treated as one.
         """
 
-    # -- shared by both ----------------------------------------------------------------------------------------
+    # -- shared by all interpretations -------------------------------------------------------------------------
 
     def activation(self, value: Any) -> Tensor:
-        """Anything as an activation: parameters are attached, numbers are fixed scales (zero has any scale)."""
+        """Any value as an activation: parameters are attached, numbers have a fixed scale (zero has any scale)."""
         if isinstance(value, Weight):
             ids = self.attach(value.unmasked())
             return ids if value.kept is None else torch.where(value.kept, ids, NEUTRAL)
@@ -190,11 +190,11 @@ class Semantics(ABC):
         return constant((), NEUTRAL if neutral else ROOT)
 
     def moved(self, function: Callable[[Tensor], Tensor], value: Value) -> Value:
-        """A movement of data, run on the ids."""
+        """Apply a movement of data to the ids."""
         return value.moved(function, self.offsets) if isinstance(value, Weight) else move(function, value)
 
     def pin(self, values: Iterable[Value], reason: str) -> None:
-        """Fix the scale of every operand and put the operation on record if that costs anything."""
+        """Fix the scale of every operand; record the operation as a pin if a scale was free or a parameter is used."""
         elements, parameters = 0, []
         for value in values:
             if isinstance(value, Weight):
@@ -211,14 +211,14 @@ class Semantics(ABC):
                 self.pinned_parameters.setdefault(name, pin)
 
     def parameters_of(self, weight: Weight) -> list[str]:
-        """Names of the parameters a view draws from."""
+        """Names of the parameters in a view."""
         if weight.name is not None:
             return [weight.name]
         names = [name for name in self.offsets if torch.Size(self.shapes[name]).numel()]
         names.sort(key=self.offsets.__getitem__)
         index = distinct(weight.index).reshape(-1)
         starts = torch.tensor([self.offsets[name] for name in names])
-        # exact zeros in a computed weight have no place, which is below all others
+        # exact zeros in a computed weight have a position outside of all parameters
         last = self.offsets[names[-1]] + torch.Size(self.shapes[names[-1]]).numel()
         which = torch.bucketize(index[(index >= starts[0]) & (index < last)], starts, right=True) - 1
         met = torch.bincount(which, minlength=len(names))

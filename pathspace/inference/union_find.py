@@ -1,7 +1,7 @@
-"""Signed union-find: equations between signed ids, solved once by the connected components of a doubled graph.
+"""Signed union-find: equations between signed ids, solved by the connected components of a doubled graph.
 
-Every id stands for the logarithm of a positive scale; ``-k`` stands for the opposite logarithm of ``k`` and ``0``
-(the root) for a fixed scale. If ``+k`` and ``-k`` land in one component then ``phi(k) = -phi(k)``, so it is fixed.
+Every id denotes the logarithm of a positive scale, ``-k`` the negative of this logarithm, and ``0`` (the root) a fixed
+scale. If ``+k`` and ``-k`` are in one component, then ``phi(k) = -phi(k)``, so the scale is fixed.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from torch import Tensor
 
 from pathspace.inference.values import NEUTRAL, ROOT, distinct
 
-# equations that are solved at once, and that are held before they are solved
+# number of equations that are solved together, and number of equations that are stored before they are solved
 AT_ONCE, MOST_PENDING = 1 << 18, 1 << 20
 
 
@@ -35,7 +35,7 @@ class UnionFind:
 
     def __init__(self) -> None:
         self.size = 1
-        # signed classes as of the last time the equations were solved, and the equations since
+        # signed classes of the last solution, and the equations added since
         self._solved = np.zeros(1, np.int64)
         self._left: list[np.ndarray] = []
         self._right: list[np.ndarray] = []
@@ -49,7 +49,7 @@ class UnionFind:
         return ids
 
     def copy(self) -> Self:
-        """The same equations, to say more of one of the two: what is there is shared, as nothing of it ever changes."""
+        """A copy to which other equations can be added; existing arrays are shared, because they never change."""
         twin = type(self).__new__(type(self))
         twin.__dict__.update({name: held[:] if isinstance(held, list) else held for name, held in vars(self).items()})
         return twin
@@ -58,7 +58,7 @@ class UnionFind:
         """Record ``phi(left) = phi(right)`` elementwise, after broadcasting; exact zeros impose nothing.
 
         Returns:
-            The pairs recorded, shape ``(2, n)``, or ``None`` if there was nothing to record.
+            The recorded pairs, shape ``(2, n)``, or ``None`` if there are none.
         """
         left, right = torch.broadcast_tensors(left, right)
         for dim in range(left.dim()):
@@ -72,7 +72,7 @@ class UnionFind:
             keep = (left != right) & (left != NEUTRAL) & (right != NEUTRAL)
             pairs = torch.stack((left[keep], right[keep]))
             if pairs.shape[1] > 4096 and self.size < 2**31:
-                # both ids in one number are much faster to tell apart than columns
+                # unique numbers, each made of both ids, are found much faster than unique columns
                 key = torch.unique(pairs[0] * 2**32 + (pairs[1] + 2**31))
                 pairs = torch.stack((key >> 32, (key & (2**32 - 1)) - 2**31))
         if not pairs.shape[1]:
@@ -85,16 +85,18 @@ class UnionFind:
         return pairs
 
     def _star(self, left: Tensor, right: Tensor) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]] | None:
-        """Where each of some ids meets each of others: one of the ones with all the others, and the reverse.
+        """Replace a unification of all pairs of two sets of ids by two smaller ones.
+
+        The first id of each set is unified with all ids of the other, which has the same consequences.
 
         Returns:
-            Both sides of two unifications that say the same, or ``None`` where nothing is saved.
+            Both sides of the two unifications, or ``None`` if they would not be smaller.
         """
         dims = range(left.dim())
         own = [dim for dim in dims if left.shape[dim] > 1 and right.stride(dim) == 0]
         other = [dim for dim in dims if left.shape[dim] > 1 and left.stride(dim) == 0]
         few, many = distinct(left), distinct(right)
-        # (exact zeros impose nothing, so that they cannot stand for others)
+        # (exact zeros impose nothing, so they cannot represent other ids)
         if not own or not other or bool((few == NEUTRAL).any()) or bool((many == NEUTRAL).any()):
             return None
         for dim in own:
@@ -104,9 +106,9 @@ class UnionFind:
         return (few, right), (left, many)
 
     def present(self, ids: Tensor) -> Tensor:
-        """The ids that occur, without their signs and mostly without repetition."""
+        """The ids that occur, without their signs and mostly without repetitions."""
         few = distinct(ids)
-        # their order does not matter: as they lie in memory nothing is copied
+        # in their order in memory, so that nothing is copied
         flat = few.permute(sorted(range(few.dim()), key=few.stride, reverse=True)).reshape(-1)
         if len(flat) <= max(4096, self.size):
             return class_index(flat)
@@ -119,10 +121,10 @@ class UnionFind:
         return torch.where(found < self.size, found, 2 * self.size - found)
 
     def _marked(self, left: Tensor, right: Tensor) -> Tensor | None:
-        """The different pairs, where one side is many and the other few: by marking them in a table, without sorting.
+        """The distinct pairs of many ids and few ids, marked in a table instead of sorted.
 
         Returns:
-            Pairs, shape ``(2, n)``, or ``None`` where sorting is cheaper.
+            Pairs, shape ``(2, n)``, or ``None`` if sorting is faster.
         """
         many, few = left, distinct(right)
         if distinct(left).numel() < few.numel():
@@ -139,13 +141,13 @@ class UnionFind:
         return torch.stack((one[keep], other[keep]))
 
     def solve(self) -> np.ndarray:
-        """Signed class of every id: 0 for the root's class, +-1, +-2, ... for the others."""
+        """Solve the equations: the signed class of every id, 0 for the root's class, +-1, +-2, ... for the others."""
         known = _largest(self._solved)
         old = np.concatenate([self._solved, np.arange(known + 1, known + 1 + self.size - len(self._solved))])
         pairs = list(zip(self._left, self._right, strict=True))
         self._left, self._right, self._pending = [], [], 0
         if pairs:
-            # only the classes known so far have to be joined, which are far fewer than the ids
+            # join the known classes, which are far fewer than the ids
             first = np.arange(_largest(old) + 1)
             for left, right in _portions(pairs):
                 _join(first, *(looked_up(old, ids) for ids in (left, right)))
@@ -157,7 +159,7 @@ class UnionFind:
 
 
 def looked_up(table: np.ndarray, ids: np.ndarray) -> np.ndarray:
-    """``table[|ids|] * sign(ids)``, a portion at a time: where ids are many, nothing else takes as much memory."""
+    """``table[|ids|] * sign(ids)``, in portions to save memory."""
     found = np.empty(ids.shape, np.int64)
     for start in range(0, len(ids), AT_ONCE):
         some = ids[start : start + AT_ONCE]
@@ -170,7 +172,7 @@ def _largest(ids: np.ndarray) -> int:
 
 
 def _portions(pairs: list[tuple[np.ndarray, np.ndarray]]) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """Equations, not too many at a time: what solves them needs a hundred bytes for each."""
+    """Equations in portions, because their solution needs about a hundred bytes for each."""
     held: list[tuple[np.ndarray, np.ndarray]] = []
     count = 0
     for left, right in pairs:
@@ -190,7 +192,7 @@ def _concatenated(pairs: list[tuple[np.ndarray, np.ndarray]]) -> tuple[np.ndarra
 
 
 def _followed(first: np.ndarray, classes: np.ndarray) -> np.ndarray:
-    """Signed classes, each replaced by the first one that it is known to equal."""
+    """Signed classes, each replaced by the first known equal class."""
     while True:
         new = looked_up(first, classes)
         if np.array_equal(new, classes):
@@ -199,7 +201,7 @@ def _followed(first: np.ndarray, classes: np.ndarray) -> np.ndarray:
 
 
 def _join(first: np.ndarray, left: np.ndarray, right: np.ndarray) -> None:
-    """Write into ``first``, for every class that some equations speak of, a lower one that it equals by them."""
+    """Write into ``first``, for every class in the equations, the lowest class that it equals."""
     left, right = _followed(first, left), _followed(first, right)
     differ = left != right
     left, right = left[differ], right[differ]
@@ -209,13 +211,13 @@ def _join(first: np.ndarray, left: np.ndarray, right: np.ndarray) -> None:
     classes = np.flatnonzero(met)
     left, right = (np.searchsorted(classes, np.abs(side)) * np.sign(side) for side in (left, right))
     label = _components(left, right, len(classes))
-    # numbers are given in order of appearance, so that the first of each number is the lowest, and positive
+    # labels are numbered in order of first appearance, so the first class of each label is the lowest, and positive
     lowest = np.concatenate([[0], classes[np.flatnonzero(np.diff(np.maximum.accumulate(label))) + 1]])
     first[classes] = looked_up(lowest, label)
 
 
 def _components(left: np.ndarray, right: np.ndarray, size: int) -> np.ndarray:
-    """Signed class of each of ``size`` numbers under the equations ``left = right``; 0 is the root."""
+    """Signed class of each of ``size`` ids under the equations ``left = right``; 0 is the root."""
     if not (left < 0).any() and not (right < 0).any():
         matrix = coo_array((np.ones(len(left), bool), (left, right)), shape=(size, size))
         _, label = connected_components(matrix, directed=False)
@@ -236,9 +238,9 @@ def _components(left: np.ndarray, right: np.ndarray, size: int) -> np.ndarray:
 
 
 def _renumber(label: np.ndarray, root: int) -> np.ndarray:
-    """Consecutive numbers from 1 in order of first appearance, the root's label 0, without sorting."""
+    """Consecutive numbers from 1 in order of first appearance, and 0 for the root's label, without sorting."""
     first = np.zeros(int(label.max()) + 1, np.int64)
-    # (of several that are written to one place the last stays)
+    # (the last of several values written to one position remains, so the order is reversed)
     first[label[::-1]] = np.arange(len(label) - 1, -1, -1)
     opens = np.zeros(len(label), bool)
     opens[first[label]] = True
@@ -250,10 +252,10 @@ def _renumber(label: np.ndarray, root: int) -> np.ndarray:
 
 
 def negated(ids: Tensor) -> Tensor:
-    """Opposite scales; exact zeros stay what they are."""
+    """Opposite scales; exact zeros are unchanged."""
     return torch.where(ids == NEUTRAL, ids, -ids)
 
 
 def class_index(ids: Tensor) -> Tensor:
-    """Where to look up ids, whatever their signs; exact zeros lead to the root."""
+    """Index of ids of either sign in a table; exact zeros have the index of the root."""
     return torch.where(ids == NEUTRAL, ROOT, ids).abs()

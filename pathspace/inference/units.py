@@ -1,6 +1,6 @@
-"""Who shares a scale with whom: the interpretation whose ids are units.
+"""Which elements share a scale: the interpretation whose ids are units.
 
-Equations ``phi(a) = phi(b)`` are collected while the graph is interpreted and solved once, at the end.
+Equations ``phi(a) = phi(b)`` are collected while the graph is interpreted, and solved at the end.
 """
 
 from __future__ import annotations
@@ -25,21 +25,21 @@ from pathspace.inference.values import NEUTRAL, ROOT, Value, Weight, compress, c
 from pathspace.structure import Pin
 
 Memory = tuple[int, tuple[tuple[int, int, int], ...]]
-# weights met with more scales than this are taken to meet one: sound, and exact where it matters
+# above these numbers of different scales at one weight, all are unified, which is sound
 EXACT_USES = 20_000
 EXACT_RESULTS = 20_000
 # kinds of operations that sum
 SUMS = ("total", "mean")
 UNLIKE = "different constants are added to this parameter"
 SHARED = "norms with different eps divide by one running variance"
-# tables of which more scalars than this are picked by data are taken to have equal rows
+# if data selects more scalars of a table than this, all of its rows are treated as one
 MOST_GATHERED = 4_000_000
 READ = "running statistics are read by something else than their normalisation"
 
 
 @dataclass(frozen=True)
 class Use:
-    """One use of a weight: ``tail`` and ``head`` ids, broadcastable to the shape of the view."""
+    """One use of a weight, with ``tail`` and ``head`` ids that broadcast to the shape of the view."""
 
     weight: Weight
     tail: Tensor
@@ -47,10 +47,11 @@ class Use:
 
 
 def _alike(columns: Tensor) -> tuple[Tensor, Tensor]:
-    """Columns of ids without repetition and exact zeros.
+    """Distinct columns of ids without exact zeros.
 
     Returns:
-        The different columns, and for each column which of them it is: their number where it holds an exact zero.
+        The distinct columns; and for each column the index of its distinct column, or their number if it has an exact
+        zero.
     """
     kept = (columns != NEUTRAL).all(0).nonzero().reshape(-1)
     some = columns[:, kept]
@@ -58,7 +59,7 @@ def _alike(columns: Tensor) -> tuple[Tensor, Tensor]:
     for row in some[1:] if len(some) > 1 else some:
         if len(row) and int(row.abs().max()) >= 2**31:
             row = torch.unique(row, return_inverse=True)[1]
-        # (two ids fit into one number)
+        # (one number for both ids)
         number = torch.unique(number * 2**32 + row, return_inverse=True)[1]
     count = int(number.max()) + 1 if len(number) else 0
     first = torch.zeros(count, dtype=torch.int64).scatter_(0, number, torch.arange(len(number)))
@@ -68,13 +69,13 @@ def _alike(columns: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _memory(ids: Tensor) -> Memory:
-    """Which ids a tensor shows, in which order, repetition apart."""
+    """A key for the ids of a tensor and their order, without expanded dimensions."""
     steps = zip(range(-ids.dim(), 0), ids.shape, ids.stride(), strict=True)
     return ids.data_ptr(), tuple((dim, size, stride) for dim, size, stride in steps if size > 1 and stride)
 
 
 def _spread(ids: Tensor, shape: Sequence[int]) -> Tensor:
-    """Ids repeated over a shape, which may have fewer dimensions where nothing changes."""
+    """Ids expanded to a shape; leading dimensions in which they are constant are dropped if it has fewer."""
     ids = distinct(ids)
     while ids.dim() > len(shape):
         ids = ids.select(0, 0)
@@ -82,7 +83,7 @@ def _spread(ids: Tensor, shape: Sequence[int]) -> Tensor:
 
 
 def _reach(reached: Tensor, source: Tensor, target: Tensor) -> None:
-    """Mark what flows into something that is marked, elementwise after broadcasting; the last mark is never set."""
+    """Mark ids that flow into marked ids, elementwise after broadcasting; the last mark is never set."""
     void = len(reached) - 1
     hit = reached[torch.where(target == NEUTRAL, void, target.abs())]
     lost = [dim for dim in range(hit.dim()) if source.shape[dim] == 1 and hit.shape[dim] > 1]
@@ -92,11 +93,11 @@ def _reach(reached: Tensor, source: Tensor, target: Tensor) -> None:
 
 @dataclass(frozen=True)
 class Gather:
-    """A virtual weight: the rows of a table that an index picks.
+    """A virtual weight: the rows of a table that an index selects.
 
     Attributes:
-        table: the parameter.
-        index: number of the index; what different tables give for the same one stands in the same rows.
+        table: name of the parameter.
+        index: number of the index; one index selects the same rows of different tables.
     """
 
     table: str
@@ -110,31 +111,31 @@ class Scales(Semantics):
         super().__init__(offsets, shapes)
         self.equations = Relations()
         self.uses: list[Use] = []
-        # in order of execution: a use by its number, ids that reach a fixed scale, or ids that flow into others
+        # in order of execution: the number of a use, ids that reach a fixed scale, or ids that flow into others
         self._log: list[int | Tensor | tuple[Tensor, Tensor]] = []
-        # where ids lie in memory -> these, and ids that say the same of their scales in fewer numbers
+        # memory of ids -> these ids, and fewer ids with the same scales
         self._tied: dict[Memory, tuple[Tensor, Tensor]] = {}
-        # where ids lie in memory -> these, and ids of which they are a power
+        # memory of ids -> these ids, the ids of which they are a power, and the exponent
         self._powers: dict[Memory, tuple[Tensor, Tensor, Fraction]] = {}
-        # how ids were made -> of which, the ids, and in which captured graph
+        # operation -> its operand ids, its result ids, and the captured graph
         self._made: dict[tuple[Any, ...], list[tuple[Tensor, Tensor, Any]]] = {}
         self.cuts: list[Tensor] = []
         self.observes = False
         # ids of the scalars of parameters used as activations, laid out like the parameter
         self._tables: dict[str, Tensor] = {}
-        # running statistic -> (its power of the channels' scales, ids of the channels); which belong together
+        # running statistic -> (its power of the channels' scales, ids of the channels); pairs of mean and variance
         self._running: dict[str, tuple[int, Tensor]] = {}
         self._pairs: dict[tuple[str, str], None] = {}
-        # running variance -> the eps that is added to it, and whether something divides by their sum
+        # running variance -> the eps that is added to it, and whether a frozen normalisation divides by their sum
         self._eps: dict[str, tuple[float, bool]] = {}
         self._read: set[str] = set()
-        # parameter -> the constant that is added to it wherever it is used
+        # parameter -> the constant that is added to it in every use
         self.shifts: dict[str, float] = {}
-        # virtual weight -> what it was picked from
+        # virtual weight -> its table and index
         self.gathers: dict[str, Gather] = {}
         # run and node of an index -> its number
         self._indices: dict[tuple[int, object], int] = {}
-        # operations that met a constant -> the number of their pin
+        # operations that read a constant -> the number of their pin
         self._constants: dict[tuple[str, str, str, str], int] = {}
 
     def gathered(self, weight: Weight, rows: Sequence[int], node: object) -> Weight | None:
@@ -143,11 +144,11 @@ class Scales(Semantics):
         if table is None or weight.kept is not None or weight.shift or table in self.gathers:
             return None
         shape, step = self.shapes[table], prod(self.shapes[table][1:])
-        # a view that keeps the rows apart
+        # the view must keep the rows separate
         whole = weight.shape[:1] == shape[:1] and weight.index.stride(0) == step > weight.index.storage_offset()
-        # what is done to several positions at once cannot be seen where there is one
+        # with a single position, operations over several positions are not visible
         alone = len(rows) > 0 and (prod(rows) < 2 or 1 in rows[1:])
-        # matrices are mostly multiplied with, which needs ids of their rows and columns alone
+        # products with matrices need only ids of their rows and columns
         many = prod(rows) * (step if len(shape) < 3 else sum(shape[1:]))
         if not whole or alone or many > MOST_GATHERED:
             return None
@@ -167,7 +168,7 @@ class Scales(Semantics):
         return virtual.moved(lambda t: reshaped(t, (*rows, *t.shape[1:])), self.offsets)
 
     def activation(self, value: Any) -> Tensor:
-        """Anything as an activation; of ids that are known to be equal, one stands for all."""
+        """Any value as an activation; ids known to be equal are replaced by one of them."""
         ids = super().activation(value)
         if hasattr(ids, "base"):
             return self.product(ids.base)
@@ -175,11 +176,11 @@ class Scales(Semantics):
         return ids if held is None else _spread(held[1], ids.shape)
 
     def moved(self, function: Callable[[Tensor], Tensor], value: Value) -> Value:
-        """A movement of data, run on the ids."""
+        """Apply a movement of data to the ids."""
         return super().moved(function, self.activation(value) if hasattr(value, "base") else value)
 
     def deferred(self, value: Tensor, exponent: int) -> Tensor | None:
-        """A power that is only summed: what is summed shares one scale, of which a single power is taken then."""
+        """Defer a power that is only summed: the summands share one scale, so one power after the sum is enough."""
         node = self.place.node
         if node is None or not node.users or any(facts_of(user).kind not in SUMS for user in node.users):
             return None
@@ -191,7 +192,7 @@ class Scales(Semantics):
         """Unify the operands elementwise."""
         ids = [self.activation(value) for value in values]
         shape = torch.broadcast_shapes(*(entry.shape for entry in ids))
-        # the operand with the fewest ids stands for all (exact zeros stand for nothing)
+        # the operand with the fewest ids represents all (exact zeros cannot represent others)
         ids.sort(key=lambda entry: (bool((distinct(entry) == NEUTRAL).any()), distinct(entry).numel()))
         result = ids[0].expand(shape)
         for other in ids[1:]:
@@ -202,7 +203,7 @@ class Scales(Semantics):
         return result
 
     def _representative(self, ids: Tensor, dims: Iterable[int]) -> Tensor:
-        """Unify along dimensions and keep one entry of each (exact zeros give way to anything else)."""
+        """Unify along dimensions and keep one entry of each (an exact zero only if there is no other)."""
         wanted, first = list(dims), distinct(ids)
         for dim in wanted:
             if first.shape[dim] > 1:
@@ -214,7 +215,7 @@ class Scales(Semantics):
         return first
 
     def _flow(self, source: Tensor, target: Tensor) -> None:
-        """``source`` goes into ``target`` and shares its scale."""
+        """Record that ``source`` flows into ``target`` and shares its scale."""
         pairs = self.equations.unify(source, target)
         if pairs is not None:
             source, target = torch.broadcast_tensors(source, target)
@@ -224,7 +225,7 @@ class Scales(Semantics):
                 self._meets_constant(int(fixed.sum()))
 
     def _meets_constant(self, elements: int) -> None:
-        """Put on record that scales are fixed by a constant, where one is behind what the operation reads."""
+        """Record a pin if a constant fixes the scales of the operation's operands."""
         place = self.place
         found = "" if place.node is None else constant_behind(place.node, self.sources)
         if found:
@@ -236,7 +237,7 @@ class Scales(Semantics):
                 self.pins[number] = replace(self.pins[number], elements=self.pins[number].elements + elements)
 
     def alive(self) -> list[Tensor]:
-        """For every use, which heads reach a fixed scale or a normalisation: one sweep back over the execution."""
+        """For every use, a mask of the heads that reach a fixed scale or a normalisation, by one backward pass."""
         reached = torch.zeros(self.equations.size + 1, dtype=torch.bool)
         result: list[Tensor] = [torch.zeros(0)] * len(self.uses)
         for event in reversed(self._log):
@@ -303,12 +304,12 @@ class Scales(Semantics):
             self._made.setdefault((*view, sizes), []).append((small, head, self.graph))
         self._use(weight, tail, head)
         if bool(void.any()):
-            # what only exact zeros (masked scalars) lead to is an exact zero
+            # the head of exact zeros only (masked scalars) is an exact zero
             for dim in reduced:
                 void = void.all(dim, keepdim=True)
             head = torch.where(void, NEUTRAL, head)
         if change is not None:
-            # change varies only along dimensions of the result, so nothing is summed over it
+            # change varies only along dimensions of the result, so no sum goes over it
             head = self.product((1, head), (1, change))
         result = head.expand(*(1 if dim in reduced else size for dim, size in enumerate(full)))
         for dim in sorted(reduced, reverse=True):
@@ -316,25 +317,25 @@ class Scales(Semantics):
         return result
 
     def _same(self, key: tuple[Any, ...], operand: Tensor) -> Tensor | None:
-        """Ids that another capture of the model made of the same ids in the same way: they have the same scales."""
+        """The result of the same operation on the same ids in another capture, which has the same scales."""
         entries = self._made.get(key, [])
         for place, (before, made, graph) in enumerate(entries):
             if graph is not self.graph and before.shape == operand.shape and torch.equal(before, operand):
-                # each stands for one use in every capture
+                # each entry represents one use in every capture
                 entries[place] = before, made, self.graph
                 return made
         return None
 
     def _baseline(self, ids: Tensor, free: Sequence[int], kept: Sequence[int]) -> tuple[Tensor, Tensor | None]:
-        """One weight met with several scales (of tokens, of positions): ``phi = baseline + change``, exactly.
+        """Split several scales at one weight (of tokens, of positions) exactly: ``phi = baseline + change``.
 
-        The factor of the weight is ``head - baseline``; ``change`` varies only where nothing is summed, and goes on to
-        the result.
+        The factor of the weight is ``head - baseline``; ``change`` varies only along dimensions that are not summed,
+        and is part of the result's scale.
 
         Args:
-            ids: what the weight meets.
-            free: dimensions of the result along which the weight is the same.
-            kept: those along which it varies (groups).
+            ids: ids of the operand.
+            free: dimensions of the result along which the weight is constant.
+            kept: dimensions of the result along which it varies (groups).
         """
         full = ids.shape
         small = distinct(ids)
@@ -355,13 +356,13 @@ class Scales(Semantics):
         return baseline.expand(full), change
 
     def _note_shift(self, weight: Weight) -> None:
-        """``w + shift`` scales: all uses of a parameter have to agree on the constant, or its factor is 1."""
+        """Record the constant added to a parameter; if its uses have different constants, the parameter is pinned."""
         for name in dict.fromkeys(self.virtual.get(name, name) for name in self.parameters_of(weight)):
             if self.shifts.setdefault(name, weight.shift) != weight.shift and name not in self.pinned_parameters:
                 self.pin([Weight.of(name, self.shapes[name])], UNLIKE)
 
     def attach(self, weight: Weight) -> Tensor:
-        """Edges from the root to fresh ids, one per scalar; the same ids whenever the scalar is attached again."""
+        """Edges from the root to new ids, one per scalar; a scalar has the same id in all such uses."""
         self._note_shift(weight)
         if weight.name in self.gathers and prod(self.shapes[weight.name]) > MOST_GATHERED:
             self.pin([weight], "more scalars picked by data than can be followed")
@@ -377,7 +378,7 @@ class Scales(Semantics):
         return ids.reshape(weight.shape)
 
     def _table(self, name: str, ids: Tensor | None = None) -> Tensor:
-        """Ids of a whole parameter, made when it is first attached."""
+        """Ids of a whole parameter, created at its first use as an activation."""
         if name not in self._tables:
             shape = self.shapes[name]
             head = self.equations.fresh(shape) if ids is None else ids
@@ -386,7 +387,7 @@ class Scales(Semantics):
         return self._tables[name]
 
     def _coarse(self, value: Value, dims: Iterable[int]) -> Tensor:
-        """An activation; a parameter that is reduced before anything else gets one id along the reduced dimensions."""
+        """An activation; a parameter whose first use is a reduction gets one id along the reduced dimensions."""
         if isinstance(value, Weight) and value.kept is None and value.name is not None:
             shape = self.shapes[value.name]
             strided = all(stride for stride, size in zip(value.index.stride(), value.shape, strict=True) if size > 1)
@@ -399,7 +400,7 @@ class Scales(Semantics):
         return self.activation(value)
 
     def observe(self, value: Tensor) -> Tensor:
-        """What is looked at matters, whatever its scale."""
+        """Mark the elements as used, without a condition on their scale."""
         self._sink(value)
         self.observes = True
         return constant(value.shape)
@@ -418,7 +419,7 @@ class Scales(Semantics):
         return compress(new).expand(value.shape)
 
     def _use(self, weight: Weight, tail: Tensor, head: Tensor) -> None:
-        """Record a use, with expanded dimensions of the view dropped to size 1."""
+        """Record a use, with size 1 for expanded dimensions of the view."""
         view = distinct(weight.index)  # expanded dimensions hold one scalar
         lead = tail.dim() - view.dim()
         view = view.reshape((1,) * lead + tuple(view.shape)) if weight.name is None else view[(None,) * lead]
@@ -433,9 +434,9 @@ class Scales(Semantics):
         self.uses.append(Use(Weight(weight.name, view), fit(distinct(tail)), fit(distinct(head))))
 
     def statistics_of(self, mean: str, var: str, channels: Tensor, eps: float, frozen: bool) -> None:
-        """Note whose scale the running mean and variance follow: wherever they are used, the same.
+        """Record the channels of the running mean and variance, which must be the same in all their uses.
 
-        ``var + eps`` scales, so norms that divide by the same variance have to agree on ``eps``.
+        ``var + eps`` is rescaled, so normalisations with the same variance must have the same ``eps``.
         """
         ids = self._representative(channels, range(1, channels.dim())).reshape(-1)
         self._pairs[mean, var] = None
@@ -452,14 +453,14 @@ class Scales(Semantics):
                 self.pin([ids], READ)
 
     def read(self, buffer: str) -> None:
-        """Fix the channels whose statistics are read as data, now or later."""
+        """Fix the channels of statistics that are used as data, now or later."""
         if buffer in self._running and buffer not in self._read:
             self.pin([self._running[buffer][1]], READ)
         self._read.add(buffer)
 
     @property
     def statistics(self) -> list[tuple[str | None, str | None, Tensor, float]]:
-        """Running mean, running variance, ids of their channels and eps: every statistic once."""
+        """Running mean, running variance, ids of their channels, and eps; every statistic once."""
         left, found = set(self._running), []
         for pair in self._pairs:
             mean, var = (name if name in left else None for name in pair)
@@ -469,12 +470,12 @@ class Scales(Semantics):
         return found
 
     def loop(self, weight: Weight, value: Tensor) -> Tensor:
-        """Tail and head are one unit, so the scalar is an invariant by itself: an edge from the root to the root."""
+        """An edge from the root to the root: tail and head are one unit, so no gauge changes the scalar."""
         self.fix(self.attach(weight))
         return value
 
     def product(self, *factors: tuple[int, Tensor]) -> Tensor:
-        """A fresh id whose scale is the sum of the factors' scales."""
+        """A new id whose log-scale is the sum of those of the factors."""
         ids = [entry for _, entry in factors]
         shape = torch.broadcast_shapes(*(entry.shape for entry in ids))
         if all(bool((distinct(entry) == ROOT).all()) for entry in ids):
@@ -493,13 +494,13 @@ class Scales(Semantics):
             self.equations.relate((1, out), *((-power, row) for (power, _), row in zip(factors, rows, strict=True)))
             self._made.setdefault(key, []).append((rows, out, self.graph))
         self._log += [(row, out) for row in rows]
-        # exact zeros stay what they are
+        # exact zeros are unchanged
         result = torch.cat([out, torch.tensor([NEUTRAL])])[which].reshape(sizes).expand(shape)
         self._note_power(result, wide, powers)
         return result
 
     def _single(self, powers: Sequence[Fraction], ids: Sequence[Tensor]) -> Tensor | None:
-        """A product of powers of the same ids: known at once where the power is 0, 1 or -1."""
+        """A product of powers of the same ids, if the total power is 0, 1 or -1; otherwise ``None``."""
         known = [self._powers.get(_memory(entry), (entry, entry, Fraction(1))) for entry in ids]
         bases = [_spread(base, entry.shape) for (_, base, _), entry in zip(known, ids, strict=True)]
         total = sum((power * own for power, (_, _, own) in zip(powers, known, strict=True)), Fraction(0))
@@ -520,13 +521,13 @@ class Scales(Semantics):
         return result
 
     def _note_power(self, made: Tensor, ids: Sequence[Tensor], powers: Sequence[Fraction]) -> None:
-        """Remember ids that are a power of others."""
+        """Store that ids are a power of others."""
         if len(ids) == 1 and made.numel():
             _, base, own = self._powers.get(_memory(ids[0]), (ids[0], ids[0], Fraction(1)))
             self._powers[_memory(made)] = made, _spread(base, made.shape), own * powers[0]
 
     def root(self, value: Tensor, degree: int) -> Tensor:
-        """A fresh id whose multiple is the operand's scale."""
+        """A new id whose log-scale times ``degree`` is that of the operand."""
         if bool((distinct(value) == ROOT).all()):
             return value
         if (known := self._single([Fraction(1, degree)], [value])) is not None:
@@ -548,7 +549,7 @@ class Scales(Semantics):
         self._sink(present)
 
     def cut(self, value: Value, dims: Sequence[int], exact: bool = False) -> Tensor:
-        """One free class over the normalised dimensions; the result has a fixed scale."""
+        """Unify over the normalised dimensions; the result has a fixed scale."""
         shared = self.reduce(value, dims, keepdim=True)
         self._sink(shared)
         self.cuts.append(shared)
@@ -557,5 +558,5 @@ class Scales(Semantics):
         return constant(value.shape, ROOT)
 
     def steps(self, length: int) -> int:
-        """Three steps show every use of every parameter: zero state, first state, state after state."""
+        """Three steps contain every use of every parameter: with the initial, the first and a later state."""
         return min(length, 3)

@@ -1,9 +1,8 @@
 """The network unrolled over time and depth, for enumerating its paths.
 
-Nodes are *sets of ways to arrive*: pairs (edge, node before). Elements with the same set are one node, so copies over
-the batch, over space and over call sites fall together, while the time steps of a recurrent network stay apart. A
-network path is a way from the root to a place where a scale is fixed (the outputs, above all); it is written as the
-sequence of scalar weights it passes.
+A node is a *set of arrivals*, pairs (edge, previous node). Elements with the same set are one node, so copies over the
+batch, over space and over calls are merged, while the time steps of a recurrent network are separate nodes. A path goes
+from the root to a fixed scale (mostly an output) and is the sequence of scalar weights on it.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ class Unrolled(Semantics):
     Args:
         offsets: see :class:`Semantics`.
         shapes: see :class:`Semantics`.
-        max_steps: how many steps of a recurrent operation to unroll (all of them by default).
+        max_steps: largest number of steps of a recurrent operation to unroll (all by default).
     """
 
     uniform = False
@@ -47,13 +46,13 @@ class Unrolled(Semantics):
         self.sinks: dict[int, None] = {}
         self._edges = 0
         self.has_quotients = False
-        # index -> the table that it picks from, where it has too few positions for all rows
+        # index -> its table, for indices with fewer positions than rows
         self._few: dict[tuple[int, object], str | None] = {}
-        # factors of the products met, by the number in their arrival
+        # factors of products, by the number in their arrival
         self.pairs: list[tuple[int, ...]] = []
 
     def node(self, arrivals: Arrivals) -> int:
-        """The node with exactly these ways to arrive."""
+        """The node with exactly these arrivals."""
         if not arrivals:
             return NEUTRAL
         if arrivals not in self._known:
@@ -61,7 +60,7 @@ class Unrolled(Semantics):
             if self._edges > MAX_EDGES:
                 raise UnsupportedError(
                     f"The unrolled network has more than {MAX_EDGES:,} scalar edges, too many to enumerate paths; "
-                    "use smaller example inputs, or rely on the certificate."
+                    "use smaller example inputs, or use the certificate, which needs no enumeration."
                 )
             self._known[arrivals] = len(self.arrivals)
             self.arrivals.append(arrivals)
@@ -74,7 +73,7 @@ class Unrolled(Semantics):
         return self.node(frozenset().union(*(self.arrivals[node] for node in kept)))
 
     def join(self, *values: Value) -> Tensor:
-        """Elementwise union of the ways to arrive."""
+        """Elementwise union of the arrivals."""
         ids = torch.broadcast_tensors(*(self.activation(value) for value in values))
         table = torch.stack(list(ids), -1)
         return self._map(table, self._union)
@@ -127,27 +126,27 @@ class Unrolled(Semantics):
         return self.join(value, self.contract(weight, value, ()))
 
     def gathered(self, weight: Weight, rows: Sequence[int], node: object) -> Weight | None:
-        """One row after the other, if there are positions for all; else any row anywhere, of one table only."""
+        """All rows in turn if there are enough positions; else any row at any position, for a single table."""
         shape = tuple(rows)
         if prod(shape) >= weight.shape[0]:
             picked = (torch.arange(prod(shape)) % weight.shape[0]).reshape(shape)
             return Weight(None, weight.positions(self.offsets)[picked])
         if self._few.setdefault((self.place.run, node), weight.name) != weight.name:
             raise UnsupportedError(
-                f"Paths through the {weight.shape[0]} rows of {weight.name!r} cannot be told apart with an index of "
-                f"{prod(shape)} positions that reads several tables; use larger example inputs, or rely on the "
-                "certificate."
+                f"Paths through the {weight.shape[0]} rows of {weight.name!r} cannot be enumerated with an index of "
+                f"{prod(shape)} positions that reads several tables; use larger example inputs, or use the "
+                "certificate, which needs no enumeration."
             )
         return None
 
     def fix(self, value: Tensor) -> None:
-        """Paths end here."""
+        """End paths in these elements."""
         for node in distinct(value).unique().tolist():
             if node not in (ROOT, NEUTRAL):
                 self.sinks[node] = None
 
     def product(self, *factors: tuple[int, Tensor]) -> Tensor:
-        """Ways through a product are ways through all its factors at once; quotients have none (on record)."""
+        """A path through a product goes through all its factors; a quotient has no paths (recorded)."""
         ids = torch.broadcast_tensors(*(entry for _, entry in factors))
         if any(power < 1 for power, entry in factors if not bool((distinct(entry) == ROOT).all())):
             self.has_quotients = True
@@ -157,8 +156,8 @@ class Unrolled(Semantics):
         powers = [power for power, _ in factors]
         if sum(powers) > MAX_EDGES:
             raise UnsupportedError(
-                f"The unrolled network passes an activation {sum(powers):,} times at once, too often to enumerate "
-                "paths; rely on the certificate."
+                f"The unrolled network has a product with {sum(powers):,} factors, too many to enumerate paths; use "
+                "the certificate, which needs no enumeration."
             )
 
         def together(row: list[int]) -> int:
@@ -173,23 +172,23 @@ class Unrolled(Semantics):
         return self._map(torch.stack(list(ids), -1), together)
 
     def root(self, value: Tensor, degree: int) -> Tensor:
-        """No path goes through a root."""
+        """A root has no paths."""
         return self.product((-1, value))
 
     def cut(self, value: Value, dims: Sequence[int], exact: bool = False) -> Tensor:
-        """Nothing passes through a normalisation: paths start again behind it."""
+        """No path passes a normalisation: paths start again after it."""
         return constant(self.activation(value).shape)
 
     def observe(self, value: Tensor) -> Tensor:
-        """No path ends where only a sign is looked at."""
+        """No path ends in an operand of which only the sign is used."""
         return constant(value.shape)
 
     def steps(self, length: int) -> int:
-        """As many as asked for."""
+        """The requested number of steps."""
         return length if self.max_steps is None else min(length, self.max_steps)
 
     def count(self) -> int:
-        """Number of paths (paths that pass the same weights on different nodes are counted apart)."""
+        """Number of paths (paths with the same weights through different nodes count separately)."""
         ways = [1] + [0] * (len(self.arrivals) - 1)
         for node in range(1, len(self.arrivals)):
             for edge, before in self.arrivals[node]:
@@ -200,7 +199,7 @@ class Unrolled(Semantics):
         return sum(ways[node] for node in self.sinks)
 
     def longest(self) -> int:
-        """How many weights the longest path passes, each counted as often as it is passed."""
+        """Number of weights on the longest path, with repetitions."""
         length = [0] * len(self.arrivals)
         for node in range(1, len(self.arrivals)):
             for edge, before in self.arrivals[node]:
@@ -229,5 +228,5 @@ class Unrolled(Semantics):
                 elif edge == PRODUCT:
                     stack.append((rest + self.pairs[before], tail))
                 else:
-                    # the root has no ways to arrive but the start
+                    # the only arrival of the root is the start
                     stack.append((rest if before == ROOT else (*rest, before), (edge, *tail)))

@@ -1,12 +1,11 @@
-"""What flows through the captured graph while it is interpreted.
+"""The values of an interpretation: activations as ids, and weights as views of parameters.
 
-An *activation* is an ``int64`` tensor of the shape of the real tensor. Its entries say which node of the analysis each
-element belongs to: ``ROOT`` for elements whose scale is fixed, ``NEUTRAL`` for exact zeros (they have any scale one
-likes), positive or negative numbers otherwise. Dimensions along which nothing changes have stride 0, so a batch of
-images costs no more than one vector. Tensors that depend on nothing but constants (masks, positions) carry their real
-value along.
+An *activation* is an ``int64`` tensor of the shape of the real tensor. Its entries are the ids of the elements:
+``ROOT`` for elements with a fixed scale, ``NEUTRAL`` for exact zeros (which have any scale), positive or negative
+numbers otherwise. Dimensions in which the ids are constant have stride 0, so a batch of images needs no more memory
+than one vector. Tensors that depend only on constants (masks, positions) also have their real value.
 
-A *weight* is a view of parameters, carried as the positions of its scalars.
+A *weight* is a view of parameters, stored as the positions of its scalars.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ def constant(shape: Sequence[int], value: int = ROOT) -> Tensor:
 
 
 def distinct(ids: Tensor) -> Tensor:
-    """The tensor without repetition along its stride-0 dimensions (each kept with size 1)."""
+    """The tensor with size 1 along its stride-0 dimensions."""
     for dim, (size, stride) in enumerate(zip(ids.shape, ids.stride(), strict=True)):
         if stride == 0 and size > 1:
             ids = ids.narrow(dim, 0, 1)
@@ -46,7 +45,7 @@ def distinct(ids: Tensor) -> Tensor:
 
 
 def compress(ids: Tensor) -> Tensor:
-    """Give stride 0 to every dimension along which a freshly written tensor is constant."""
+    """Give stride 0 to every dimension along which a tensor is constant."""
     shape = ids.shape
     if ids.numel() == 0 or ids.is_meta:
         return ids
@@ -54,14 +53,14 @@ def compress(ids: Tensor) -> Tensor:
     for dim in range(ids.dim()):
         if ids.shape[dim] > 1:
             head = ids.narrow(dim, 0, 1)
-            # a cheap look at the second slice first: most dimensions that vary do so at once
+            # compare the second slice first, which is cheap and mostly enough
             if torch.equal(ids.narrow(dim, 1, 1), head) and bool((ids == head).all()):
                 ids = head
     return ids.expand(shape)
 
 
 def move(function: Callable[[Tensor], Tensor], ids: Tensor) -> Tensor:
-    """Apply a movement operation to the ids themselves, keeping stride-0 dimensions where it copies."""
+    """Apply a movement operation to ids, with stride-0 dimensions restored if it copies."""
     moved = function(ids)
     if moved.numel() > 1 and moved.untyped_storage().data_ptr() != ids.untyped_storage().data_ptr():
         moved = compress(moved)
@@ -69,9 +68,9 @@ def move(function: Callable[[Tensor], Tensor], ids: Tensor) -> Tensor:
 
 
 def along(function: Callable[[Tensor], Tensor], ids: Tensor, dims: Iterable[int]) -> Tensor:
-    """Apply an operation that mixes elements along ``dims`` only: all other stride-0 dimensions are left out of it.
+    """Apply an operation that mixes elements only along ``dims``, with size 1 for all other stride-0 dimensions.
 
-    The result has as many dimensions as ``ids``, the same sizes outside ``dims``, and keeps stride 0 there.
+    The result has as many dimensions as ``ids``, and the same sizes and stride-0 dimensions outside ``dims``.
     """
     wanted = {dim % ids.dim() for dim in dims} if ids.dim() else set()
     small = ids
@@ -85,7 +84,7 @@ def along(function: Callable[[Tensor], Tensor], ids: Tensor, dims: Iterable[int]
 
 
 def groups(old: Sequence[int], new: Sequence[int]) -> list[tuple[range, range]]:
-    """The finest split of two shapes of equal size into runs of dimensions of equal size."""
+    """The finest split of two shapes with the same number of elements into corresponding runs of dimensions."""
     found, i, j = [], 0, 0
     while i < len(old) or j < len(new):
         start, a, b = (i, j), 1, 1
@@ -103,7 +102,7 @@ def groups(old: Sequence[int], new: Sequence[int]) -> list[tuple[range, range]]:
 
 
 def reshaped(ids: Tensor, shape: Sequence[int]) -> Tensor:
-    """``ids.reshape(shape)`` in which runs of stride-0 dimensions become stride-0 dimensions, whatever else is copied.
+    """``ids.reshape(shape)`` in which runs of stride-0 dimensions become stride-0 dimensions again.
 
     Example:
         >>> import torch
@@ -128,7 +127,7 @@ def reshaped(ids: Tensor, shape: Sequence[int]) -> Tensor:
 
 
 def _sizes(total: int, shape: Sequence[int]) -> tuple[int, ...]:
-    """Fill in a size written as -1."""
+    """Replace a size of -1."""
     if -1 not in shape:
         return tuple(shape)
     rest = math.prod(size for size in shape if size != -1)
@@ -136,12 +135,12 @@ def _sizes(total: int, shape: Sequence[int]) -> tuple[int, ...]:
 
 
 def value_of(value: object) -> Tensor | None:
-    """The real value of an activation that depends on constants only, if it was kept."""
+    """The real value of an activation that depends only on constants, if it is stored."""
     return getattr(value, "known", None)
 
 
 def with_value(real: Tensor) -> Tensor:
-    """The activation of a known constant: a fixed scale, except where it is zero or infinite."""
+    """The activation of a known constant: a fixed scale, except for zeros and infinities, which have any scale."""
     real = real.detach().cpu()
     if real.dtype == torch.bool or real.numel() == 0:
         ids = constant(real.shape)
@@ -158,15 +157,15 @@ def with_value(real: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Weight:
-    """A view of one parameter, or a dense tensor of scalar positions drawn from several.
+    """A view of one parameter, or a dense tensor of the positions of scalars from several parameters.
 
     Attributes:
-        name: the parameter, when ``index`` is a strided view of it.
-        index: a *meta* tensor whose sizes, strides and offset describe the view of the contiguous parameter ``name``;
-            or, when ``name`` is ``None``, an ``int64`` tensor of positions in the numbering of all scalars.
-        moves: the movements that made the view out of the parameter.
-        kept: where a constant mask multiplies the weight: which scalars it keeps, in the shape of the view.
-        shift: a constant added to every scalar: what is multiplied is ``w + shift``.
+        name: the parameter, if ``index`` is a strided view of it.
+        index: a *meta* tensor with the sizes, strides and offset of the view of the contiguous parameter ``name``;
+            or, if ``name`` is ``None``, an ``int64`` tensor of positions in the numbering of all scalars.
+        moves: the movements that give the view of the parameter.
+        kept: mask of the scalars that a constant mask does not set to 0, in the shape of the view.
+        shift: a constant added to every scalar: the factor is ``w + shift``.
     """
 
     name: str | None
@@ -186,7 +185,7 @@ class Weight:
         return cls(name, torch.empty(tuple(shape), device="meta", dtype=torch.int8))
 
     def positions(self, offsets: dict[str, int]) -> Tensor:
-        """Positions of all scalars of the view in the numbering where parameter ``n`` starts at ``offsets[n]``."""
+        """Positions of all scalars of the view in the numbering in which parameter ``n`` starts at ``offsets[n]``."""
         if self.name is None:
             return self.index
         extent = 1 + self.index.storage_offset()
@@ -195,7 +194,7 @@ class Weight:
         return flat.as_strided(self.shape, self.index.stride(), self.index.storage_offset())
 
     def of_table(self, table: Tensor) -> Tensor:
-        """The view of a tensor that is laid out like the parameter (for views of one parameter)."""
+        """The same view of a tensor in the layout of the parameter (for views of one parameter)."""
         for function in self.moves:
             table = move(function, table)
         return table
@@ -210,7 +209,7 @@ class Weight:
         return replace(self, kept=None)
 
     def moved(self, function: Callable[[Tensor], Tensor], offsets: dict[str, int]) -> Weight:
-        """The weight after a movement operation: still a view if the operation is one, dense positions otherwise."""
+        """The weight after a movement: a view if the movement does not copy, dense positions otherwise."""
         kept = None if self.kept is None else function(self.kept.expand(self.shape))
         if self.name is not None:
             moved = function(self.index)

@@ -1,7 +1,7 @@
-"""Which operation said that a scale is fixed: a walk that writes down the origin of every equation.
+"""Which operation fixes a scale: an interpretation that stores the origin of every equation.
 
-Tracing does not keep origins. Whoever asks for reasons has the captured graph walked through once more, with
-:class:`Witness` in place of the plain reading, and gets the shortest chain of equations from a scale to the root.
+Tracing does not store origins. For reasons, the captured graph is interpreted again by :class:`Witness`;
+:class:`Chains` then gives the shortest chain of equations from a scale to the root.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ class Step:
 
     Attributes:
         op: name of the operation.
-        module: path of the module it ran in ("" for the model itself).
-        source: file and line, when known.
-        reason: what it says about the scales it meets.
+        module: path of the module that runs it ("" for the model itself).
+        source: file and line, if known.
+        reason: its condition on the scales of its operands.
     """
 
     op: str
@@ -50,7 +50,7 @@ class Step:
 
 
 class _Noted(Relations):
-    """Equations and relations, each with the number of the step it came from."""
+    """Equations and relations, each with the number of its step."""
 
     def __init__(self, step: Callable[[str], int]) -> None:
         super().__init__()
@@ -59,7 +59,7 @@ class _Noted(Relations):
         self.rows: list[tuple[np.ndarray, np.ndarray, int]] = []
 
     def copy(self) -> Relations:  # type: ignore[override]
-        """The equations alone: what is tried on a copy is not a step of the model."""
+        """The equations without steps, because equations of a copy are not steps of the model."""
         plain = Relations()
         noted = ("step", "pairs", "rows")
         plain.__dict__.update({name: value for name, value in self.__dict__.items() if name not in noted})
@@ -80,7 +80,7 @@ class _Noted(Relations):
 
 
 class Witness(Scales):
-    """Scales that remember what was said where."""
+    """Scales with the origin of every equation."""
 
     def __init__(self, offsets: dict[str, int], shapes: dict[str, tuple[int, ...]]) -> None:
         super().__init__(offsets, shapes)
@@ -95,7 +95,7 @@ class Witness(Scales):
         return self.steps_taken.setdefault(step, len(self.steps_taken))
 
     def _said(self, kind: str) -> str:
-        """What an operation says of the scales that it reads, where it gives no reason itself."""
+        """The reason of an operation that gives none itself."""
         if self.place.op.startswith("uses of"):
             return USES
         if kind != FIXED:
@@ -107,7 +107,7 @@ class Witness(Scales):
         return f"shares one scale with {constant_behind(self.place.node, self.sources) or OTHER}"
 
     def pin(self, values: Iterable[Value], reason: str) -> None:
-        """Fix scales for a reason that is given."""
+        """Fix scales for a given reason."""
         self._reason = reason
         super().pin(values, reason)
         self._reason = ""
@@ -123,7 +123,7 @@ class Chains:
     """Shortest chains of equations from ids to the root.
 
     Args:
-        witness: after its walk, with the uses of weights put together.
+        witness: the interpretation after its run, with the equations of the uses of weights.
     """
 
     def __init__(self, witness: Witness) -> None:
@@ -142,7 +142,7 @@ class Chains:
         return np.asarray(2 * np.abs(ids) + (ids < 0))
 
     def _search(self) -> None:
-        """Breadth first from the root, over ids and their opposites."""
+        """Breadth-first search from the root, over ids and their opposites."""
         ends = [self._node(side) for side in (self._left, self._right, -self._left, -self._right)]
         rows, columns = np.concatenate([ends[0], ends[2], [0]]), np.concatenate([ends[1], ends[3], [1]])
         count = 2 * self._size
@@ -157,7 +157,7 @@ class Chains:
         # predecessors come first in the order
         for level in _levels(order, self._before):
             self._depth[level] = self._depth[self._before[level]] + 1
-        # the step of an edge, whichever way it is gone
+        # the step of an edge, in either direction
         low, high = np.minimum(rows, columns), np.maximum(rows, columns)
         step = np.concatenate([self._step, self._step, [-1]])
         key = low * count + high
@@ -169,7 +169,7 @@ class Chains:
         return result
 
     def _derive(self, rows: list[tuple[np.ndarray, np.ndarray, int]]) -> bool:
-        """Equations that follow from relations and from opposite scales, given what is equal by now."""
+        """Add equations that follow from relations and from opposite scales; return whether there are any."""
         new: list[tuple[np.ndarray, np.ndarray, np.ndarray]] = []
         plus, minus = self._label[0::2], self._label[1::2]
         root = self._label[0]
@@ -193,7 +193,7 @@ class Chains:
             terms = (c != 0).sum(1)
             single = np.flatnonzero(terms == 1)
             own = ids[single, (c[single] != 0).argmax(1)]
-            # the link to the root goes by the term that was fixed last
+            # the link to the root goes through the term that was fixed last
             depth = np.where(self._fixed(ids[single]), self._depth[2 * np.abs(ids[single])], -1)
             other = np.where(depth.max(1) >= 0, ids[single, depth.argmax(1)], 0)
             new.append((np.abs(own), np.abs(other), np.full(len(own), step)))
@@ -214,25 +214,25 @@ class Chains:
         return True
 
     def _opposite(self) -> int:
-        """The step that speaks of opposite scales, with the place of the first equation that did."""
+        """A new step for opposite scales, with the place of the first equation between opposite scales."""
         crossed = np.flatnonzero(np.sign(self._left) * np.sign(self._right) < 0)
         place = self.steps[self._step[crossed[0]]] if len(crossed) else Step("", "", "", "")
         self.steps.append(Step(place.op, place.module, place.source, OPPOSITE))
         return len(self.steps) - 1
 
     def before(self, ids: np.ndarray) -> np.ndarray:
-        """The next id on the way to the root (positive numbers); the root's where there is no way."""
+        """The next id on the chain to the root (a positive number); 0 without a chain."""
         return np.asarray(np.maximum(self._before[2 * np.abs(ids)], 0) // 2)
 
     def of(self, ids: np.ndarray) -> list[tuple[tuple[Step, ...], int]]:
-        """Chains of ids, the same ones counted together, in order of the first id.
+        """Chains of ids, with equal ones counted together, in order of the first id.
 
         Args:
             ids: positive numbers.
 
         Returns:
-            Pairs of a chain, from the id to the root, and how many ids have it; the chain is empty where no equation
-            by itself fixes the id.
+            Pairs of a chain, from the id to the root, and the number of ids with it; the chain is empty if no single
+            equation fixes the id.
         """
         current, columns = 2 * np.abs(ids), []
         known = self._before[current] >= 0

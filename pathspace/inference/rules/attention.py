@@ -1,4 +1,4 @@
-"""Attention as one operation, and the fused layers torch uses for inference."""
+"""Attention as one operation, and the fused layers of torch for inference."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def attention(
     if isinstance(mask, Tensor | Weight):
         semantics.fix(semantics.activation(mask))
     chances = semantics.opaque([scores], "", [-1])
-    # every token may be looked at by every other
+    # every token can attend to every other
     tokens = semantics.reduce(v, [-2], keepdim=True)
     return times(semantics, tokens, semantics.reduce(chances, [-1], keepdim=True))
 
@@ -38,7 +38,7 @@ def attention(
       "aten._scaled_dot_product_attention_math", "aten._scaled_dot_product_fused_attention_overrideable",
       kind="attention")  # fmt: skip
 def fused_attention(semantics: Semantics, query: Value, key: Value, value: Value, *args: Any, **kwargs: Any) -> Any:
-    """The same, returning what a backward pass needs besides."""
+    """Attention that also returns tensors for its backward pass."""
     masks = [
         arg for arg in (*args, kwargs.get("attn_mask"), kwargs.get("attn_bias")) if isinstance(arg, Tensor | Weight)
     ]

@@ -14,12 +14,12 @@ from pathspace.inference.rules.edges import LARGEST, edges, is_plain, times, var
 from pathspace.inference.semantics import Semantics
 from pathspace.inference.values import Value, Weight, constant, shape_of
 
-# what is true of every bilinear sum of products
+# properties of every bilinear sum of products
 BILINEAR: dict[str, Any] = {"kind": "contraction", "degree": (1, 1), "linear": "each", "coefficients": "one"}
 
 
 def with_bias(semantics: Semantics, out: Tensor, bias: Value | None, dim: int) -> Tensor:
-    """Add a bias that lies along one dimension."""
+    """Add a bias along one dimension."""
     if bias is None:
         return out
     shape = [1] * out.dim()
@@ -30,8 +30,8 @@ def with_bias(semantics: Semantics, out: Tensor, bias: Value | None, dim: int) -
 def contract_ids(semantics: Semantics, left: Tensor, right: Tensor, dims: Sequence[int]) -> Tensor:
     """``sum over dims of left * right`` for two activations, broadcast against each other: scales add up.
 
-    Along a summed dimension the product must have one scale. Where one operand does not vary there, the other cannot
-    either, and is unified first, so that nothing larger than the ids that differ is ever formed.
+    Along a summed dimension the product must have one scale. If one operand is constant there, the other must be
+    constant too; it is unified first, so that no tensor larger than the distinct ids is created.
     """
     full = torch.broadcast_shapes(left.shape, right.shape)
     left, right = left.expand(full), right.expand(full)
@@ -54,7 +54,7 @@ def contract_ids(semantics: Semantics, left: Tensor, right: Tensor, dims: Sequen
 
 @rule("aten.linear", **BILINEAR, bias=2)
 def linear(semantics: Semantics, x: Value, weight: Value, bias: Value | None = None) -> Tensor:
-    """``y[..., o] = sum_i W[o, i] x[..., i] + b[o]``; a weight that is computed counts as an activation."""
+    """``y[..., o] = sum_i W[o, i] x[..., i] + b[o]``; a computed weight counts as an activation."""
     ids = semantics.activation(x)
     if len(weight.shape) == 1:
         out = _vector(semantics, ids, weight)
@@ -158,7 +158,7 @@ def trilinear(
     semantics: Semantics, x: Value, y: Value, z: Value, first: Sequence[int], second: Sequence[int],
     third: Sequence[int], summed: Sequence[int], *args: Any,
 ) -> Tensor:  # fmt: skip
-    """``sum x y z`` over dimensions, after new ones in each: of the three the second may be a parameter."""
+    """``sum x y z`` over dimensions, with new dimensions in each operand; the second one can be a parameter."""
 
     def wide(value: Value, dims: Sequence[int]) -> Value:
         def widened(t: Tensor) -> Tensor:
@@ -175,11 +175,11 @@ def trilinear(
     return contract_ids(semantics, middle, pair, summed)
 
 
-# --- sums by letters
+# --- einsum
 
 
 def _spelled(equation: str, ranks: Sequence[int]) -> tuple[list[str], str]:
-    """Terms and output of an equation, ellipses and implicit outputs written out."""
+    """Terms and output of an equation, with ellipses and implicit outputs replaced by letters."""
     equation = equation.replace(" ", "")
     inputs, arrow, output = equation.partition("->")
     terms = inputs.split(",")
@@ -200,7 +200,7 @@ def _spelled(equation: str, ranks: Sequence[int]) -> tuple[list[str], str]:
 
 @rule("aten.einsum", kind="contraction", linear="each", coefficients="one")
 def einsum(semantics: Semantics, equation: str, operands: Sequence[Value], **kwargs: Any) -> Tensor:
-    """Sums of products by index letters; more than two operands are taken one after the other."""
+    """Sums of products by index letters; more than two operands are contracted one after the other."""
     terms, output = _spelled(equation, [len(operand.shape) for operand in operands])
     values = list(operands)
     for i, term in enumerate(terms):

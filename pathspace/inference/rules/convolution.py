@@ -16,7 +16,7 @@ from pathspace.inference.rules.windows import pair, windows
 from pathspace.inference.semantics import Semantics
 from pathspace.inference.values import NEUTRAL, Value, Weight, compress, reshaped
 
-# what is true of every convolution
+# properties of every convolution
 CONVOLVED: dict[str, Any] = {
     "kind": "convolution", "degree": (1, 1), "linear": "each", "coefficients": "one", "bias": 2
 }  # fmt: skip
@@ -86,8 +86,8 @@ def transposed_convolution(
 ) -> Tensor:
     """The transpose of a convolution, ``weight`` (in, out / groups, ...).
 
-    With stride ``s`` the outputs at positions ``r, r + s, r + 2 s, ...`` meet only every ``s``-th tap: each such comb
-    is a convolution by itself, with units of its own.
+    With stride ``s`` the outputs at positions ``r, r + s, r + 2 s, ...`` use only every ``s``-th tap: each such comb
+    is a separate convolution with its own units.
     """
     ids, rank = semantics.activation(x), len(weight.shape) - 2
     batched = ids.dim() == rank + 2
@@ -113,7 +113,7 @@ def _comb(
     semantics: Semantics, ids: Tensor, weight: Value, residue: Sequence[int], sizes: Sequence[int],
     steps: Sequence[int], crops: Sequence[int], holes: Sequence[int],
 ) -> Tensor:  # fmt: skip
-    """Outputs at positions ``residue + s * n``: output p meets input i through tap k where ``p + crop = i s + k h``."""
+    """Outputs at positions ``residue + s * n``: tap k connects input i and output p if ``p + crop = i s + k h``."""
     taps, margins, counts, small = [], [], [], ids
     for dim, (r, size, s, p, h) in enumerate(zip(residue, sizes, steps, crops, holes, strict=True)):
         count = max(0, -(-(size - r) // s))
@@ -142,7 +142,7 @@ def _comb(
                 t = t[(slice(None),) * (3 + dim) + (slice(None, None, gaps[dim]),)]
         return t
 
-    # flipping the kernel is flipping the image, twice: ids know no direction, so only the image is turned
+    # a flipped kernel is equivalent to a flip of the image before and after the convolution
     turned = small.flip([2 + d for d in range(len(taps))]) if not semantics.uniform or _varies(small) else small
     own = semantics.moved(chosen, weight)
     swapped = [(after, before) for before, after in margins]
@@ -158,7 +158,7 @@ def _varies(ids: Tensor) -> bool:
 def _interleaved(
     semantics: Semantics, combs: dict[tuple[int, ...], Tensor], shape: Sequence[int], steps: Sequence[int]
 ) -> Tensor:
-    """Put combs back between each other; where they are one everywhere, as one."""
+    """Interleave the combs; combs with equal constant ids become one tensor of stride 0."""
     first = next(iter(combs.values()))
     thin = 1 if all(comb.stride(0) == 0 for comb in combs.values()) else shape[0]
     out = torch.full((thin, *shape[1:]), NEUTRAL, dtype=first.dtype)

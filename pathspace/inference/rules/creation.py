@@ -1,4 +1,4 @@
-"""Tensors that are made, not computed: only the shape of an operand is read."""
+"""Tensors that are created: only the shapes of operands are used."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pathspace.inference.values import NEUTRAL, Value, constant, shape_of
 
 @rule("aten.zeros", "aten.zeros_like", "aten.new_zeros", "aten.zero", "aten.zero_", kind="creation")
 def zeros(semantics: Semantics, *args: Any, **kwargs: Any) -> Tensor:
-    """Exact zeros have whatever scale one likes."""
+    """Exact zeros, which have any scale."""
     return constant(shape_of(semantics.place.result), NEUTRAL)
 
 
@@ -51,7 +51,7 @@ def made(semantics: Semantics, *args: Any, **kwargs: Any) -> Tensor:
 
 @rule("aten.linspace", "aten.logspace", kind="creation")
 def spaced(semantics: Semantics, start: Any, end: Any, *args: Any, **kwargs: Any) -> Tensor:
-    """Numbers in order between two others: evenly spaced ones have the scale that their ends share."""
+    """A range of numbers: evenly spaced numbers have the common scale of their ends."""
     ends = [semantics.activation(value) for value in (start, end)]
     if semantics.place.op == "aten.logspace":
         semantics.pin(ends, "not positively homogeneous")
@@ -74,4 +74,4 @@ def size(semantics: Semantics, x: Value, dim: int | None = None) -> Any:
 @rule("aten._assert_tensor_metadata", "aten._assert_async", "aten.sym_constrain_range_for_size",
       "aten._assert_scalar", "aten.sym_constrain_range", kind="size")  # fmt: skip
 def nothing(semantics: Semantics, *args: Any, **kwargs: Any) -> None:
-    """Checks touch no scale."""
+    """Checks, which do not affect scales."""

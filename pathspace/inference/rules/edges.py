@@ -1,4 +1,4 @@
-"""What rules share: edges of masked parameters, products with constants, constants small enough to be an ``eps``."""
+"""Helpers of rules: edges of masked parameters, products with constants, and constants that may be an ``eps``."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from pathspace.inference.eps_detection import guards_a_division
 from pathspace.inference.semantics import Semantics
 from pathspace.inference.values import NEUTRAL, ROOT, Value, Weight, compress, constant, distinct
 
-# more relations between scales than this are not followed
+# products with more relations between scales than this are pinned
 LARGEST = 2_000_000
-# constants up to this size, added to a divisor, are taken for the eps of a normalisation
+# constants up to this size that are added to a divisor count as the eps of a normalisation
 EPS = 1e-4
 
 
 def edges(semantics: Semantics, weight: Weight, value: Value, dims: Sequence[int]) -> Tensor:
-    """``sum over dims of weight * value``: scalars that a mask removes have nothing to carry."""
+    """``sum over dims of weight * value``, in which masked scalars count as exact zeros."""
     if weight.kept is None:
         return semantics.contract(weight, value, dims)
     ids = torch.where(weight.kept, semantics.activation(value), NEUTRAL)
@@ -33,7 +33,7 @@ def is_plain(value: Any) -> bool:
 
 
 def is_constant(value: Any) -> bool:
-    """Whether a tensor has a fixed scale wherever it is not exactly zero."""
+    """Whether all elements that are not exactly zero have a fixed scale."""
     if not isinstance(value, Tensor):
         return False
     ids = distinct(value)
@@ -41,7 +41,7 @@ def is_constant(value: Any) -> bool:
 
 
 def times(semantics: Semantics, x: Tensor, y: Tensor, power: int = 1) -> Tensor:
-    """``x * y ** power`` elementwise; constants leave scales as they are, zeros leave nothing."""
+    """``x * y ** power`` elementwise; constants do not change scales, and exact zeros give exact zeros."""
     shape = torch.broadcast_shapes(x.shape, y.shape)
     if is_constant(y):
         return x.expand(shape) if is_plain(y) else compress(torch.where(y == NEUTRAL, NEUTRAL, x).expand(shape))
@@ -51,7 +51,7 @@ def times(semantics: Semantics, x: Tensor, y: Tensor, power: int = 1) -> Tensor:
 
 
 def powers(semantics: Semantics, *factors: tuple[int, Tensor]) -> Tensor:
-    """A product of powers, where it is small enough to be followed."""
+    """A product of powers, pinned if it has too many relations."""
     shape = torch.broadcast_shapes(*(entry.shape for _, entry in factors))
     if all(is_plain(entry) for _, entry in factors):
         return constant(shape)
@@ -64,14 +64,14 @@ def powers(semantics: Semantics, *factors: tuple[int, Tensor]) -> Tensor:
 
 
 def varying(*ids: Tensor) -> int:
-    """Number of combinations of ids that meet when tensors are broadcast against each other."""
+    """Number of combinations of ids after broadcasting."""
     shape = torch.broadcast_shapes(*(entry.shape for entry in ids))
     wide = [entry.expand(shape) for entry in ids]
     return math.prod(n for dim, n in enumerate(shape) if any(entry.stride(dim) for entry in wide))
 
 
 def negligible(semantics: Semantics, value: Any, operand: Any) -> bool:
-    """Whether a number is the ``eps`` of a normalisation written out by hand, and may be ignored; notes it if so."""
+    """Whether a number is the ``eps`` of a normalisation written out by hand and can be ignored; records it if so."""
     node = semantics.place.node
     small = isinstance(value, float) and 0 < abs(value) <= EPS
     free = isinstance(operand, Weight) or (isinstance(operand, Tensor) and not is_constant(operand))

@@ -1,4 +1,4 @@
-"""Products of groups of rows with matrices of their own: mixtures of experts."""
+"""Products of groups of rows with one matrix per group: mixtures of experts."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def grouped_mm(
     *args: Any,
     **kwargs: Any,
 ) -> Tensor:
-    """``y[s] = x[s] W[e(s)]``: data decides to which group ``e(s)`` a row belongs, one row after the other."""
+    """``y[s] = x[s] W[e(s)]``: data determines the group ``e(s)`` of each row."""
     if offs is None:
         return matmul(semantics, x, weight)
     if len(x.shape) != 2 or len(weight.shape) != 3:
@@ -47,7 +47,7 @@ def grouped_mm(
 
 
 def _chosen_by(node: fx.Node) -> fx.Node:
-    """What says to which group each row belongs: the sorted groups that the ends of groups were counted from."""
+    """The node of the sorted group numbers of the rows, from which the ends of the groups are counted."""
     ends = node.args[2] if len(node.args) > 2 else node.kwargs["offs"]
     assert isinstance(ends, fx.Node)
     names, at = [], ends
@@ -60,7 +60,7 @@ def _chosen_by(node: fx.Node) -> fx.Node:
 
 
 def _is_sorted(node: fx.Node) -> bool:
-    """Whether a node holds numbers in ascending order."""
+    """Whether the numbers of a node are in ascending order."""
     if node.target is not operator.getitem or node.args[1] != 0 or not isinstance(node.args[0], fx.Node):
         return False
     source = node.args[0]

@@ -1,7 +1,7 @@
-"""Elements picked by position.
+"""Elements selected by position.
 
-Positions that the model knows beforehand (tables of relative positions, permutations) are followed exactly. Positions
-that come from data may be any, so everything that could be picked shares one scale.
+Constant positions (tables of relative positions, permutations) are treated exactly. Positions from data are arbitrary,
+so all elements that they could select share one scale.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from pathspace.inference.semantics import Semantics
 from pathspace.inference.values import NEUTRAL, Value, Weight, along, compress, constant, shape_of, value_of
 
 aten = torch.ops.aten
-# what is true where positions are known
+# properties of selection at constant positions
 PICKED: dict[str, Any] = {"kind": "pick", "degree": (1,), "linear": "jointly", "coefficients": "one"}
 WRITTEN: dict[str, Any] = PICKED | {"kind": "write"}
 Indices = Sequence[Tensor | None]
@@ -32,7 +32,7 @@ def _known(indices: Indices) -> list[Tensor | None] | None:
 
 
 def _dims(indices: Indices, known: bool) -> list[int]:
-    """Dimensions that positions refer to (a mask refers to several)."""
+    """Dimensions of the positions (a mask has several)."""
     dims: list[int] = []
     dim = 0
     for index in indices:
@@ -46,7 +46,7 @@ def _dims(indices: Indices, known: bool) -> list[int]:
 
 
 def _node(semantics: Semantics, where: Callable[[Any], Any]) -> object:
-    """The node that an operand came from."""
+    """The node of an operand."""
     node = semantics.place.node
     return object() if node is None else where(node.args)
 
@@ -106,10 +106,10 @@ def gather(semantics: Semantics, x: Value, dim: Any, index: Any, **kwargs: Any) 
 
 @rule("aten.embedding", **PICKED)
 def embedding(semantics: Semantics, weight: Value, index: Value, *args: Any, **kwargs: Any) -> Value:
-    """Rows looked up by position, any of which data may read anywhere."""
+    """Rows selected by data."""
     if isinstance(weight, Weight) and isinstance(index, Tensor):
         real = value_of(index)
-        # where all rows are read nothing is said of rows beyond the example
+        # if the example selects every row, positions are constant and exact
         if real is not None and len(real.unique()) == weight.shape[0] and semantics.uniform:
             return weight.moved(lambda t: aten.index(t, [real.to(t.device)]), semantics.offsets)
         if real is not None:
@@ -128,7 +128,7 @@ def _rows(semantics: Semantics, table: Value) -> Tensor:
 
 @rule("aten.embedding_bag", "aten._embedding_bag", "aten._embedding_bag_forward_only", kind="pick")
 def embedding_bag(semantics: Semantics, weight: Value, *args: Any, **kwargs: Any) -> Any:
-    """Sums, means or maxima of rows, with weights of their own perhaps."""
+    """Sums, means or maxima of rows, perhaps weighted."""
     shown = semantics.place.result
     out = _rows(semantics, weight).expand(shape_of(shown[0]))
     factors = args[5] if len(args) > 5 else kwargs.get("per_sample_weights")
@@ -142,7 +142,7 @@ def embedding_bag(semantics: Semantics, weight: Value, *args: Any, **kwargs: Any
 
 
 def _written(semantics: Semantics, x: Tensor, source: Tensor, sizes: Sequence[int], dim: int) -> Tensor:
-    """Any element along ``dim`` may be overwritten, within the first ``sizes`` of the other dimensions."""
+    """Overwrite unknown elements along ``dim``, within the first ``sizes`` of the other dimensions."""
     region: Tensor = x
     for other, size in enumerate(sizes):
         if other != dim:
@@ -158,8 +158,7 @@ def _written(semantics: Semantics, x: Tensor, source: Tensor, sizes: Sequence[in
 def _sorted_in(semantics: Semantics, target: Tensor, source: Tensor, index: Tensor, dim: int, added: bool) -> Tensor:
     """Slices of ``source`` added, or written, to known positions of ``target`` along one dimension.
 
-    Slices that come to one position share their scales with each other and, where they are ``added``, with what was
-    there.
+    Slices at one position share their scales with each other and, if they are ``added``, with the previous element.
     """
     target, source = target.movedim(dim, 0), source.movedim(dim, 0)
     shape = torch.broadcast_shapes(target.shape[1:], source.shape[1:])
@@ -169,7 +168,7 @@ def _sorted_in(semantics: Semantics, target: Tensor, source: Tensor, index: Tens
     rank = torch.arange(len(index)) - (torch.cumsum(counts, 0) - counts).repeat_interleave(counts)
     met = torch.full((len(places), int(counts.max()), *shape), NEUTRAL)
     met[torch.arange(len(places)).repeat_interleave(counts), rank] = source
-    # (which of several is written is not known)
+    # (it is not known which of several is written)
     found = semantics.reduce(compress(met), [1])
     out = target.expand(target.shape[0], *shape).clone()
     out[places] = found if not added else semantics.join(found, out[places])
@@ -255,7 +254,7 @@ def index_put(semantics: Semantics, x: Value, indices: Indices, values: Value, a
     if real is not None and not accumulate:
         return compress(aten.index_put(target.contiguous(), real, written))
     if real is not None:
-        # every element by its place among all, so that one dimension holds them
+        # number all elements, so that one dimension is enough
         places = torch.arange(target.numel()).reshape(target.shape)[tuple(slice(None) if r is None else r for r in real)]  # noqa: E501  # fmt: skip
         spread = written.expand(places.shape).reshape(-1)
         flat = _sorted_in(semantics, target.reshape(-1), spread, places.reshape(-1), 0, added=True)
@@ -283,12 +282,12 @@ def masked_scatter(semantics: Semantics, x: Value, mask: Value, source: Value) -
 
 @rule("aten.masked_select", "aten.take", **PICKED)
 def masked_select(semantics: Semantics, x: Value, where: Value) -> Tensor:
-    """Elements where a mask holds, or at positions: any of them, unless mask or positions are known."""
+    """Elements selected by a mask or by positions: unknown ones, unless mask or positions are constant."""
     shape, real = shape_of(semantics.place.result), value_of(where)
     if real is not None:
         pick = aten.take if semantics.place.op == "aten.take" else aten.masked_select
         picked = pick(semantics.activation(x), real)
-        # (how many a mask picks may be known to nobody but the mask)
+        # (the number of selected elements depends on the mask)
         if tuple(picked.shape) == shape:
             return compress(picked)
     return semantics.reduce(x, range(len(x.shape))).expand(shape)

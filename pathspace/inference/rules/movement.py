@@ -1,4 +1,4 @@
-"""Operations that only move data: they are run on the ids themselves."""
+"""Operations that only move data: they are applied to the ids."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ aten = torch.ops.aten
 @rule("aten.real", "aten.imag", "aten.conj", "aten._conj", "aten.resolve_conj", kind="complex", degree=(1,),
       elementwise=True)  # fmt: skip
 def homogeneous(semantics: Semantics, x: Value, *args: Any, **kwargs: Any) -> Any:
-    """``f(c x) = c f(x)`` elementwise for ``c > 0`` (or ``|f|`` for scales): the ids stay."""
+    """``f(c x) = c f(x)`` elementwise for ``c > 0`` (or the same for ``|f|``): the ids do not change."""
     shown = semantics.place.result
     if isinstance(shown, tuple | list):
         return (x, *(constant(shape_of(other)) for other in shown[1:]))
@@ -83,9 +83,9 @@ def homogeneous(semantics: Semantics, x: Value, *args: Any, **kwargs: Any) -> An
 
 @rule("aten.nan_to_num", "aten.nan_to_num_", kind="choice", elementwise=True)
 def nan_to_num(semantics: Semantics, x: Value, *given: Any, **named: Any) -> Value:
-    """Other numbers for those that are none; 0 and infinity have no scale, and the largest number has one.
+    """Replace NaN and infinities; 0 and infinity have any scale, every other number has a fixed one.
 
-    The largest number takes the place of infinities unless told otherwise, so where infinities may come from matters.
+    By default the largest number of the type replaces infinities, so it matters whether the operand can be infinite.
     """
     numbers = dict(zip(("nan", "posinf", "neginf"), given, strict=False)) | named
     fixed = any(number and math.isfinite(number) for number in numbers.values())
@@ -105,7 +105,7 @@ def native_dropout(semantics: Semantics, x: Value, *args: Any) -> Any:
 @rule("aten.alpha_dropout", "aten.alpha_dropout_", "aten.feature_alpha_dropout", "aten.feature_alpha_dropout_",
       kind="dropout", elementwise=True)  # fmt: skip
 def alpha_dropout(semantics: Semantics, x: Value, p: float = 0.5, train: bool = False) -> Value:
-    """Alpha dropout adds constants where it drops; without dropping it does nothing."""
+    """Alpha dropout, which adds constants to dropped elements in training, and has no effect otherwise."""
     if p and train:
         semantics.pin([semantics.activation(x)], "alpha dropout adds constants")
     return x
@@ -113,7 +113,7 @@ def alpha_dropout(semantics: Semantics, x: Value, p: float = 0.5, train: bool = 
 
 @rule("aten.to", "aten._to_copy", "aten.type_as", kind="copy", elementwise=True)
 def convert(semantics: Semantics, x: Value, *args: Any, **kwargs: Any) -> Value:
-    """Another floating point type or device keeps scales; "is it zero" feels none; rounding to integers does."""
+    """A conversion: other floating-point types and devices keep scales, booleans need none, integers fix them."""
     dtype = semantics.place.result.dtype
     if dtype.is_floating_point or dtype.is_complex:
         return x
@@ -125,7 +125,7 @@ def convert(semantics: Semantics, x: Value, *args: Any, **kwargs: Any) -> Value:
 # --- views
 
 
-# what is true of every movement of data
+# properties of every movement of data
 MOVED: dict[str, Any] = {"degree": (1,), "linear": "jointly", "coefficients": "one"}
 
 
@@ -149,7 +149,7 @@ _movement("resampling", "pixel_unshuffle")
 
 @rule("aten.diag", "aten.diag_embed", kind="part", **MOVED)
 def diagonal_matrix(semantics: Semantics, x: Value, *args: Any, **kwargs: Any) -> Value:
-    """A diagonal taken out of a matrix, or laid into one that is exactly zero elsewhere."""
+    """The diagonal of a matrix, or a diagonal matrix with exact zeros elsewhere."""
     operation = getattr(aten, semantics.place.op.removeprefix("aten."))
     if semantics.place.op == "aten.diag" and len(x.shape) == 2:
         return semantics.moved(lambda ids: operation(ids, *args, **kwargs), x)
@@ -161,7 +161,7 @@ def diagonal_matrix(semantics: Semantics, x: Value, *args: Any, **kwargs: Any) -
 @rule("aten.as_strided", "aten.as_strided_copy", kind="part")
 @rule("aten.as_strided_scatter", kind="write")
 def as_strided(semantics: Semantics, x: Value, *args: Any, **kwargs: Any) -> Value:
-    """Elements picked by their place in memory, which is followed where memory holds them in order from its start."""
+    """Elements selected by their position in memory, for tensors that are contiguous in memory."""
     node = semantics.place.node
     real = None if node is None else node.all_input_nodes[0].meta.get("val")
     if not isinstance(real, Tensor) or not real.is_contiguous() or real.storage_offset():
@@ -194,7 +194,7 @@ def expand(semantics: Semantics, x: Value, *args: Any, **kwargs: Any) -> Value:
 
 @rule("aten.repeat", "aten.tile", kind="repetition", **MOVED)
 def repeat(semantics: Semantics, x: Value, times: Sequence[int]) -> Value:
-    """Copies side by side, as an expansion and a reshape."""
+    """Repetition, as an expansion and a reshape."""
     shape = shape_of(semantics.place.result)
     rank = len(shape)
 
@@ -253,7 +253,7 @@ def _fill(semantics: Semantics, ids: Tensor) -> Tensor:
 
 
 def _cut_along(whole: Tensor, parts: Sequence[Tensor]) -> int | None:
-    """The dimension that was cut into several equal parts, if they are equal."""
+    """The dimension that was split into several parts, if these are equal."""
     if len(parts) < 2 or any(part.shape != parts[0].shape or part.dim() != whole.dim() for part in parts):
         return None
     return next(dim for dim, size in enumerate(whole.shape) if parts[0].shape[dim] != size)
@@ -293,7 +293,7 @@ def concatenated(parts: Sequence[Tensor], dim: int) -> Tensor:
 
 
 def _gathered(semantics: Semantics, values: Sequence[Value], dim: int) -> Value:
-    """Concatenate: parameters among themselves stay parameters, mixed with activations they become activations."""
+    """Concatenate: parameters give a parameter; parameters and activations give an activation."""
     if all(isinstance(value, Weight) and value.kept is None and not value.shift for value in values):
         dense = [value.positions(semantics.offsets) for value in values if isinstance(value, Weight)]
         return Weight(None, torch.cat(dense, dim))
@@ -303,7 +303,7 @@ def _gathered(semantics: Semantics, values: Sequence[Value], dim: int) -> Value:
 @rule("aten.cat", "aten.concat", "aten.concatenate", kind="concatenation", **MOVED)
 def cat(semantics: Semantics, tensors: Sequence[Value], dim: int = 0) -> Value:
     """Concatenation along a dimension."""
-    # torch lets empty one-dimensional tensors take part in any concatenation
+    # torch ignores empty one-dimensional tensors in a concatenation
     kept = [t for t in tensors if tuple(t.shape) != (0,)] or list(tensors)
     return _gathered(semantics, kept, dim)
 
@@ -325,13 +325,13 @@ def meshgrid(semantics: Semantics, tensors: Sequence[Value], indexing: str = "ij
 
 
 def _widened(ids: Tensor, padding: Sequence[int]) -> tuple[Tensor, list[int]]:
-    """Let narrow margins of large maps share the scale of what they surround (zeros have any scale).
+    """Give narrow margins of large images the scale of their interior (zeros have any scale).
 
-    Wide margins keep their zeros: weights may meet nothing else there.
+    Wide margins remain zeros, because some taps may read only the margin.
     """
     rest, sizes = list(padding), list(ids.shape)
     margins = {ids.dim() - 1 - i: padding[2 * i] + padding[2 * i + 1] for i in range(len(padding) // 2)}
-    # maps come with their channels before height and width, or after them
+    # channels come before height and width, or after them
     places = (
         (1, 2) if ids.dim() == 4 and margins.get(1) and margins.get(2) and not margins.get(3) else range(2, ids.dim())
     )
@@ -346,7 +346,7 @@ def _widened(ids: Tensor, padding: Sequence[int]) -> tuple[Tensor, list[int]]:
 @rule("aten.pad", "aten.constant_pad_nd", *(f"aten.{kind}_pad{rank}d" for kind in ("reflection", "replication")
                                             for rank in (1, 2, 3)), kind="padding", **MOVED)  # fmt: skip
 def pad(semantics: Semantics, x: Value, padding: Sequence[int], mode: Any = "constant", value: Any = None) -> Value:
-    """Padding with zeros leaves scales free; another constant has a fixed one; reflections move data."""
+    """Padding: zeros have any scale, other constants have a fixed one, reflections move data."""
     ids = semantics.activation(x)
     if not isinstance(mode, str):
         mode, value = "constant", mode
@@ -359,7 +359,7 @@ def pad(semantics: Semantics, x: Value, padding: Sequence[int], mode: Any = "con
         if fill == NEUTRAL and semantics.uniform:
             ids, padding = _widened(ids, padding)
         return along(lambda t: torch.nn.functional.pad(t, list(padding), value=fill), ids, touched)
-    # torch pads floating point tensors only in these modes; ids below 2**53 survive the way there and back
+    # torch pads only floating-point tensors in these modes; float64 represents ids below 2**53 exactly
     lead = (None,) * max(0, 2 + len(padding) // 2 - ids.dim())
 
     def padded(t: Tensor) -> Tensor:

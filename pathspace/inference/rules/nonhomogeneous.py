@@ -1,4 +1,4 @@
-"""Operations that are known not to be homogeneous: they fix the scale of what they read."""
+"""Operations that are not homogeneous: they fix the scales of their operands."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ def _pins(reason: str, kind: str, *names: str, **stated: Any) -> None:
 def _along(reason: str, kind: str, *names: str, **stated: Any) -> None:
     @rule(*(f"aten.{name}{end}" for name in names for end in ("", "_")), kind=kind, **stated)
     def normalised(semantics: Semantics, x: Value, dim: Any, *args: Any, **kwargs: Any) -> Tensor:
-        """A function of slices along dimensions, which may be gone in the result."""
+        """A function of slices along dimensions, which the result may not have."""
         dims, shape = [dim] if isinstance(dim, int) else dim, shape_of(semantics.place.result)
         ids = semantics.opaque([x], reason, dims)
         return ids if tuple(ids.shape) == shape else semantics.reduce(ids, dims, keepdim=ids.dim() == len(shape))
 
 
 BENT = "not positively homogeneous"
-# activation function -> its largest slope, at the settings that it has without others, where they do not matter
+# activation function -> its largest slope with default arguments, or None
 SLOPES: dict[str, float | None] = {
     "tanh": 1.0, "sigmoid": 0.25, "relu6": 1.0, "hardsigmoid": 1 / 6, "softsign": 1.0, "softplus": 1.0,
     "logsigmoid": 1.0, "log_sigmoid": 1.0, "tanhshrink": 1.0, "special_expit": 0.25, "hardswish": 1.5, "silu": 1.1,

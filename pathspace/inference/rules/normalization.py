@@ -1,10 +1,10 @@
-"""Normalisation layers: they cut scale, exactly so where their ``eps`` is 0.
+"""Normalisation layers, whose result does not depend on the scale of their input, exactly if ``eps`` is 0.
 
-What is normalised together must share one scale, which goes no further; what comes out enters new units through gamma
-and beta, edges from the root. With ``norm_eps="respect"`` the incoming scale is fixed instead.
+Elements that are normalised together must share one scale, which the result does not have; gamma and beta are edges
+from the root to the result's units. With ``norm_eps="respect"`` the scale of the input is fixed instead.
 
-Where running statistics take the place of the batch's own, ``(x - mean) / sqrt(var + eps)``, the cut is exact whatever
-``eps`` is: ``mean`` scales with the channel and ``var + eps`` with its square.
+With running statistics instead of those of the batch, ``(x - mean) / sqrt(var + eps)``, this is exact for any ``eps``:
+``mean`` scales with the channel and ``var + eps`` with its square.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def _cut(semantics: Semantics, x: Value, dims: Sequence[int]) -> Tensor:
 
 
 def affine(semantics: Semantics, out: Tensor, weight: Value | None, bias: Value | None, dims: Sequence[int]) -> Tensor:
-    """``gamma * out + beta``, with the parameters laid along ``dims``."""
+    """``gamma * out + beta``, with the parameters along ``dims``."""
     shape = [out.shape[dim] if dim in {d % out.dim() for d in dims} else 1 for dim in range(out.dim())]
     if isinstance(weight, Weight):
         out = edges(semantics, weight.moved(lambda t: t.reshape(shape), semantics.offsets), out, ())
@@ -51,7 +51,7 @@ def affine(semantics: Semantics, out: Tensor, weight: Value | None, bias: Value 
 def _by_statistics(
     semantics: Semantics, x: Value, mean: Any, var: Any, frozen: bool, dims: Sequence[int], eps: float
 ) -> Tensor:
-    """Normalise channels (dimension 1) over ``dims``: running statistics, whole buffers, are rescaled along."""
+    """Normalise channels (dimension 1) over ``dims``; running statistics that are whole buffers are rescaled too."""
     names = first, second = [getattr(value, "buffer_name", None) for value in (mean, var)]
     if first and second:
         ids = semantics.activation(x)
@@ -84,7 +84,7 @@ def batch_norm(
     training: Any = True,
     *args: Any,
 ) -> Any:
-    """Each channel is free over the batch and over space; running statistics are rescaled along with it."""
+    """Each channel has one free scale over batch and space; running statistics are rescaled with it."""
     dims = [dim for dim in range(len(x.shape)) if dim != 1]
     if isinstance(mean, bool):
         # the form without running statistics: (training, momentum, eps)
@@ -97,14 +97,14 @@ def batch_norm(
     # the new values of running statistics come after the two that are saved
     result = _like_result(semantics, x, out, saved=3)
     if semantics.place.op.endswith("_functional"):
-        # the new values of the running statistics stand for the old ones from here on
+        # from here on, the new values of the running statistics replace the old ones
         for new, old in zip(result[3:], (mean, var), strict=True):
             new.buffer_name = getattr(old, "buffer_name", None)
     return result
 
 
 def _like_result(semantics: Semantics, x: Value, out: Tensor, saved: int | None = None) -> Any:
-    """The functional forms return statistics of ``x`` besides, for a backward pass: who reads them fixes ``x``."""
+    """Add the statistics of ``x`` that functional forms also return; if they are used, ``x`` is pinned."""
     shown, node = semantics.place.result, semantics.place.node
     if isinstance(shown, Tensor):
         return out
@@ -164,7 +164,7 @@ def instance_norm(
     use_input: bool,
     *args: Any,
 ) -> Tensor:
-    """Every channel of every sample is free, unless running statistics take the place of its own."""
+    """Every channel of every sample has a free scale, unless running statistics replace its own."""
     # (momentum, eps, ...)
     out = _by_statistics(semantics, x, mean, var, not use_input, list(range(2, len(x.shape))), args[1])
     return affine(semantics, out, weight, bias, [1])
@@ -172,12 +172,12 @@ def instance_norm(
 
 @rule("aten._weight_norm", "aten._weight_norm_interface", kind="normalisation")
 def weight_norm(semantics: Semantics, v: Value, g: Value, dim: int = 0) -> Any:
-    """``g v / |v|``, one norm for each index along ``dim`` (or one for all): the direction is free, exactly."""
+    """``g v / |v|`` with one norm for each index along ``dim`` (or one for all); the scale of ``v`` is exactly free."""
     rank = len(v.shape)
     semantics.observe(semantics.reduce(v, [d for d in range(rank) if dim == -1 or d != dim % rank]))
     out = constant(v.shape)
     if dim in (0, rank - 1):
-        # along the first and the last dimension torch reads the first numbers of g, whatever shape it has
+        # along the first and the last dimension torch reads the first elements of g, for any shape
         if numel(g.shape) != v.shape[dim]:
             semantics.pin([g], "a gain that is not one number for each norm")
             return _like_result(semantics, v, out)

@@ -20,7 +20,7 @@ from pathspace.inference.values import NEUTRAL, Value, Weight, compress, constan
 INFINITE = (float("inf"), -float("inf"))
 
 
-# what is true of sums of operands with coefficients
+# properties of sums of operands with coefficients
 COMBINED: dict[str, Any] = {"degree": (1,), "linear": "jointly", "elementwise": True}
 
 
@@ -31,7 +31,7 @@ def _is_number(value: Any) -> bool:
 @rule("aten.add", "aten.add_", "aten.sub", "aten.sub_", "aten.subtract", kind="sum", **COMBINED)
 @rule("aten.rsub", kind="combination", **COMBINED)
 def add(semantics: Semantics, x: Any, y: Any, *args: Any, **kwargs: Any) -> Value:
-    """``c x + c y = c (x + y)``: sums and differences need one scale."""
+    """``c x + c y = c (x + y)``: the operands of a sum or difference share one scale."""
     if _is_number(y) and y != 0:
         if negligible(semantics, y, x):
             return x  # type: ignore[no-any-return]
@@ -43,7 +43,7 @@ def add(semantics: Semantics, x: Any, y: Any, *args: Any, **kwargs: Any) -> Valu
 
 
 def shifted(semantics: Semantics, x: Any, constant: float, alpha: Any) -> Weight | None:
-    """A whole parameter and a constant, as in ``1 + weight``: their sum scales, ``s (w + c) - c`` in place of ``w``."""
+    """A whole parameter plus a constant, as in ``1 + weight``: ``w`` is rescaled to ``s (w + c) - c``."""
     node, name = semantics.place.node, semantics.place.op.removeprefix("aten.")
     if not (isinstance(x, Weight) and x.name is not None and x.kept is None and not x.shift and semantics.affine):
         return None
@@ -61,13 +61,13 @@ def shifted(semantics: Semantics, x: Any, constant: float, alpha: Any) -> Weight
 @rule("aten.maximum", "aten.minimum", "aten.fmax", "aten.fmin", kind="maximum", degree=(1,), elementwise=True)
 @rule("aten.hypot", kind="norm", degree=(1,), elementwise=True)
 def join(semantics: Semantics, x: Value, y: Any) -> Tensor:
-    """Homogeneous functions of two operands that have one scale."""
+    """Homogeneous functions of two operands, which share one scale."""
     return semantics.join(semantics.activation(x), semantics.activation(y))
 
 
 @rule("aten.complex", "aten.polar", kind="complex", elementwise=True)
 def complex_(semantics: Semantics, x: Value, y: Value) -> Tensor:
-    """Complex numbers from two parts, or from size and angle."""
+    """Complex numbers from two parts, or from absolute value and angle."""
     ids = semantics.activation(x)
     if semantics.place.op == "aten.complex":
         return semantics.join(ids, semantics.activation(y))
@@ -96,7 +96,7 @@ def lerp(semantics: Semantics, x: Value, y: Value, weight: Any) -> Tensor:
 
 @rule("aten.where", kind="choice", **COMBINED)
 def where(semantics: Semantics, condition: Value, x: Any, y: Any) -> Tensor:
-    """A choice between operands, by a condition whose own scale is fixed."""
+    """A choice between operands, by a condition whose scale is fixed."""
     chosen = semantics.opaque([semantics.activation(condition)], "a condition compares values")
     one, other, known = semantics.activation(x), semantics.activation(y), value_of(condition)
     shape = shape_of(semantics.place.result)
@@ -117,7 +117,7 @@ def masked_fill(semantics: Semantics, x: Value, mask: Value, value: Any) -> Tens
 @rule("aten.mul", "aten.mul_", "aten.multiply", "aten.multiply_", kind="product", degree=(1, 1), linear="each",
       coefficients="one", elementwise=True)  # fmt: skip
 def mul(semantics: Semantics, x: Any, y: Any) -> Value:
-    """A product by a number keeps the scale, by a parameter it is an edge; scales of two activations add up."""
+    """A product: a number keeps the scale, a parameter is an edge, and log-scales of two activations add up."""
     if not isinstance(y, Tensor | Weight):
         return x  # type: ignore[no-any-return]
     if not isinstance(x, Tensor | Weight):
@@ -128,7 +128,7 @@ def mul(semantics: Semantics, x: Any, y: Any) -> Value:
         weight, value = (x, y) if isinstance(x, Weight) else (y, x)
         assert isinstance(weight, Weight) and isinstance(value, Tensor)
         if is_constant(value) and weight.shape == torch.broadcast_shapes(weight.shape, value.shape):
-            # a parameter times constants is still that parameter to a rescaling
+            # a parameter times constants is rescaled like the parameter
             return weight if is_plain(value) else weight.masked((value != NEUTRAL).expand(weight.shape))
         return edges(semantics, weight, value, ())
     return times(semantics, x, y)
@@ -137,7 +137,7 @@ def mul(semantics: Semantics, x: Any, y: Any) -> Value:
 @rule("aten.div", "aten.div_", "aten.divide", "aten.true_divide", kind="quotient", elementwise=True, infinite=True)
 @rule("aten.floor_divide", kind="rounding", elementwise=True, infinite=True)
 def div(semantics: Semantics, x: Any, y: Any, **kwargs: Any) -> Value:
-    """A quotient by a number keeps the scale (unless it is rounded); scales of two activations are subtracted."""
+    """A quotient: a number keeps the scale (unless it is rounded), log-scales of two activations are subtracted."""
     if kwargs.get("rounding_mode") is not None or semantics.place.op == "aten.floor_divide":
         return semantics.opaque([semantics.activation(v) for v in (x, y)], "rounding is not homogeneous")
     if not isinstance(y, Tensor | Weight):
@@ -160,14 +160,14 @@ def addcmul(semantics: Semantics, x: Any, y: Any, z: Any, **kwargs: Any) -> Tens
 @rule("aten.reciprocal", "aten.reciprocal_", kind="power", degree=(-1,), elementwise=True, infinite=True)
 @rule("aten.rsqrt", "aten.rsqrt_", kind="power", degree=(-0.5,), elementwise=True, infinite=True)
 def power(semantics: Semantics, x: Value) -> Value:
-    """Powers multiply the logarithm of a scale; roots divide it, which is a relation as well."""
+    """A power multiplies the log-scale, and a root divides it; both are relations."""
     name = semantics.place.op.removeprefix("aten.").rstrip("_")
     exponents = {"square": Fraction(2), "reciprocal": Fraction(-1), "sqrt": Fraction(1, 2), "rsqrt": Fraction(-1, 2)}
     return _result(semantics, semantics.activation(x), exponents[name])
 
 
 def _result(semantics: Semantics, ids: Tensor, exponent: Fraction) -> Tensor:
-    """A rational power that is the result of the operation, and not a step on the way."""
+    """A rational power that is the result of the operation, which can be deferred."""
     whole = exponent.denominator == 1 and not is_plain(ids)
     waiting = semantics.deferred(ids, exponent.numerator) if whole else None
     return raised(semantics, ids, exponent) if waiting is None else waiting
@@ -184,7 +184,7 @@ def raised(semantics: Semantics, ids: Tensor, exponent: Fraction) -> Tensor:
 
 @rule("aten.pow", "aten.pow_", "aten.float_power", kind="power", elementwise=True, infinite=True)
 def pow_(semantics: Semantics, x: Any, exponent: Any) -> Value:
-    """Rational powers scale; powers with another exponent fix."""
+    """Rational powers multiply the log-scale; other exponents fix it."""
     if _is_number(exponent) and isinstance(x, Tensor | Weight):
         ids, close = semantics.activation(x), Fraction(exponent).limit_denominator(8)
         if exponent == 0:
@@ -199,12 +199,12 @@ def pow_(semantics: Semantics, x: Any, exponent: Any) -> Value:
 
 
 def _never_met(bound: float, largest: float, upper: bool) -> bool:
-    """Whether a bound is zero or infinite, or lies where numbers of the operand's type end."""
+    """Whether a bound is zero or infinite, or at the limit of the operand's type."""
     return bound in (0, *INFINITE) or (bound >= largest if upper else bound <= -largest)
 
 
 def bounded(semantics: Semantics, x: Value, low: Any, high: Any, how: str) -> Tensor:
-    """``min(max(x, low), high)``: bounds at zero and at infinity feel no scale, all others do, however far away."""
+    """``min(max(x, low), high)``, homogeneous if all bounds are zero or infinite."""
     ids = semantics.activation(x)
     for bound in (low, high):
         if isinstance(bound, Tensor | Weight):
@@ -213,7 +213,7 @@ def bounded(semantics: Semantics, x: Value, low: Any, high: Any, how: str) -> Te
     largest = torch.finfo(shown.dtype).max if shown.dtype.is_floating_point else float("inf")
     sides = ((low, False), (high, True))
     numbers = [b for b, upper in sides if _is_number(b) and not _never_met(b, largest, upper)]
-    # max(x, eps) guards a division: without eps it is a rectifier
+    # max(x, eps) protects a division: without eps it is a rectifier
     guard = numbers == [low] and low > 0 and negligible(semantics, float(low), ids)
     if numbers and not guard:
         return semantics.opaque([ids], how)
@@ -222,7 +222,7 @@ def bounded(semantics: Semantics, x: Value, low: Any, high: Any, how: str) -> Te
 
 @rule("aten.clamp", "aten.clamp_", "aten.clip", "aten.clip_", kind="clip", elementwise=True, slope=1.0)
 def clamp(semantics: Semantics, x: Value, min: Any = None, max: Any = None) -> Tensor:
-    """Clamped to an interval; half lines that start at zero make a rectifier."""
+    """A clamp to an interval; with one bound at zero it is a rectifier."""
     return bounded(semantics, x, min, max, "clamping at a number is not homogeneous")
 
 
@@ -230,20 +230,20 @@ def clamp(semantics: Semantics, x: Value, min: Any = None, max: Any = None) -> T
     "aten.clamp_min", "aten.clamp_min_", "aten.clamp_max", "aten.clamp_max_", kind="clip", elementwise=True, slope=1.0
 )
 def clamp_one_side(semantics: Semantics, x: Value, bound: Any) -> Tensor:
-    """Clamped on one side."""
+    """A clamp on one side."""
     low, high = (bound, None) if "min" in semantics.place.op else (None, bound)
     return clamp(semantics, x, low, high)
 
 
 @rule("aten.hardtanh", "aten.hardtanh_", kind="activation", elementwise=True, slope=1.0)
 def hardtanh(semantics: Semantics, x: Value, low: float = -1.0, high: float = 1.0) -> Tensor:
-    """A clamp; ReLU6 is one, and has a scale of its own."""
+    """A clamp, such as ReLU6."""
     return bounded(semantics, x, low, high, "not positively homogeneous")
 
 
 @rule("aten.threshold", "aten.threshold_", kind="activation", elementwise=True)
 def threshold(semantics: Semantics, x: Value, bound: float, value: float) -> Tensor:
-    """``x if x > bound else value``: homogeneous at 0 with 0 or infinity in place of the rest, and without a bound."""
+    """``x if x > bound else value``: homogeneous for bound 0 and value 0 or infinity, and without a bound."""
     ids = semantics.activation(x)
     if bound == -float("inf") or (bound == 0 and value in (0, *INFINITE)):
         return ids
@@ -252,7 +252,7 @@ def threshold(semantics: Semantics, x: Value, bound: float, value: float) -> Ten
 
 @rule("aten.glu", kind="gate")
 def glu(semantics: Semantics, x: Value, dim: int = -1) -> Tensor:
-    """``a sigmoid(b)``: the gate is fixed, the gated half is free."""
+    """``a sigmoid(b)``: the scale of ``b`` is fixed, that of ``a`` is free."""
     gated, gate = semantics.activation(x).chunk(2, dim)
     semantics.regrouped(
         semantics.activation(x).unflatten(dim, (2, -1)), [range(dim % len(x.shape), dim % len(x.shape) + 2)]
@@ -276,7 +276,7 @@ def prelu(semantics: Semantics, x: Value, slope: Value) -> Tensor:
 
 
 def looked_at(semantics: Semantics, *values: Any) -> Any:
-    """Something that feels no positive scale, as long as the operands have one and the same."""
+    """A function that does not depend on the scale of its operands if they share one."""
     ids, shown = semantics.join(*(semantics.activation(value) for value in values)), semantics.place.result
     seen = semantics.observe(ids)
     if not isinstance(shown, Tensor):
@@ -288,7 +288,7 @@ def looked_at(semantics: Semantics, *values: Any) -> Any:
         for end in ("", "_")), "aten.isclose", "aten.equal", "aten.atan2", "aten.arctan2", kind="comparison",
       elementwise=True)  # fmt: skip
 def compare(semantics: Semantics, x: Value, y: Any, *args: Any, **kwargs: Any) -> Any:
-    """Comparisons with zero, or between operands of one scale, feel no scale."""
+    """Comparisons with zero, or between operands with one scale, do not depend on the scale."""
     close = semantics.place.op == "aten.isclose" and bool(kwargs.get("atol", args[1] if len(args) > 1 else 1e-8))
     if close:
         return semantics.opaque([semantics.activation(v) for v in (x, y)], "differences are compared with a number")
@@ -316,7 +316,7 @@ def compare(semantics: Semantics, x: Value, y: Any, *args: Any, **kwargs: Any) -
 )
 @rule("aten.nonzero", kind="comparison")  # fmt: skip
 def sign(semantics: Semantics, x: Any) -> Tensor:
-    """Signs and directions do not feel a positive scale."""
+    """Signs and directions do not depend on a positive scale."""
     result: Tensor = looked_at(semantics, x)
     return result
 
@@ -324,14 +324,14 @@ def sign(semantics: Semantics, x: Any) -> Tensor:
 @rule("aten.logical_and", "aten.logical_or", "aten.logical_xor", "aten.__and__", "aten.__or__", "aten.__xor__",
       "aten.bitwise_and", "aten.bitwise_or", "aten.bitwise_xor", kind="comparison", elementwise=True)  # fmt: skip
 def logical(semantics: Semantics, x: Any, y: Any) -> Tensor:
-    """Whether each operand, by itself, is zero."""
+    """Functions of whether each operand is zero."""
     seen = [semantics.observe(semantics.activation(value)) for value in (x, y) if isinstance(value, Tensor | Weight)]
     return semantics.join(*seen).expand(shape_of(semantics.place.result))
 
 
 @rule("aten.copysign", "aten.copysign_", kind="choice", elementwise=True)
 def copysign(semantics: Semantics, x: Value, y: Any) -> Tensor:
-    """The sign of one operand on the size of the other."""
+    """The absolute value of one operand with the sign of the other."""
     if isinstance(y, Tensor | Weight):
         x = times(semantics, semantics.activation(x), semantics.observe(semantics.activation(y)))
     return semantics.activation(x).expand(shape_of(semantics.place.result))

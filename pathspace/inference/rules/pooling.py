@@ -1,4 +1,4 @@
-"""Pooling over windows: positively homogeneous, so everything in one window shares one scale."""
+"""Pooling over windows: positively homogeneous, so all elements of one window share one scale."""
 
 from __future__ import annotations
 
@@ -45,14 +45,14 @@ def max_pool(
     dilation: Any = 1,
     ceil: bool = False,
 ) -> Tensor:
-    """Maximum over windows (the margin is minus infinity, which any scale leaves alone)."""
+    """Maximum over windows (the margin is minus infinity, which has any scale)."""
     return _pool(semantics, x, int(semantics.place.op[-2]), kernel, stride, padding, dilation, ceil)
 
 
 @rule("aten.max_pool1d_with_indices", "aten.max_pool2d_with_indices", "aten.max_pool3d_with_indices",
       kind="maximum pooling", degree=(1,), separable=True)  # fmt: skip
 def max_pool_with_indices(semantics: Semantics, x: Value, kernel: Any, *args: Any) -> tuple[Tensor, Tensor]:
-    """Maximum over windows, and where it was: positions carry no scale."""
+    """Maximum over windows, and its position, which has no scale."""
     rank = int(semantics.place.op.split("max_pool")[1][0])
     options: list[Any] = [None, 0, 1, False]
     options[: len(args)] = args
@@ -91,7 +91,7 @@ def lp_pool(semantics: Semantics, x: Value, p: float, kernel: Any, stride: Any =
 @rule("aten.adaptive_max_pool1d", "aten.adaptive_max_pool2d", "aten.adaptive_max_pool3d", kind="maximum pooling",
       degree=(1,), separable=True)  # fmt: skip
 def adaptive_pool(semantics: Semantics, x: Value, size: Any) -> Any:
-    """Mean or maximum over windows chosen to reach a given output size."""
+    """Mean or maximum over windows that give a fixed output size."""
     ids = semantics.activation(x)
     name = semantics.place.op
     rank = int(name[-2])

@@ -1,4 +1,4 @@
-"""Recurrent layers, which the captured graph keeps as one operation."""
+"""Recurrent layers, which are one operation in the captured graph."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from pathspace.inference.values import Value, constant, shape_of
 
 
 def _unpacked(semantics: Semantics, data: Value, sizes: Tensor, state: Any, args: Sequence[Any]) -> tuple[Any, ...]:
-    """A packed sequence as a batch: rows belong to steps that data decides, so all share their scales."""
+    """A packed sequence as a batch: data assigns rows to steps, so all rows share their scales."""
     batch = (state[0] if isinstance(state, list | tuple) else state).shape[1]
     row = semantics.reduce(data, [0])
     return row.expand(sizes.shape[0], batch, row.shape[0]), state, args[0], *args[1:], False
@@ -82,8 +82,7 @@ def _direction(
         carried = linear(semantics, hidden, weights[1], weights[3] if biases else None)
         hidden = semantics.join(entered, carried)
         states.append(hidden)
-    # the steps not looked at share every scale with the last one that was; what enters there must agree with what
-    # entered before
+    # the remaining steps share every scale with the last interpreted one; their inputs must have its scales
     if looked_at < length:
         entered_all = sequence.flip(time) if backwards else sequence
         rest = entered_all.narrow(time, looked_at - 1, length - looked_at + 1)
@@ -96,7 +95,7 @@ def _direction(
 
 @rule("aten.rnn_tanh", "aten.lstm", "aten.gru", kind="gated recurrence")
 def gated(semantics: Semantics, *args: Any) -> Any:
-    """Tanh and gates fix the scale of what they read; inputs, and an LSTM's projected state, keep theirs free.
+    """Tanh and gates fix the scales of their operands; inputs, and an LSTM's projected state, have free scales.
 
     Layers, steps and directions are those of :func:`rnn_relu`; every pre-activation is fixed.
     """

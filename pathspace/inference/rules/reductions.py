@@ -1,4 +1,4 @@
-"""Reductions over dimensions: what is summed, sorted or compared must share one scale."""
+"""Reductions over dimensions: elements that are summed, sorted or compared must share one scale."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from pathspace.inference.rules.pointwise import looked_at, raised
 from pathspace.inference.semantics import Semantics
 from pathspace.inference.values import Value, Weight, constant, distinct, shape_of
 
-# products over a dimension are followed factor by factor up to this many
+# largest number of factors in a product over a dimension
 FACTORS = 64
 
 
@@ -26,7 +26,7 @@ def _dims(dims: int | Sequence[int] | None, x: Value) -> list[int]:
 
 
 def _shared(semantics: Semantics, x: Value, dims: Any, shown: Any) -> Tensor:
-    """One scale along dimensions, spread over a result in which they may have another size, or be gone."""
+    """One scale along dimensions, expanded to a result in which they may have another size, or be missing."""
     wanted = {dim % max(len(x.shape), 1) for dim in _dims(dims, x)}
     shape = shape_of(shown)
     ids = semantics.reduce(x, wanted, keepdim=len(shape) == len(x.shape))
@@ -47,7 +47,7 @@ def reduction(
 @rule("aten.max", "aten.min", "aten.median", "aten.nanmedian", "aten.mode", "aten.kthvalue", "aten.cummax",
       "aten.cummin", "aten.topk", "aten.sort", "aten.msort", "aten.aminmax", kind="order", degree=(1,))  # fmt: skip
 def extreme(semantics: Semantics, x: Value, *args: Any, **kwargs: Any) -> Any:
-    """Order statistics along a dimension (or between two tensors), and positions, which carry no scale."""
+    """Order statistics along a dimension (or between two tensors), and positions, which have no scale."""
     shown, name = semantics.place.result, semantics.place.op.removeprefix("aten.")
     if args and isinstance(args[0], Tensor | Weight):
         return semantics.join(semantics.activation(x), semantics.activation(args[0]))
@@ -62,7 +62,7 @@ def extreme(semantics: Semantics, x: Value, *args: Any, **kwargs: Any) -> Any:
     values, positions = (_shared(semantics, x, dim, part) for part in shown)
     node = semantics.place.node
     used = node is None or any(user.args[1] == 1 and user.users for user in node.users)
-    # what decides about positions matters, also where nothing but they is read
+    # the operand determines the positions, so it counts as used even if only they are read
     return values, semantics.observe(positions) if used else constant(shape_of(shown[1]))
 
 
@@ -79,7 +79,7 @@ def quantile(
 @rule("aten.argmax", "aten.argmin", "aten.argsort", "aten.all", "aten.any", "aten.count_nonzero", kind="comparison",
       degree=(0,))  # fmt: skip
 def position(semantics: Semantics, x: Value, dim: Any = None, *args: Any, **kwargs: Any) -> Tensor:
-    """Positions and counts feel no scale, as long as what is compared has one."""
+    """Positions and counts, which do not depend on the scale if the compared elements share one."""
     if semantics.place.op in ("aten.all", "aten.any", "aten.count_nonzero"):
         result: Tensor = looked_at(semantics, x)
         return result
@@ -104,7 +104,7 @@ def running(semantics: Semantics, x: Value, *args: Any, **kwargs: Any) -> Tensor
 
 @rule("aten.prod", "aten.cumprod", "aten.cumprod_", kind="contraction", infinite=True)
 def product(semantics: Semantics, x: Value, dim: Any = None, keepdim: bool = False, **kwargs: Any) -> Tensor:
-    """Scales of factors add up."""
+    """A product over a dimension: log-scales of factors add up."""
     ids = semantics.activation(x)
     running = "cum" in semantics.place.op
     if dim is None:
@@ -128,7 +128,7 @@ def product(semantics: Semantics, x: Value, dim: Any = None, keepdim: bool = Fal
 @rule("aten.linalg_vector_norm", "aten.norm", "aten.frobenius_norm", "aten.nuclear_norm", "aten.linalg_norm",
       "aten.linalg_matrix_norm", kind="norm", infinite=True)  # fmt: skip
 def norm(semantics: Semantics, x: Value, *args: Any, **kwargs: Any) -> Tensor:
-    """Norms scale like what they measure."""
+    """Norms have the scale of their operand."""
     numbers = [arg for arg in args if arg is None or isinstance(arg, int | float | str)]
     order = 2 if "fro" in semantics.place.op or "nuc" in semantics.place.op else (numbers or [2])[0]
     shown = semantics.place.result
@@ -145,7 +145,7 @@ def norm(semantics: Semantics, x: Value, *args: Any, **kwargs: Any) -> Tensor:
 
 @rule("aten.var", "aten.std", "aten.var_mean", "aten.std_mean", kind="norm")
 def spread(semantics: Semantics, x: Value, dims: Any = None, *args: Any, **kwargs: Any) -> Any:
-    """Standard deviations scale like what they measure, variances like its square."""
+    """Standard deviations have the scale of their operand, variances its square."""
     name, shown = semantics.place.op, semantics.place.result
     first = shown if isinstance(shown, Tensor) else shown[0]
     dims = kwargs.get("dim", None if isinstance(dims, bool) else dims)
@@ -156,7 +156,7 @@ def spread(semantics: Semantics, x: Value, dims: Any = None, *args: Any, **kwarg
 
 @rule("aten.cdist", "aten._cdist_forward", kind="norm")
 def distances(semantics: Semantics, x: Value, y: Value, p: float = 2.0, *args: Any, **kwargs: Any) -> Tensor:
-    """Distances between all pairs of rows; with ``p = 0`` the number of entries that differ."""
+    """Distances between all pairs of rows; for ``p = 0``, how many entries differ."""
     left, right = semantics.reduce(x, [-1], keepdim=True), semantics.reduce(y, [-1], keepdim=True)
     if p == 0:
         semantics.observe(semantics.join(left, right.transpose(-1, -2)))
@@ -180,7 +180,7 @@ def pairwise_distance(
 
 @rule("aten.cosine_similarity", kind="normalisation")
 def cosine_similarity(semantics: Semantics, x: Value, y: Value, dim: int = 1, eps: float = 1e-8) -> Tensor:
-    """Angles feel the scale of neither side, but for ``eps``, below which no length counts as smaller."""
+    """Angles do not depend on the scales of the operands, except for ``eps``, the lower limit of lengths."""
     for value in (x, y):
         ids = semantics.reduce(value, [dim])
         if eps > EPS or semantics.exact_norms:
@@ -201,7 +201,7 @@ def cosine_similarity(semantics: Semantics, x: Value, y: Value, dim: int = 1, ep
     linear="jointly",
 )
 def fourier(semantics: Semantics, x: Value, size: Any = None, dims: Any = None, *args: Any, **kwargs: Any) -> Tensor:
-    """Fourier transforms mix everything along their dimensions."""
+    """Fourier transforms mix all elements along their dimensions."""
     name = semantics.place.op
     default = -1 if not name.endswith(("2", "n")) else (-2, -1) if name.endswith("2") else None
     return _shared(semantics, x, kwargs.get("dim", default if dims is None else dims), semantics.place.result)
@@ -209,6 +209,6 @@ def fourier(semantics: Semantics, x: Value, size: Any = None, dims: Any = None, 
 
 @rule("aten.fft_fftshift", "aten.fft_ifftshift", kind="movement", degree=(1,), linear="jointly", coefficients="one")
 def shift(semantics: Semantics, x: Value, dims: Any = None) -> Value:
-    """Half a turn around dimensions; of an odd number of elements one more on the way back."""
+    """A cyclic shift by half of the size, rounded down for ``fftshift`` and up for its inverse."""
     wanted, way = _dims(dims, x), -1 if "ifft" in semantics.place.op else 1
     return semantics.moved(lambda t: t.roll([way * (t.shape[d] // 2) for d in wanted], wanted), x)

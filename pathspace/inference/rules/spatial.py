@@ -1,4 +1,4 @@
-"""Resampling of images, and patches taken apart and put together."""
+"""Resampling of images, and decomposition into patches and back."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from pathspace.inference.values import NEUTRAL, Value, along, compress, reshaped
       "aten._upsample_nearest_exact2d", "aten._upsample_nearest_exact3d", kind="upsampling", degree=(1,),
       linear="jointly", coefficients="one", separable=True)  # fmt: skip
 def nearest(semantics: Semantics, x: Value, size: Any, *args: Any, **kwargs: Any) -> Tensor:
-    """Every element is a copy of one."""
+    """Every element is a copy of an element of the operand."""
     ids, shape = semantics.activation(x), shape_of(semantics.place.result)
     mode = "nearest-exact" if "exact" in semantics.place.op else "nearest"
 
     def resized(t: Tensor) -> Tensor:
-        # ids below 2**53 survive the way to floating point and back
+        # float64 represents ids below 2**53 exactly
         small = [n if t.shape[d] > 1 else 1 for d, n in enumerate(shape)]
         return torch.nn.functional.interpolate(t.double(), size=small[2:], mode=mode).long()
 
@@ -37,14 +37,14 @@ def nearest(semantics: Semantics, x: Value, size: Any, *args: Any, **kwargs: Any
       "aten._upsample_bilinear2d_aa", "aten._upsample_bicubic2d_aa", kind="upsampling", degree=(1,), linear="jointly",
       separable=True)  # fmt: skip
 def interpolation(semantics: Semantics, x: Value, *args: Any, **kwargs: Any) -> Tensor:
-    """Neighbours are mixed, and neighbours of neighbours, so all share one scale."""
+    """Neighbours are mixed, so by transitivity all elements share one scale."""
     return semantics.reduce(x, range(2, len(x.shape)), keepdim=True).expand(shape_of(semantics.place.result))
 
 
 @rule("aten.grid_sampler", "aten.grid_sampler_2d", "aten.grid_sampler_3d", "aten.cudnn_grid_sampler",
       kind="resampling")  # fmt: skip
 def sample(semantics: Semantics, x: Value, grid: Value, *args: Any) -> Tensor:
-    """An image read at positions that may come from data; the margin is zero, or moves data."""
+    """An image sampled at positions that may come from data; outside are zeros, or elements of the image."""
     semantics.pin([semantics.activation(grid)], "positions at which an image is read")
     return semantics.reduce(x, range(2, len(x.shape)), keepdim=True).expand(shape_of(semantics.place.result))
 
@@ -73,7 +73,7 @@ def patches(semantics: Semantics, x: Value, kernel: Any, dilation: Any, padding:
 
 @rule("aten.col2im", kind="transform", degree=(1,), linear="jointly", coefficients="one")
 def folded(semantics: Semantics, x: Value, size: Any, kernel: Any, dilation: Any, padding: Any, stride: Any) -> Tensor:
-    """Columns added up where their windows overlap."""
+    """Columns as an image, summed in overlapping windows."""
     ids, shape = semantics.activation(x), shape_of(semantics.place.result)
     sizes, kernel, holes, crops, steps = (pair(v, 2) for v in (size, kernel, dilation, padding, stride))
     counts = [

@@ -26,7 +26,7 @@ def windows(
     dilation: Sequence[int],
     ceil: bool = False,
 ) -> Tensor:
-    """Windows of the last dimensions: ``(..., in...) -> (..., out..., kernel...)``; the margin holds exact zeros.
+    """Windows of the last dimensions: ``(..., in...) -> (..., out..., kernel...)``; margins are exact zeros.
 
     Args:
         semantics: the interpretation (part of every rule's signature).
@@ -35,7 +35,7 @@ def windows(
         stride: steps between windows.
         margins: zeros before and after, for each dimension.
         dilation: steps within a window.
-        ceil: count a last window that is only partly inside.
+        ceil: include a last window that is only partly inside.
 
     Returns:
         A view; dimensions with stride 0 keep it.
