@@ -100,6 +100,17 @@ def test_verdicts_follow_the_record(
     assert [j.verdict for j in judge_all([statement, replace(statement, reversed=True)], tmp_path)] == [verdict, turned]
 
 
+def test_a_claim_that_decides_nothing_does_not_count_beside_one_that_does(tmp_path: Path) -> None:
+    found = record(("x: a wins", "better"), ("y: a wins", "undecided"))
+    silent = {"nothing": "neither beats a guess"}
+    replace(found, claims=(found.claims[0], found.claims[1] | silent)).write(tmp_path / "toy.json")
+    statement = one(record="toy", claims="a wins", kind="experiment")
+    (judged,) = judge_all([statement], tmp_path)
+    assert judged.verdict == "true" and "y: a wins: neither beats a guess" in judged.detail
+    replace(found, claims=(found.claims[1] | silent,)).write(tmp_path / "toy.json")
+    assert judge_all([statement], tmp_path)[0].verdict == "undecided"
+
+
 def test_every_verdict_of_the_judge_has_a_meaning() -> None:
     said = {claim["verdict"] for path in RECORDS.glob("*.json") for claim in Record.read(path).claims}
     assert said <= OF_CLAIMS.keys()

@@ -94,9 +94,11 @@ def _by_record(statement: Statement, record: Record | None) -> Judged:
     if record is None or not claims:
         return Judged(statement, "not tried", f"There is no record of it here; {statement.command} makes one.")
     meaning = TURNED if statement.reversed else OF_CLAIMS
-    verdicts = [meaning[claim["verdict"]] for claim in claims]
+    # where no arm beats simple means, a claim says nothing of the statement, unless it is all there is
+    telling = [claim for claim in claims if not claim["nothing"]] or claims
+    verdicts = [meaning[claim["verdict"]] for claim in telling]
     scale = "" if record.scale == "full" else " On a stand-in for the document's data and models."
-    parts = [f"{claim['statement']}: {claim['verdict']}" for claim in claims]
+    parts = [f"{claim['statement']}: {claim['nothing'] or claim['verdict']}" for claim in claims]
     return Judged(statement, together(verdicts), f"{'; '.join(parts)}.{scale}")
 
 
