@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 from test_training_data import write_mnist
 from typer.testing import CliRunner
 
@@ -95,6 +96,11 @@ def test_images_of_clothes_have_the_shape_of_digits(tmp_path: Path) -> None:
         task = load_task(name, hidden=4, data=str(tmp_path))
         assert task.train.inputs.shape[1:] == shape
         assert task.make_model(0)(*task.example_inputs()).shape == (2, 10)
+    whole = load_task("fashion-images", data=str(tmp_path)).train
+    small = load_task("fashion-images", data=str(tmp_path), limit=3, pool=2).train
+    assert small.inputs.shape == (3, 1, 14, 14) and torch.equal(small.targets, whole.targets[:3])
+    squares = whole.inputs[:3].reshape(3, 1, 14, 2, 14, 2).mean((3, 5))
+    torch.testing.assert_close(small.inputs, squares)
 
 
 def test_the_command_lists_and_fetches(package: Path) -> None:

@@ -314,9 +314,9 @@ def record(entries: Sequence[Entry], setting: Setting) -> Record:
             f"contenders of one task, {max(2, len(setting.seeds) // 2)} otherwise; mean test loss with its 95 % "
             "interval. A run that fails (not finite, ends above its start, or refused) counts as a guess.",
             f"The question is whether {OURS} ends lower than {RIVAL} from {SCRAMBLED} starts: p-values are corrected "
-            f"for the {len(table.rows)} claims of that family; those that scrambling hurts {RIVAL}, those that it "
-            "hurts SGD, and all others are families of their own. Seeds 0 to 4 were spent on finding how many seeds are needed. On the "
-            "ViT 80 steps left all contenders at chance; 200 took their place.",
+            f"for the {len(table.rows)} claims of that family. Claims that scrambling hurts {RIVAL}, that it hurts "
+            "SGD, and all others are families of their own. Seeds 0 to 4 were spent on finding how many seeds are "
+            "needed. On the ViT 80 steps left all contenders at chance; 200 took their place.",
             *((f"Budgets were divided by {setting.shrink}.",) * (setting.shrink > 1)),
         ),
         claims=judged(claims_of(by)),

@@ -6,6 +6,8 @@ import re
 from functools import partial
 from itertools import pairwise
 
+from torch.nn.functional import avg_pool2d
+
 from pathspace.training.experiments.data import bible_text, given
 from pathspace.training.experiments.tasks.digits import read_in_steps, sequence_task
 from pathspace.training.experiments.tasks.images import image_task
@@ -25,19 +27,32 @@ register_task("fashion-28-permuted")(partial(_fashion, "fashion-28-permuted", Tr
 
 
 @register_task("fashion-images")
-def fashion_images(hidden: int = 16, network: str = "recurrent", depth: int = 2, data: str | None = None) -> Task:
+def fashion_images(
+    hidden: int = 16,
+    network: str = "recurrent",
+    depth: int = 2,
+    limit: int | None = None,
+    pool: int = 1,
+    data: str | None = None,
+) -> Task:
     """Build the task: images of clothes, 28 x 28, in one of ten classes, by a convolutional network.
 
     Args:
         hidden: channels of the network.
         network: ``recurrent``, ``residual`` or ``resnet``.
         depth: see :func:`pathspace.training.experiments.tasks.images.image_task`.
+        limit: at most so many training images, the first ones; validation and test images are all there.
+        pool: the images are means over squares of ``pool`` x ``pool`` pixels; 2 makes them 14 x 14.
         data: folder with the four files; by default the fetched ones.
 
     Raises:
         InputError: the data is not there.
     """
-    parts = mnist_splits(given("fashion-images", data, "fashion-mnist"))
+    train, *others = mnist_splits(given("fashion-images", data, "fashion-mnist"))
+    parts = [
+        Split(avg_pool2d(part.inputs, pool), part.targets)
+        for part in (Split(train.inputs[:limit], train.targets[:limit]), *others)
+    ]
     return image_task("fashion-images", "Fashion-MNIST", parts, network, hidden, depth)
 
 
