@@ -7,9 +7,9 @@ Signal: :func:`signal` and :func:`gradients` by layer, :func:`jacobian` and its 
 :func:`critical_point`), :func:`residual_control`.
 Parameters: :func:`degeneracy`, growing a model (:func:`predict_growth`, :func:`rank_growths`, :func:`widen`,
 :func:`deepen`), :func:`cost` and :func:`compare_costs`, :func:`suggest_decay`.
-Page: :func:`report` looks at a model from all sides and returns a :class:`Report`, one self-contained HTML page;
-:func:`versus` puts two of them side by side.
-Together: :func:`diagnose`, on your own checkpoint, data and loss.
+Page: :func:`report` measures a model with all diagnostics and returns a :class:`Report`, one self-contained HTML page;
+:func:`versus` compares two models on one page.
+Diagnosis: :func:`diagnose`, with your own checkpoint, data and loss.
 Training: :func:`watching` measures a training loop (:class:`Watching`) and raises each :class:`Alarm` with its cause.
 Results: :class:`Table` and :class:`Estimate`; :func:`compare` for two runs or checkpoints.
 """

@@ -1,8 +1,8 @@
-"""Where a running model adds two tensors: the eager counterpart of the additions of a captured graph.
+"""The additions of two tensors in a running model, which correspond to the additions of a captured graph.
 
-Hooks on every module keep track of whose ``forward`` is running, and a ``TorchFunctionMode`` that is active while the
-outermost of them runs sees each addition that a ``forward`` makes itself. An addition is identified by the path of
-the module, by which call of that module it is, and by how many additions that call has made before.
+Hooks on every module record whose ``forward`` is running, and a ``TorchFunctionMode``, active while the outermost
+module runs, intercepts each addition in a ``forward``. An addition is identified by the path of the module, the number
+of the call of this module, and the number of earlier additions in the call.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _IN_PLACE = frozenset(["add_", "__iadd__", "sub_", "__isub__"])
 
 
 class Site(NamedTuple):
-    """One addition of a running model: the ``order``-th of the ``call``-th call of ``module``."""
+    """One addition of a running model: number ``order`` in call ``call`` of ``module``, both counted from 0."""
 
     module: str
     call: int
@@ -32,7 +32,7 @@ class Site(NamedTuple):
 
 
 class Addition(NamedTuple):
-    """An addition that is about to be made, ``left + alpha * right`` (a subtraction has a negative alpha)."""
+    """An addition before it runs, ``left + alpha * right`` (a subtraction has a negative alpha)."""
 
     site: Site
     left: Tensor
@@ -43,7 +43,7 @@ class Addition(NamedTuple):
 
 
 Handler = Callable[[Addition], Tensor]
-# What the additions of one call looked like, in order: dimensions of both operands, and alpha.
+# The additions of one call, in order: number of dimensions of both operands, and alpha.
 Kinds = tuple[tuple[int, int, float], ...]
 End = Callable[[str, Kinds], None]
 
@@ -55,21 +55,20 @@ def module_names(model: nn.Module) -> dict[str, str]:
 
 
 def _adds_nothing(module: nn.Module) -> bool:
-    """Torch's own layers without children make no addition that a mode could see, so they need no hooks."""
+    """Whether a module needs no hooks: torch's own layers without children make no visible additions."""
     own = type(module).__module__.startswith("torch.nn.modules.")
     return own and next(module.children(), None) is None and "forward" not in module.__dict__
 
 
 class Sites:
-    """Follow a model's forward and hand every addition of two floating-point tensors, but scalars, to a handler.
+    """Follows a model's forward and passes every addition of two floating-point tensors, except scalars, to a handler.
 
     Args:
-        handler: called with the addition, returns its result; ``addition.run()`` is the unchanged one.
+        handler: called with the addition, returns its result; ``addition.run()`` returns the unchanged result.
         start: called when the whole model starts to run.
-        end: called when a module has run, with its path and what it added.
-        compiled: be traced along by ``torch.compile``, too, which then sees what the handler returns; without it a
-            compiled model is not followed.
-        others: functions that are run by somebody else, who is called with the function and its arguments.
+        end: called after a module has run, with its path and its additions.
+        compiled: let ``torch.compile`` trace the handler, too; otherwise a compiled model is not followed.
+        others: function -> a replacement, called with the function and its arguments.
 
     Example:
         >>> block = nn.Module()
@@ -105,8 +104,8 @@ class Sites:
         """Register the hooks; :meth:`detach` removes them.
 
         Args:
-            model: whose forward to follow.
-            outermost: see what others following the same model hand on, rather than what the model wrote.
+            model: the model to follow.
+            outermost: receive the results of other followers of the same model, instead of the model's own additions.
         """
         for name, module in model.named_modules():
             if name and _adds_nothing(module):
@@ -145,7 +144,7 @@ class Sites:
         self.calls[name] = self.stack[-1][1] + 1
 
     def _leave(self, name: str, _module: nn.Module, _args: Any, output: Any) -> None:
-        # a hook of somebody else may have raised before ours was entered
+        # another hook may have raised an exception before this one was entered
         if torch.compiler.is_compiling() and not self.compiled:
             return
         if not self.stack or self.stack[-1][0] != name:
@@ -153,13 +152,13 @@ class Sites:
         kinds = self.stack.pop()[3]
         if not self.stack:
             self._close()
-        # an exception of the module's own leaves no output, and is not to be hidden by one of ours
+        # after an exception there is no output; do not hide it by another exception
         if self.end is not None and (torch.compiler.is_compiling() or output is not None):
             self.end(name, tuple(kinds))
 
     @contextmanager
     def resumed(self, name: str, call: int, order: int) -> Iterator[None]:
-        """Go on where a call was, for a part of it that is recomputed in the backward pass."""
+        """Continue a call at a position, for a part of it that is recomputed in the backward pass."""
         self._open()
         self.stack.append([name, call, order, []])
         try:
@@ -182,14 +181,14 @@ class Sites:
             mode.__exit__(None, None, None)  # type: ignore[no-untyped-call]
 
     def add(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-        """Number an addition and hand it over; anything but two floating-point tensors just runs."""
+        """Number an addition and pass it to the handler; operands other than two floating-point tensors just run."""
         operands = (*args, *(kwargs[key] for key in ("input", "other") if key in kwargs))
         run = partial(func, *args, **kwargs)
         floating = [isinstance(value, Tensor) and value.is_floating_point() for value in operands[:2]]
         if len(operands) != 2 or not all(floating) or "out" in kwargs or not self.stack:
             return run()
         if not (operands[0].ndim or operands[1].ndim):
-            # a sum of scalars is a loss, which a model may compute or not
+            # a sum of scalars is a loss, which a model may or may not compute
             return run()
         frame = self.stack[-1]
         frame[2] += 1
@@ -201,7 +200,7 @@ class Sites:
         return self.handler(Addition(site, left, right, alpha, name in _IN_PLACE, run))
 
     def __getstate__(self) -> dict[str, Any]:
-        """Copies of a followed model start outside of any forward."""
+        """Reset the state in copies of a followed model, which are not inside a forward."""
         return {**self.__dict__, "stack": [], "calls": {}, "mode": None}
 
 

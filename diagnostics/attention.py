@@ -1,8 +1,8 @@
 """Attention weights as the transition matrices of Markov chains over tokens.
 
-Row t of a matrix P is a distribution: the token t asks, and ``sum_t' P[t, t'] x_t'`` is its answer. Under a causal
-mask the first token is absorbing, and under a block mask every block has a stationary distribution of its own: there
-the stationary distribution says nothing about the model.
+Row t of a matrix P is a distribution over the tokens to which token t attends, with the result
+``sum_t' P[t, t'] x_t'``. With a causal mask the first token is absorbing, and with a block mask every block has its own
+stationary distribution: in both cases the stationary distribution has no information about the model.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ _TOLERANCE = 1e-12
 
 @dataclass(frozen=True)
 class AttentionChain:
-    """One transition matrix read as a Markov chain.
+    """One transition matrix as a Markov chain.
 
     Attributes:
         matrix: row-stochastic, float64, shape (T, T).
-        stationary: a stationary distribution, shape (T,); the one of the only closed class, or the mean over closed
-            classes where there are several.
-        closed_classes: the closed communicating classes; more than one means the stationary distribution is not unique.
+        stationary: a stationary distribution, shape (T,): that of the only closed class, or the mean over several
+            closed classes.
+        closed_classes: the closed communicating classes; with more than one the stationary distribution is not unique.
         gap: spectral gap ``1 - |lambda_2|``.
-        dobrushin: ``max over rows of the total variation distance``: one step contracts every difference of
-            distributions at least by this factor.
-        caveat: why the stationary distribution is uninformative, or "".
+        dobrushin: largest total variation distance between two rows: one step multiplies every difference of
+            distributions by at most this factor.
+        caveat: why the stationary distribution is not informative, or "".
     """
 
     matrix: np.ndarray
@@ -48,7 +48,7 @@ class AttentionChain:
     caveat: str
 
     def mixing_time(self, distance: float = 0.25, limit: int = 10_000) -> int | None:
-        """Steps until every start is within a total variation distance of the stationary distribution, or None."""
+        """Steps until every start is within ``distance`` (total variation) of the stationary distribution, or None."""
         power = np.eye(len(self.matrix))
         for step in range(1, limit + 1):
             power = power @ self.matrix
@@ -60,7 +60,7 @@ class AttentionChain:
 
 
 def analyse(matrix: Tensor | np.ndarray) -> AttentionChain:
-    """Read one row-stochastic matrix as a Markov chain.
+    """Analyse one row-stochastic matrix as a Markov chain.
 
     Args:
         matrix: shape (T, T), rows summing to one.
@@ -125,8 +125,8 @@ def rollout(matrices: Sequence[Tensor], residual: bool = True) -> Tensor:
     """Attention of the last layer's tokens to the first layer's: ``prod (I/2 + P_l/2)``, later layers on the left.
 
     Args:
-        matrices: one (T, T) matrix per layer, the first layer first; averaging heads before is a convention.
-        residual: mix in the residual stream as I/2; without it the product forgets its rows quickly.
+        matrices: one (T, T) matrix per layer, the first layer first; usually the mean over heads.
+        residual: add the residual stream as I/2; without it all rows of the product become equal quickly.
 
     Returns:
         A row-stochastic matrix (T, T).
@@ -146,7 +146,7 @@ def rollout(matrices: Sequence[Tensor], residual: bool = True) -> Tensor:
 
 
 class _Catch(TorchFunctionMode):
-    """Compute the weights of every attention that runs."""
+    """Computes the weights of every attention that runs."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -168,7 +168,7 @@ class _Catch(TorchFunctionMode):
             return output, weights.mean(-3) if averaged else weights
         result = func(*args, **kwargs)
         softmax = getattr(func, "__name__", "") == "softmax" and isinstance(result, Tensor) and result.ndim == 4
-        # over another dimension its rows are not distributions
+        # with a softmax over another dimension, rows are not distributions
         if softmax and kwargs.get("dim", args[1] if len(args) > 1 else None) in (-1, 3):
             self.found.append(result)
         return result

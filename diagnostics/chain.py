@@ -1,4 +1,4 @@
-"""A residual-like model read as a learnable Markov chain: its nodes, found in the captured graph."""
+"""A residual model as a learnable Markov chain, whose nodes are found in the captured graph."""
 
 from __future__ import annotations
 
@@ -24,32 +24,32 @@ class MarkovChain(Nodes):
     """The chain of a model.
 
     Attributes:
-        model: the model, untouched.
+        model: the model itself, unchanged.
         nodes: the chain nodes, in the order of execution.
         dismissed: additions and concatenations that are not chain nodes, with the reason.
         example: the example inputs, positional and by keyword.
-        additions: what the calls of each module added while the chain was traced.
+        additions: the additions of each call of each module during the trace.
     """
 
     @classmethod
     def trace(cls, model: nn.Module, *inputs: Any, kwargs: Mapping[str, Any] | None = None) -> MarkovChain:
         """Find the chain nodes of a model: its residual additions.
 
-        An addition is a node if one operand is carried to it unchanged (or by an affine shortcut) from a value from
-        which the other one is computed through learnable weights.
+        An addition is a node if one operand is a value, unchanged or after an affine shortcut, from which the other
+        operand is computed through learnable weights.
 
         Args:
-            model: any model that can be captured; it is left as it is.
+            model: any model that can be captured; it is not changed.
             *inputs: positional example inputs.
             kwargs: keyword example inputs.
 
         Returns:
-            The chain; ``len(chain)`` may be 0, and ``chain.sentence()`` says why.
+            The chain; ``len(chain)`` may be 0, and ``chain.sentence()`` then states the reason.
 
         Raises:
             InputTypeError: ``model`` is not a module.
             CaptureError: the model cannot be captured.
-            UnsupportedError: the running model does not make the additions that its graph shows.
+            UnsupportedError: the additions of the running model differ from those of its graph.
 
         Example:
             >>> import torch
@@ -112,7 +112,7 @@ class MarkovChain(Nodes):
 
 
 def _branch_name(residual: Residual, producer: Any) -> str:
-    """The module below the adding one in which the direction is made, or the adding module itself."""
+    """The module below the adding one that computes the direction, or the adding module itself."""
 
     def stack(node: Any) -> list[str]:
         return [entry[0] for entry in (node.meta.get("nn_module_stack") or {}).values()]
@@ -125,7 +125,7 @@ def _branch_name(residual: Residual, producer: Any) -> str:
 
 
 def _sites(model: nn.Module, finder: Finder, example: Example) -> tuple[dict[str, Site], dict[str, frozenset[Kinds]]]:
-    """Match the graph's additions with those of the running model, module by module, in order."""
+    """Match the additions of the graph with those of the running model, module by module, in order."""
     if not finder.found:
         return {}, {}
     additions: dict[str, set[Kinds]] = defaultdict(set)

@@ -1,4 +1,4 @@
-"""Charts: Vega-Lite specifications, drawn as SVG that needs no script and takes its colours from the page."""
+"""Charts: Vega-Lite specifications, drawn as SVG that needs no script and has the colours of the page."""
 
 from __future__ import annotations
 
@@ -48,17 +48,17 @@ _CONFIG: Spec = {
     },
 }
 _SVG = "http://www.w3.org/2000/svg"
-# where names are too many, these many of them stand below the axis
+# largest number of names below an axis
 MOST_NAMES = 9
 
 
 def draw(spec: Spec, label: str, height: int = HEIGHT) -> Markup:
-    """A Vega-Lite specification as SVG with a name, and a title for each mark that has a ``tip``.
+    """A Vega-Lite specification as SVG with a label, and a title for each mark with a ``tip``.
 
     Args:
         spec: marks, encodings and data.
-        label: what the chart is called.
-        height: of the plot, in pixels.
+        label: the name of the chart.
+        height: height of the plot, in pixels.
     """
     whole = {
         "width": WIDTH,
@@ -70,7 +70,7 @@ def draw(spec: Spec, label: str, height: int = HEIGHT) -> Markup:
     }
     root = ElementTree.fromstring(vl_convert.vegalite_to_svg(whole))
     for parent in root.iter():
-        # its classes may be those of the page's style sheet
+        # (remove its classes, which may also be in the page's style sheet)
         dropped = ("aria-roledescription", "class")
         parent.attrib = {name: value for name, value in parent.attrib.items() if name not in dropped}
         tip = parent.attrib.pop("aria-label", None)
@@ -88,7 +88,7 @@ def _tips(field: str = "tip") -> Spec:
 
 
 def _names(names: Sequence[str], title: str) -> Spec:
-    """An axis of positions 0, 1, ... that bears names, as many as there is room for."""
+    """An axis of positions 0, 1, ..., labelled with as many names as fit."""
     step = -(-len(names) // MOST_NAMES) if names else 1
     shown = list(range(0, len(names), step))
     short = json.dumps([name if len(name) <= 22 else "\N{HORIZONTAL ELLIPSIS}" + name[-21:] for name in names])
@@ -106,12 +106,12 @@ _TENS = {"labelExpr": "format(pow(10, datum.value), '.1~e')", "tickCount": 5}
 
 
 def histogram(facts: Mapping[str, Any], label: str, across: str) -> Markup:
-    """Counts of numbers given as powers of ten.
+    """A histogram over powers of ten.
 
     Args:
-        facts: ``edges`` and ``counts``.
-        label: what the chart is called.
-        across: what is counted.
+        facts: ``edges`` (exponents) and ``counts``.
+        label: the name of the chart.
+        across: the title of the horizontal axis.
     """
     edges = facts["edges"]
     rows = [
@@ -133,15 +133,15 @@ def depth(
     expected: Sequence[float | None] | None = None,
     across: str = "layers in order of execution",
 ) -> Markup:
-    """Positive numbers layer by layer, on a logarithmic axis; what theory expects as small strokes.
+    """Positive numbers layer by layer on a logarithmic axis, with theoretical values as small strokes.
 
     Args:
         names: the layers, in order.
-        values: one number per layer; what is missing or not positive leaves a gap.
-        label: what the chart is called.
-        up: what is shown.
-        expected: numbers to set beside them.
-        across: what runs along the axis.
+        values: one number per layer; a missing or non-positive number leaves a gap.
+        label: the name of the chart.
+        up: the title of the vertical axis.
+        expected: theoretical values.
+        across: the title of the horizontal axis.
     """
 
     def rows(numbers: Sequence[float | None], what: str) -> list[Spec]:
@@ -211,13 +211,13 @@ def shares(parts_of: Sequence[tuple[str, int, str]], label: str) -> Markup:
 
 
 def both(names: Sequence[str], series: Mapping[str, Sequence[float | None]], label: str, up: str) -> Markup:
-    """Positive numbers layer by layer of several models, on one logarithmic axis.
+    """Positive numbers layer by layer for several models, on one logarithmic axis.
 
     Args:
         names: the layers, in order.
-        series: model -> one number per layer; what is missing or not positive leaves a gap.
-        label: what the chart is called.
-        up: what is shown.
+        series: model -> one number per layer; a missing or non-positive number leaves a gap.
+        label: the name of the chart.
+        up: the title of the vertical axis.
     """
     values = [
         {"i": i, "log": math.log10(v), "name": model, "tip": f"{model}, {names[i]}: {number(v)}"}
@@ -230,12 +230,12 @@ def both(names: Sequence[str], series: Mapping[str, Sequence[float | None]], lab
 
 
 def histograms(facts: Mapping[str, Mapping[str, Any]], label: str, across: str) -> Markup:
-    """Shares of numbers given as powers of ten, of several models, as outlines.
+    """Histograms over powers of ten for several models, as outlines of shares.
 
     Args:
-        facts: model -> ``edges`` and ``counts``.
-        label: what the chart is called.
-        across: what is counted.
+        facts: model -> ``edges`` (exponents) and ``counts``.
+        label: the name of the chart.
+        across: the title of the horizontal axis.
     """
     values = []
     for model, found in facts.items():
@@ -255,7 +255,7 @@ _LINE: list[Spec] = [
 
 
 def _hues(names: Iterable[str]) -> Spec:
-    """A colour for each name, and a legend unless there is one name or too many."""
+    """A colour for each name, and a legend unless there is only one name or there are too many."""
     domain = list(names)
     legend: Spec | None = None if len(domain) < 2 or len(domain) > MOST_NAMES else {}
     scale = {"domain": domain, "range": [HUES[i % len(HUES)] for i in range(len(domain))]}
@@ -268,11 +268,11 @@ def lines(
     """Numbers over the steps of a run, one line for each column.
 
     Args:
-        rows: one mapping per measured step; what a row lacks leaves a gap.
+        rows: one mapping per measured step; a missing number leaves a gap.
         columns: column of the rows -> name of the line.
-        label: what the chart is called.
-        up: what is shown.
-        log: draw powers of ten; what is not positive is left out.
+        label: the name of the chart.
+        up: the title of the vertical axis.
+        log: use a logarithmic axis; numbers that are not positive are left out.
     """
     values = []
     for column, name in columns.items():

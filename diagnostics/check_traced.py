@@ -1,4 +1,4 @@
-"""Whether a running model makes the additions its chain was traced with: nodes are known by their number in a call."""
+"""Whether a running model makes the additions of its trace, because nodes are identified by their number in a call."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ _REMEDY = "trace it in the mode, and with the kind of inputs, in which it will r
 
 
 class Traced:
-    """Compare what every module call adds with what its calls added in the trace.
+    """Compares the additions of every module call with those of its calls in the trace.
 
-    A call that adds nothing holds no node (stochastic depth), and where all additions of a module are alike and nodes,
-    fewer of them are nodes still. Scalars are not counted. Without gradients nothing is compared.
+    A call without additions has no node (stochastic depth). If all additions of a module have the same form and are
+    nodes, a call with fewer additions is accepted. Scalars are not counted. Without gradients nothing is compared.
 
     Args:
         chain: the traced chain.
@@ -60,7 +60,7 @@ class Traced:
         return max(map(len, self.known[name]), default=0)
 
     def check(self, name: str, kinds: Kinds) -> None:
-        """Raise where a call of a module with nodes made other additions than were traced."""
+        """Raise an error if the additions of a call of a module with nodes differ from the trace."""
         if name not in self.nodes or not kinds or kinds in self.known[name] or not torch.is_grad_enabled():
             return
         if name in self.alike and len(kinds) < self._most(name) and any(set(kinds) <= set(k) for k in self.known[name]):
@@ -74,7 +74,7 @@ class Traced:
         )
 
     def check_addition(self, addition: Addition) -> None:
-        """Raise at what may be a residual addition of a module that did not run in the trace at all."""
+        """Raise an error for a possible residual addition of a module that did not run in the trace."""
         left, right, name = addition.left, addition.right, addition.site.module
         if name in self.known or left.shape != right.shape:
             return

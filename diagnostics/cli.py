@@ -139,7 +139,7 @@ def _deliver(result: dict[str, Any], path: str | None) -> None:
 
 
 def _finite(value: Any) -> Any:
-    """JSON knows no NaN."""
+    """Values with ``None`` in place of NaN and infinity, which JSON does not have."""
     if isinstance(value, dict):
         return {key: _finite(each) for key, each in value.items()}
     if isinstance(value, list):
@@ -148,7 +148,7 @@ def _finite(value: Any) -> Any:
 
 
 def _summary(chain: MarkovChain, found: Diagnosis) -> str:
-    """The chain as a whole; a node whose direction or gradient is zero has no cosine."""
+    """One line about the whole chain; a node whose direction or gradient is zero has no cosine."""
     from pathspace.diagnostics.report.sentences import chain as sentence
     from pathspace.diagnostics.report.sentences import started
     from pathspace.diagnostics.wording import plural

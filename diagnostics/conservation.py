@@ -14,12 +14,12 @@ from pathspace.errors import expect_arguments
 def conserved(graph: ReductionGraph) -> Tensor:
     """``sum_{e into v} w_e^2 - sum_{e out of v} w_e^2`` for every unit ``v``.
 
-    Every loss gradient satisfies ``sum_in w g = sum_out w g`` exactly, so along gradient flow ``dw/dt = -g`` these
-    sums stay constant; along gradient descent with learning rate ``lr`` they drift by ``O(lr^2)`` per step. A drift
-    beyond that is the work of weight decay, momentum or noise.
+    Every loss gradient satisfies ``sum_in w g = sum_out w g`` exactly, so these sums are constant along gradient flow
+    ``dw/dt = -g``. Gradient descent with learning rate ``lr`` changes them by ``O(lr^2)`` per step; a larger change is
+    caused by weight decay, momentum or noise.
 
     Args:
-        graph: the reduction graph of a model; its current weights are read.
+        graph: the reduction graph of a model; its current weights are used.
 
     Returns:
         float64 tensor of shape ``(num_units,)``.
@@ -46,7 +46,7 @@ def conserved(graph: ReductionGraph) -> Tensor:
 
 @torch.no_grad()
 def unit_sums(graph: ReductionGraph, tensors: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
-    """Sums of the entries of tensors over the weights that enter and that leave every unit.
+    """Sums of the entries of tensors over the weights that enter, and over those that leave, every unit.
 
     Args:
         graph: a reduction graph.
@@ -72,5 +72,5 @@ def unit_sums(graph: ReductionGraph, tensors: Mapping[str, Tensor]) -> tuple[Ten
 
 @torch.no_grad()
 def squares(graph: ReductionGraph) -> dict[str, Tensor]:
-    """Squares of the current weights of every block."""
+    """Squares of the current weights, by name of the block."""
     return {b.name: b.values(graph.parameters[b.name].detach()).double().square() for b in graph.blocks}

@@ -1,4 +1,4 @@
-"""Residual control: the distance of a stack of residual blocks from the identity, and its causes."""
+"""Residual control: the distance between a stack of residual blocks and the identity, and its causes."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ class BlockControl:
         norms: product of those of the normalisation layers.
         activations: product of those of the activations.
         others: product of those of the other layers called (pooling, dropout, scales).
-        product: of the four; a bound of ``branch`` where the branch is one chain of these layers.
-        slack: ``log(product / branch)``: how much the bound gives away.
+        product: product of the four; an upper bound of ``branch`` if the branch is one chain of these layers.
+        slack: ``log(product / branch)``: how loose the bound is.
     """
 
     block: str
@@ -49,7 +49,7 @@ class BlockControl:
 
 @dataclass(frozen=True)
 class ResidualControl:
-    """A stack of m residual blocks, seen from its first input to its last output.
+    """A stack of m residual blocks, from its first input to its last output.
 
     Attributes:
         blocks: block by block.
@@ -59,8 +59,8 @@ class ResidualControl:
         first_order: ``||sum_l dr_l/dz||``.
         remainder: ``||dz_{l+m}/dz_l - I - sum_l dr_l/dz||``.
         remainder_bound: ``prod (1 + e_l) - 1 - sum e_l``, ``e_l = ||dr_l/dz||``.
-        total: ``sum e_l``; the expansion means something only where it is small.
-        verdict: in a sentence.
+        total: ``sum e_l``; the first-order expansion is accurate only if it is small.
+        verdict: the result in a sentence.
     """
 
     blocks: Table[BlockControl]
@@ -74,7 +74,7 @@ class ResidualControl:
 
 
 class _Sum(Products):
-    """Linear combination of operators of one shape, and of the identity."""
+    """A linear combination of operators of one shape and of the identity."""
 
     def __init__(self, parts: Sequence[tuple[float, Products]], identity: float) -> None:
         self.parts, self.identity = parts, identity
@@ -104,13 +104,12 @@ def residual_control(
     """Measure ``||dz_{l+m}/dz_l||`` over residual blocks, the remainder of its first-order expansion, and its causes.
 
     ``dz_{l+m}/dz_l = I + sum dr_l/dz + remainder``, and ``||remainder|| <= prod(1 + e_l) - 1 - sum e_l``: for equal
-    e the
-    condition is ``m e << 1``, not ``e << 1``. All norms are spectral norms from products with Jacobians that are
-    never formed.
+    e the condition is ``m e << 1``, not ``e << 1``. All norms are spectral norms, computed from products with
+    Jacobians.
 
     Args:
-        model: any module, in the mode it is in.
-        *inputs: one batch; the norm of a batch is the largest of its samples'.
+        model: any module, in its current mode.
+        *inputs: one batch; the norm of a batch is the largest norm of its samples.
         kwargs: keyword inputs.
         names: patterns of the names of the blocks.
         types: classes, or names of classes, of the blocks.
@@ -137,11 +136,10 @@ def residual_control(
 
     Reference:
         Evolution of neural network, sections 3.6 and 3.7. The printed derivative of a normalised branch lacks the
-        factor
-        ``(I - 11'/n - zz'/n) / std``; the norms here are those of the layers as they are.
+        factor ``(I - 11'/n - zz'/n) / std``; the norms here include it.
     """
     if names is None and types is None:
-        raise InputError("residual_control needs to know the blocks; name them by names='blocks.*' or types='Block'.")
+        raise InputError("residual_control found no choice of blocks; pass names='blocks.*' or types='Block'.")
     blocks = select(model, names, types)
     parts = {
         f"{name}.{inner}": module

@@ -31,7 +31,7 @@ _VECTORS: Mapping[str, Callable[..., int]] = {
     "dot": lambda a, _b, *_: a.numel(),
     "addmv": lambda _bias, matrix, _vector, *_: matrix.numel(),
     "ger": lambda a, b, *_: a.numel() * b.numel(),
-    # the processor's attention kernel, of which torch's registry knows the relatives on other devices only
+    # the attention kernel of the CPU; torch's registry has only those of other devices
     "_scaled_dot_product_flash_attention_for_cpu": lambda q, k, v, *_: sdpa_flop_count(q.shape, k.shape, v.shape) // 2,
     "_scaled_dot_product_flash_attention_for_cpu_backward": lambda g, q, k, v, *_: (
         sdpa_backward_flop_count(g.shape, q.shape, k.shape, v.shape) // 2
@@ -44,17 +44,16 @@ class Cost:
     """The cost of one training step, counted and measured.
 
     Attributes:
-        model: a name for it.
+        model: its name.
         parameters: number of scalars.
-        multiplications: of forward and backward pass, seed of the output's gradient included.
-        forward: multiplications of the forward pass alone.
-        activations: values of activation functions; the backward pass takes as many derivatives.
-        derivatives: derivatives of activation functions in the backward pass.
-        cached: floats a textbook backward pass keeps: inputs of activations, and of products with weights or other
-            activations; model inputs and parameters not counted.
-        saved: floats that autograd really kept, parameters and inputs not counted (it takes a ReLU's derivative from
-            its
-            output, so it may keep fewer).
+        multiplications: number in forward and backward pass, including the seed of the output's gradient.
+        forward: number of multiplications in the forward pass.
+        activations: number of values of activation functions.
+        derivatives: number of derivatives of activation functions in the backward pass.
+        cached: number of floats that a textbook backward pass stores: inputs of activations, and of products with
+            weights or other activations, without model inputs and parameters.
+        saved: number of floats that autograd stored, without parameters and inputs (it computes a ReLU's derivative
+            from its output, so it may store fewer).
         seconds: median time of forward and backward pass; ``None`` if not measured.
         bytes: memory of ``saved``, of parameters and of their gradients.
     """
@@ -72,7 +71,7 @@ class Cost:
 
 
 class _Counter(TorchDispatchMode):
-    """Counts what passes through the dispatcher, where every operation has become elementary."""
+    """Counts the operations in torch's dispatcher, where all are elementary."""
 
     def __init__(self, excluded: set[int]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -88,7 +87,7 @@ class _Counter(TorchDispatchMode):
                 continue
             if value.untyped_storage().data_ptr() in self.excluded:
                 continue
-            # kept alive, so that no later tensor is mistaken for it
+            # kept alive, so that no later tensor has the same id
             self.kept.append(value)
             key = (value.untyped_storage().data_ptr(), int(value.storage_offset()), value.numel())
             self.cached[key] = value.numel()
@@ -99,7 +98,7 @@ class _Counter(TorchDispatchMode):
         name = packet.__name__.rstrip("_")
         facts = facts_of(name)
         if not self.backward and facts.kind in _NONLINEAR:
-            # before the call: an activation in place overwrites its input
+            # before the call, because an in-place activation overwrites its input
             self._keep(args[0])
         result = func(*args, **kwargs)
         if packet in flop_registry:
@@ -125,7 +124,7 @@ class _Counter(TorchDispatchMode):
 
 
 def _multiplies(facts: Facts) -> bool:
-    """Whether an operation is one product for each element: a square, or a product and a sum, too."""
+    """Whether an operation is one product for each element, such as a square, or a product and a sum."""
     return facts.kind in _PRODUCTS or (facts.elementwise and (facts.degree == (2,) or facts.bias is not None))
 
 
@@ -153,11 +152,11 @@ def cost(
     products and activations by the number of their results.
 
     Args:
-        model: any module, in the mode it is in; left as it was.
+        model: any module, in its current mode; it is not changed.
         *inputs: one batch.
         kwargs: keyword inputs.
-        name: for the record.
-        repeats: timed steps; 0 measures no time.
+        name: name of the model in the result.
+        repeats: number of timed steps; 0 measures no time.
 
     Returns:
         The cost.
@@ -203,12 +202,12 @@ def cost(
         sizes = [size for size, _ in saved.values()]
         kept = sum(tensor.numel() for _, tensor in saved.values())
         saved.clear()
-        # without the kernel that runs a whole LSTM as one operation, whose products could not be told
+        # without the kernel that runs a whole LSTM as one operation, whose products cannot be counted
         with _elementary():
             with counter:
                 output = main_output(model, model(*inputs, **dict(kwargs or {})))
             forward = counter.products
-            # the textbook keeps nothing that no derivative needs, so no operation of the backward pass is looked at
+            # operations of the backward pass store nothing in the textbook count
             counter.backward = True
             with differentiating(model), counter:
                 torch.autograd.grad(output, parameters, torch.ones_like(output), allow_unused=True)
@@ -236,14 +235,14 @@ def cost(
 def compare_costs(
     models: Mapping[str, nn.Module], *inputs: Any, kwargs: Mapping[str, Any] | None = None, repeats: int = 3
 ) -> Table[Cost]:
-    """Compare the costs of a model and of wider or deeper versions of it.
+    """Compare the costs of several models, such as wider or deeper versions of one.
 
     Args:
-        models: name -> model; :func:`pathspace.diagnostics.growth.widen` and
-            :func:`pathspace.diagnostics.growth.deepen` propose some.
-        *inputs: one batch, the same for all.
+        models: name -> model; see :func:`pathspace.diagnostics.growth.widen` and
+            :func:`pathspace.diagnostics.growth.deepen`.
+        *inputs: one batch, the same for all models.
         kwargs: keyword inputs.
-        repeats: timed steps.
+        repeats: number of timed steps.
 
     Returns:
         One row per model.
@@ -255,13 +254,13 @@ def compare_costs(
 
 @dataclass(frozen=True)
 class ScalarChain:
-    """Counts for the notes' example: scalar input and output, no biases, with products of scalars taken out of sums.
+    """Counts for the example of the notes: scalar input and output, no biases, products of scalars outside of sums.
 
     Attributes:
         parameters: number of weights.
-        multiplications: of output and all derivatives.
-        activations: values of f; as many derivatives are needed.
-        cached: floats.
+        multiplications: number of multiplications for the output and all derivatives.
+        activations: number of values of f, and of its derivatives.
+        cached: number of stored floats.
     """
 
     parameters: int
@@ -271,12 +270,11 @@ class ScalarChain:
 
 
 def depth_or_width(width: int) -> tuple[ScalarChain, ScalarChain]:
-    """Section 3.5 of the notes, exactly: ``1 - n - 1`` enlarged to ``2n + n^2`` weights, by depth or by width.
+    """Section 3.5 of the notes, exactly: the net ``1 - n - 1`` enlarged to ``2n + n^2`` weights, by depth or by width.
 
     Depth: ``3n^2 + 7n + 1`` multiplications, ``2n + 1`` activations, ``4n + 1`` floats. Width ``m = n + n^2/2``:
-        ``5m + 1``,
-    ``m + 1`` and ``2m + 1``. A general backward pass does not take ``f'(s) x`` out of the sums: it spends
-    ``6m + 1`` multiplications on the wide net, and the same ``3n^2 + 7n + 1`` on the deep one.
+    ``5m + 1``, ``m + 1`` and ``2m + 1``. A general backward pass does not take ``f'(s) x`` out of the sums: it needs
+    ``6m + 1`` multiplications for the wide net, and the same ``3n^2 + 7n + 1`` for the deep one.
 
     Args:
         width: n, even.
@@ -285,8 +283,7 @@ def depth_or_width(width: int) -> tuple[ScalarChain, ScalarChain]:
         Counts for depth and for width.
 
     Raises:
-        InputError: n is odd or not positive, so that there is no net of that width with as many weights, or above a
-            million.
+        InputError: n is odd or not positive, so that no wide net has the same number of weights, or above a million.
 
     Example:
         >>> deep, wide = depth_or_width(200)
@@ -300,12 +297,12 @@ def depth_or_width(width: int) -> tuple[ScalarChain, ScalarChain]:
 
 
 def equal_width(base: int, extra_parameters: int, per_unit: float) -> int:
-    """Hidden width at which widening spends the same number of parameters as a proposed deepening.
+    """The hidden width at which widening adds the same number of parameters as deepening.
 
     Args:
-        base: present width.
-        extra_parameters: parameters that deepening would add.
-        per_unit: parameters that one more unit adds.
+        base: current width.
+        extra_parameters: number of parameters that deepening adds.
+        per_unit: number of parameters that one more unit adds.
 
     Returns:
         The width, rounded.

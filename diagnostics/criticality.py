@@ -1,4 +1,4 @@
-"""Order and chaos: how fast a perturbation grows through depth or time, and the weight scale at the edge."""
+"""Order and chaos: the growth of a perturbation through depth or time, and the weight scale at the boundary."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ class Exponent:
     Attributes:
         growth: the exponent with its standard error over perturbations.
         low: lower end of the 95 % confidence interval.
-        high: upper end.
-        steps: steps it is measured over, after the burn-in.
-        died: perturbations that became exactly zero on the way; they are left out.
+        high: upper end of it.
+        steps: number of measured steps after the burn-in.
+        died: number of perturbations that became exactly zero; they are left out.
         profile: mean log RMS of the perturbation at every recorded place.
     """
 
@@ -49,7 +49,7 @@ class Exponent:
 
     @property
     def phase(self) -> str:
-        """``"order"``, ``"chaos"``, or ``"undecided"`` where the interval holds zero."""
+        """``"order"``, ``"chaos"``, or ``"undecided"`` if the interval contains zero."""
         return "order" if self.high < 0 else "chaos" if self.low > 0 else "undecided"
 
 
@@ -67,26 +67,24 @@ def growth_exponent(
 ) -> Exponent:
     """Measure ``lambda = mean over l of log(|dz_{l+1}| / |dz_l|)`` for infinitesimal perturbations of the first input.
 
-    The perturbation is carried along by forward-mode differentiation, in float64, so it is exact and its size plays
-    no part.
-    Places are the calls of the chosen layers in order of execution; with a recurrent layer of torch (RNN, GRU, LSTM)
-    the time steps of its output. By default: the time steps of the recurrent layer, or the linear and convolutional
-    layers, those with the most frequent shape of output. For residual nets name the blocks, because inside a block
-    is the
-    branch alone.
+    The perturbation is propagated by forward-mode differentiation in float64, so it is exact and has no size.
+    Places are the calls of the chosen layers in order of execution, or, for a recurrent layer of torch (RNN, GRU,
+    LSTM), the time steps of its output. By default they are the time steps of the recurrent layer, or the linear and
+    convolutional layers with the most frequent output shape. For residual nets name the blocks, because the layers
+    inside a block see only the branch.
 
     Args:
-        model: any module; a float64 copy is run.
+        model: any module; a float64 copy runs.
         *inputs: one batch; its samples count as independent perturbations.
         kwargs: keyword inputs.
         names: patterns of layer names.
         types: classes, or names of classes.
         at: index of the part of the first input to perturb (the first time step: ``0``, or ``(slice(None), 0)`` with
-            ``batch_first``); all of it by default, and the first time step for recurrent layers of torch.
-        start: perturb the output of this layer (an embedding) instead of the first input.
-        directions: random perturbations per sample.
-        burn_in: steps left out at the start; a quarter of them by default.
-        seed: of the perturbations.
+            ``batch_first``); by default all of it, or the first time step for recurrent layers of torch.
+        start: name of a layer (such as an embedding) whose output is perturbed instead of the first input.
+        directions: number of random perturbations per sample.
+        burn_in: number of steps left out at the start; by default a quarter of all.
+        seed: seed of the perturbations.
 
     Returns:
         The exponent; the interval covers perturbations and samples of this one network, not other draws of its weights.
@@ -104,8 +102,7 @@ def growth_exponent(
 
     Reference:
         Evolution of neural network, sections 2.6.3 and 2.6.4; the boundary is a mean exponent of zero, not an
-        inequality at
-        every step.
+        inequality at every step.
     """
     expect_arguments("growth_exponent", model=model)
     expect_numbers("growth_exponent", COUNT, directions=directions)
@@ -134,16 +131,16 @@ def growth_exponent(
 
 
 def exponent(logs: Tensor, burn_in: int | None = None) -> Exponent:
-    """The exponent from log sizes.
+    """Compute the exponent from logarithms of sizes.
 
     Args:
         logs: log RMS of perturbations, shape ``(places, perturbations)``.
-        burn_in: steps left out at the start; a quarter by default.
+        burn_in: number of steps left out at the start; by default a quarter of all.
 
     Returns:
         Slope between the first place after the burn-in and the last, with Student's interval over perturbations.
     """
-    # a loop's first state is zero, and is not moved by anything
+    # the first state of a loop is zero, and no perturbation reaches it
     reached = logs.isfinite().any(1).nonzero()
     logs = logs[int(reached[0]) :] if len(reached) else logs
     places = logs.shape[0]
@@ -202,7 +199,7 @@ def _tangents(
     def perturb(value: Any) -> Any:
         if not (isinstance(value, Tensor) and value.is_floating_point()):
             return value
-        # an output to perturb keeps its place in the model, an input is made double like the weights
+        # inputs become float64 like the weights
         value = value.detach().double()
         if used or (start is not None and not inside):
             return value
@@ -217,7 +214,7 @@ def _tangents(
     run, tangents = Run(), []
     with torch.no_grad(), unchanged(model), warnings.catch_warnings(), sdpa_kernel(SDPBackend.MATH):
         warnings.filterwarnings("ignore", message=".*torch.jit.*deprecated.*")
-        # gradients off would let torch's layers take fused paths that have no forward derivative
+        # without gradients, torch's layers would use fused kernels without forward derivatives
         with torch.enable_grad(), forward_ad.dual_level():
             try:
                 args, named = tree_map(perturb, arranged(model, inputs, kwargs))
@@ -253,11 +250,11 @@ def redraw(model: nn.Module, scale: float, bias: float = 0.0, names: Names = Non
 
     Args:
         model: any module.
-        scale: of the weights.
+        scale: scale of the weights.
         bias: standard deviation of the biases of layers that are redrawn.
         names: patterns of the parameter names of the matrices to redraw; by default the weights of linear and
             convolutional layers, and the recurrent matrices of recurrent ones.
-        seed: of the draw; the same seed at another scale gives the same weights times a factor.
+        seed: seed of the draw; the same seed at another scale gives the same weights times a factor.
 
     Returns:
         The copy.
@@ -318,17 +315,17 @@ def sweep(
     seed: int = 0,
     **options: Any,
 ) -> Table[ScalePoint]:
-    """The growth exponent over weight scales (and bias scales), each over several draws of all weights.
+    """Measure the growth exponent for each weight scale (and bias scale), with several draws of all weights.
 
     Args:
-        model: gives the architecture.
+        model: the architecture; its weights are not used.
         scales: weight scales.
         *inputs: one batch.
         biases: bias scales.
-        draws: networks per point; the same random numbers at every point.
+        draws: number of networks per point; all points have the same random numbers.
         weights: patterns of the matrices to redraw, see :func:`redraw`.
-        seed: of the first draw.
-        **options: of :func:`growth_exponent`.
+        seed: seed of the first draw.
+        **options: options of :func:`growth_exponent`.
 
     Returns:
         One row per pair of scales.
@@ -355,7 +352,7 @@ def sweep(
 
 
 def _numbers(name: str, values: Sequence[float]) -> list[float]:
-    """A list of sizes, checked."""
+    """Check a list of numbers."""
     found = np.asarray(values)
     if found.ndim != 1 or not len(found) or found.dtype.kind not in "fiu":
         raise InputTypeError(f"sweep found {name}={values!r}, expected a list of numbers.")
@@ -366,12 +363,12 @@ def _numbers(name: str, values: Sequence[float]) -> list[float]:
 
 @dataclass(frozen=True)
 class CriticalPoint:
-    """Where the growth exponent changes sign.
+    """The weight scale at which the growth exponent changes sign.
 
     Attributes:
-        scale: the critical weight scale; ``None`` if there is one phase only in the range.
+        scale: the critical weight scale; ``None`` if the range has only one phase.
         error: its standard error, from the spread over draws and the slope of the exponent.
-        points: every scale that was tried.
+        points: the measured scales.
         verdict: the result in a sentence.
     """
 
@@ -390,23 +387,23 @@ def critical_point(
     bias: float = 0.0,
     **options: Any,
 ) -> CriticalPoint:
-    """Find the critical weight scale by bisection on the mean exponent, with the same random numbers throughout.
+    """Find the critical weight scale by bisection on the mean exponent, with the same random numbers at all scales.
 
-    For saturating activations (tanh) without biases the exponent vanishes quadratically above the critical scale, and
-    signals of order one decay towards the resting state for many layers: use inputs of small size (1e-3), so that
-    the change of sign is that of the resting state's stability.
+    For saturating activations (tanh) without biases the exponent grows only quadratically above the critical scale, and
+    signals of order one decay to the zero state over many layers. Use small inputs (1e-3), so that the change of sign
+    shows the stability of the zero state.
 
     Args:
-        model: gives the architecture.
+        model: the architecture; its weights are not used.
         *inputs: one batch.
         low: a scale that should be ordered.
         high: a scale that should be chaotic.
         tolerance: relative width at which bisection stops.
         bias: standard deviation of biases.
-        **options: of :func:`sweep` and :func:`growth_exponent`.
+        **options: options of :func:`sweep` and :func:`growth_exponent`.
 
     Returns:
-        The critical point, or the statement that there is none in the range.
+        The critical point, or a verdict that the range has none.
 
     Raises:
         InputError: ``low`` is not below ``high``.

@@ -1,6 +1,6 @@
-"""How the values of a captured graph come from one another: which ways lead from one to another, and through what.
+"""Dependences between the values of a captured graph: paths between values, and the operations on them.
 
-In-place operations are followed to their latest result.
+After an in-place operation, the operand's name refers to its latest result.
 """
 
 from __future__ import annotations
@@ -17,21 +17,21 @@ from pathspace.diagnostics.addition_hooks import ADDITIONS
 from pathspace.diagnostics.inline_regions import inline_regions
 from pathspace.inference.registry import facts_of, operation_name
 
-# kinds of operations that hand one activation on, value by value (a dropped or reordered value is still that value)
+# kinds of operations that pass on the values of one activation (perhaps dropped or reordered)
 MOVES = frozenset(["copy", "movement", "dropout"])
-# what a down-sampling shortcut is made of: affine in its one activation, or nearly so
+# kinds of operations in a down-sampling shortcut: affine in their activation, or nearly so
 AFFINE = frozenset(
     ["contraction", "convolution", "transposed convolution", "normalisation", "average pooling", "maximum pooling",
      "product", "quotient", "sum", "combination", "padding", "concatenation", "mean", "upsampling", "part"]
 )  # fmt: skip
 SCALES = frozenset(["product", "quotient"])
-# linear, too, but no stream's way: they make several values of one, or one of several
+# linear too, but not part of a stream: they copy values, or combine several into one
 _SPREADS = frozenset(["repetition", "total", "split"])
 _FALLS = frozenset(["convolution", "average pooling", "maximum pooling", "norm pooling", "upsampling", "resampling"])
 
 
 def kind_of(node: fx.Node) -> str:
-    """What sort of operation a node is, by the table of operations."""
+    """The kind of a node's operation, from the table of operations."""
     return facts_of(node).kind
 
 
@@ -47,13 +47,13 @@ def is_float(value: object) -> bool:
 
 
 def is_seen(node: fx.Node) -> bool:
-    """Whether an addition is written in a ``forward``, rather than inside one of torch's own functions."""
+    """Whether an addition is in a ``forward``, not inside a function of torch."""
     function = (node.meta.get("torch_fn") or ("", ""))[1]
     return not function or function.rsplit(".", 1)[-1] in ADDITIONS
 
 
 class Dataflow:
-    """Dependence of every value on every other, with in-place operations followed to their latest result."""
+    """Dependences of every value on every other; after an in-place operation a name refers to its latest result."""
 
     def __init__(self, captured: Captured) -> None:
         self.captured = captured
@@ -76,13 +76,13 @@ class Dataflow:
             if node.op == "call_function" and short(node).endswith("_") and not short(node).startswith("__"):
                 changed = node.args[0] if node.args else None
                 if isinstance(changed, fx.Node):
-                    # later uses of the operand, under its old name, see the result
+                    # later uses of the operand's name read the result
                     for old in [key for key, value in latest.items() if value is latest.get(changed, changed)]:
                         latest[old] = node
                     latest[changed] = node
 
     def operand(self, node: fx.Node, position: int) -> fx.Node:
-        """Operand of an addition, as the value it had at that moment."""
+        """Operand of an addition, with its value at that time."""
         argument = node.args[position] if position < len(node.args) else node.kwargs["other"]
         assert isinstance(argument, fx.Node)
         matching = [a for a in self.inputs[self.index[node]] if a is argument]
@@ -96,18 +96,18 @@ class Dataflow:
         return bool(self.above[self.index[value]] >> self.index[source] & 1)
 
     def data(self, node: fx.Node) -> bool:
-        """Whether a value depends on the model's inputs, rather than on parameters and constants alone."""
+        """Whether a value depends on the model's inputs, not only on parameters and constants."""
         return self.below_data[self.index[node]]
 
     def between(self, source: fx.Node, value: fx.Node) -> Iterator[fx.Node]:
-        """The operations on the ways from ``source`` to ``value``, ``value`` included."""
+        """The operations on all paths from ``source`` to ``value``, including ``value``."""
         bits = self.above[self.index[value]]
         for i in range(self.index[source] + 1, self.index[value] + 1):
             if bits >> i & 1 and self.above[i] >> self.index[source] & 1:
                 yield self.nodes[i]
 
     def reaches(self, source: fx.Node, value: fx.Node, blocked: Callable[[fx.Node], bool]) -> bool:
-        """Whether some way from ``source`` to ``value`` avoids the blocked operations."""
+        """Whether a path from ``source`` to ``value`` avoids the blocked operations."""
         reached = {source}
         for node in self.between(source, value):
             if not reached.isdisjoint(self.inputs[self.index[node]]) and not blocked(node):
@@ -115,7 +115,7 @@ class Dataflow:
         return value in reached
 
     def layers(self, source: fx.Node, value: fx.Node) -> int:
-        """How many operations on the way use a weight; of a sum, the summand with the most of them counts."""
+        """Number of operations with a weight on the path; for a sum, the largest number over its summands."""
         passed = {source: 0}  # bit sets
         for node in self.between(source, value):
             above = [passed[operand] for operand in self.inputs[self.index[node]] if operand in passed]
@@ -124,7 +124,7 @@ class Dataflow:
         return passed[value].bit_count()
 
     def weights(self, source: fx.Node, value: fx.Node) -> int:
-        """Bit set of the parameters that the operations on the way use."""
+        """Bit set of the parameters of the operations between two values."""
         return reduce(or_, map(self._own_weights, self.between(source, value)), 0)
 
     def _own_weights(self, node: fx.Node) -> int:
@@ -149,7 +149,7 @@ class Dataflow:
         return [a for a in self.inputs[self.index[node]] if self.data(a) and is_float(a)]
 
     def carries(self, node: fx.Node) -> bool:
-        """Whether an operation hands on its one activation, value by value."""
+        """Whether an operation passes on the values of its only activation."""
         operation, arguments = kind_of(node), [*node.args, *node.kwargs.values()]
         # sum() of a list starts with 0 + x
         nothing = operation == "sum" and any(isinstance(a, int | float) and a == 0 for a in arguments[:2])
@@ -158,7 +158,7 @@ class Dataflow:
         return moves and len(self.data_inputs(node)) == 1
 
     def is_affine(self, node: fx.Node) -> bool:
-        """Whether an operation is affine in its activations; sums and joins may have several."""
+        """Whether an operation is affine in its activations; sums and concatenations may have several."""
         operation = kind_of(node)
         if operation in ("sum", "concatenation"):
             return True
@@ -167,7 +167,7 @@ class Dataflow:
         return known and activations <= 1 and len(self.data_inputs(node)) <= 1
 
     def affine(self, source: fx.Node, value: fx.Node) -> bool:
-        """Whether ``value`` is affine in ``source``: every operation on the way is."""
+        """Whether ``value`` is affine in ``source``, because every operation between them is."""
         return all(map(self.is_affine, self.between(source, value)))
 
     def is_part(self, node: fx.Node) -> bool:
@@ -178,7 +178,7 @@ class Dataflow:
         return kind_of(node) == "part" and operands[0].meta["val"].shape != node.meta["val"].shape
 
     def whole(self, node: fx.Node) -> fx.Node:
-        """What a part is cut out of."""
+        """The value of which a part is cut out."""
         source = self.inputs[self.index[node]][0]
         return self.inputs[self.index[source]][0] if short(node) == "getitem" else source
 
@@ -205,14 +205,14 @@ class Dataflow:
         if kind_of(node) not in _FALLS or not data:
             return False
         before = data[0]
-        # (a margin added for the window of a convolution is not a resolution: 3 -> 7 -> 3 pixels lose nothing)
+        # (padding is not resolution: 3 -> 7 -> 3 pixels lose nothing)
         while kind_of(before) == "padding" and self.data_inputs(before):
             before = self.data_inputs(before)[0]
         return halves(before, node)
 
 
 def is_strided(node: fx.Node) -> bool:
-    """Whether a part leaves out every other value."""
+    """Whether a part is taken with a stride, so that it leaves out values."""
     return short(node) == "slice" and len(node.args) > 4 and isinstance(node.args[4], int) and node.args[4] > 1
 
 

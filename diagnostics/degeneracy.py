@@ -34,7 +34,7 @@ from pathspace.functional_call import evaluate
 from pathspace.inputs import arranged
 
 MAX_EXACT = 3000
-# rows of the Jacobian that are taken at a time, and scalars that they may have
+# number of rows of the Jacobian that are computed together, and of their scalars
 _ROWS, _SCALARS = 32, 2**24
 
 
@@ -45,9 +45,9 @@ class DegenerateTensor:
     Attributes:
         parameter: its name.
         size: number of scalars.
-        dead: scalars that no output depends on, on these data.
-        gauge: share of gauge directions that lies in this tensor; adds up to the gauge dimension.
-        unexplained: share of unexplained directions; adds up to their number.
+        dead: number of scalars on which no output depends, on these data.
+        gauge: share of the gauge directions in this tensor; the shares of all tensors add up to the gauge dimension.
+        unexplained: share of the unexplained directions; the shares add up to their number.
     """
 
     parameter: str
@@ -66,19 +66,19 @@ class Degeneracy:
         outputs: number of output scalars on the data.
         rank: of the Jacobian of all outputs by all parameters.
         deficit: ``parameters - rank = dead + gauge + symmetric + undetermined + unexplained``.
-        dead: parameters that no output depends on, on these data.
+        dead: number of parameters on which no output depends, on these data.
         gauge: independent rescaling directions beyond the dead ones (dead units have none left).
-        symmetric: directions of other symmetries, listed by cause in ``symmetries``; 0 where the method is randomised.
-        undetermined: directions left only because there are fewer outputs than parameters to determine.
+        symmetric: directions of other symmetries, listed by cause in ``symmetries``; 0 if the method is randomised.
+        undetermined: directions that remain only because there are fewer outputs than parameters.
         unexplained: the rest: other symmetries, units that are linear on these data, coincidences.
         tolerance: singular values below ``tolerance * largest`` count as zero; columns have unit length.
         smallest_kept: smallest singular value counted, relative to the largest.
-        largest_dropped: largest one not counted; a wide gap between the two makes the rank credible.
+        largest_dropped: largest one not counted; the rank is reliable if the gap between the two is wide.
         method: ``"exact"`` or ``"randomised"`` (then ``rank`` is a lower bound and ``deficit`` an upper one).
         tensors: the parameters involved.
         symmetries: causes beside rescaling, see :mod:`pathspace.diagnostics.symmetries`. Permutations of units are
             symmetries, too, but discrete: they have no directions.
-        notes: what does not apply.
+        notes: restrictions, one sentence each.
     """
 
     parameters: int
@@ -105,7 +105,7 @@ class Degeneracy:
 
     @property
     def clear(self) -> bool:
-        """Whether a factor of 1000 at least separates the singular values counted from those dropped."""
+        """Whether the counted and the dropped singular values differ by a factor of at least 1000."""
         return self.largest_dropped * 1000 < self.smallest_kept
 
 
@@ -121,29 +121,28 @@ def degeneracy(
 ) -> Degeneracy:
     """Count and explain the directions of parameter space that do not change any output on the data.
 
-    The Jacobian of all outputs by all parameters is taken in float64, its dead columns set aside, the others scaled
-    to unit length. Rescaling directions ``dw_e = w_e (phi(head e) - phi(tail e))`` come from the reduction graph, and
-    only those
-    that the Jacobian confirms count. Where there are more outputs than parameters, random combinations of outputs
-    stand for them, which keeps the rank. Beyond ``max_exact`` parameters the columns are hashed with random signs,
-    and at most ``max_rows`` combinations are used: the rank is then a lower bound.
+    The Jacobian of all outputs with respect to all parameters is computed in float64; dead columns are removed and the
+    others scaled to unit length. Rescaling directions ``dw_e = w_e (phi(head e) - phi(tail e))`` come from the
+    reduction graph, and count only if the Jacobian confirms them. If there are more outputs than parameters, random
+    combinations of outputs are used, which have the same rank. Above ``max_exact`` parameters the columns are hashed
+    with random signs, and at most ``max_rows`` combinations are used: the rank is then a lower bound.
 
     Args:
-        model: any module, in the mode it is in; a float64 copy is used.
+        model: any module, in its current mode; a float64 copy is used.
         *inputs: the data, one batch.
         kwargs: keyword inputs.
-        tolerance: for the rank, relative to the largest singular value.
-        graph: the model's reduction graph, traced if not given.
-        max_rows: rows at most for large models.
-        seed: of random combinations.
-        max_exact: number of parameters up to which the whole Jacobian is taken; its singular values cost the cube.
+        tolerance: limit for zero singular values, relative to the largest.
+        graph: the model's reduction graph; by default it is traced here.
+        max_rows: largest number of rows for large models.
+        seed: seed of random combinations.
+        max_exact: largest number of parameters for the whole Jacobian; the cost of its singular values is cubic.
 
     Returns:
-        The split, with the parameters involved.
+        The number of directions of each cause, with the parameters involved.
 
     Raises:
-        InputError: no trainable parameters, or outputs that depend on none.
-        UnsupportedError: derivatives that are not finite.
+        InputError: the model has no trainable parameters, or its outputs depend on none.
+        UnsupportedError: derivatives are not finite.
         CaptureError: the model does not run in float64.
 
     Example:
@@ -154,8 +153,8 @@ def degeneracy(
         (4, 4, 0, 0)
 
     Reference:
-        Evolution of neural network, sections 3.2 and 3.3. The definition by the scalar loss is vacuous; this one is
-        by the outputs.
+        Evolution of neural network, sections 3.2 and 3.3. The definition there, by the scalar loss, is vacuous; this
+        one uses the outputs.
     """
     expect_arguments("degeneracy", model=model)
     expect_numbers("degeneracy", "a number of at least 0", tolerance=tolerance)
@@ -194,7 +193,7 @@ def degeneracy(
     if exact:
         lengths = np.sqrt(np.where(live, squares, 1.0))
         scaled = matrix[:, live] / lengths[live]
-        # the triangle has the same null space, and is square at most
+        # the triangular factor has the same null space, and at most as many rows as columns
         scaled = np.linalg.qr(scaled, mode="r") if len(scaled) > scaled.shape[1] else scaled
         _, singular, right = np.linalg.svd(scaled, full_matrices=True)
     else:
@@ -212,7 +211,7 @@ def degeneracy(
         straight = Straight.of(parameters, places, live)
         null, basis = (straight.turned(vectors, live, lengths) for vectors in (right[rank:].T, basis))
         work = Attribution(null, basis, live, lengths)
-        # as many independent outputs as there are: what they do not determine has no cause but that
+        # all outputs are independent: directions that they do not determine have no other cause
         if rank < outputs.numel():
             spaces = () if graph is None else feature_spaces(graph.captured)
             added = set() if graph is None else added_vectors(graph.captured)
@@ -286,7 +285,7 @@ def _rows(
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """``count`` rows of the Jacobian (random combinations if fewer than all), and the squared length of its columns.
 
-    The third array is their product with the directions tested, which has to be taken before columns are hashed.
+    The third array is their product with the tested directions, which is computed before columns are hashed.
     """
     generator = torch.Generator().manual_seed(seed)
     total = sum(parameter.numel() for parameter in parameters)
@@ -317,7 +316,7 @@ def _rows(
 
 
 def _pulled_back(outputs: Tensor, parameters: list[Tensor], cotangents: Tensor) -> np.ndarray:
-    """Rows of the Jacobian: gradients of the outputs along each cotangent, all parameters in one row."""
+    """Rows of the Jacobian: for each cotangent, the gradients with respect to all parameters in one row."""
 
     def gradients(cotangent: Tensor, together: bool) -> Tensor:
         found = torch.autograd.grad(
@@ -335,7 +334,7 @@ def _pulled_back(outputs: Tensor, parameters: list[Tensor], cotangents: Tensor) 
             warnings.simplefilter("ignore")
             return np.asarray(gradients(cotangents, True).numpy())
     except RuntimeError:
-        # some operations have derivatives that cannot be taken many at a time
+        # some derivatives cannot be batched
         return np.asarray(torch.stack([gradients(each, False) for each in cotangents]).numpy())
 
 
@@ -343,7 +342,7 @@ def gauge_directions(graph: ReductionGraph, starts: Mapping[str, int], total: in
     """Tangents of the gauge orbits: column v is ``w_e (d phi(head e) - d phi(tail e)) / d phi(v)``.
 
     Args:
-        graph: the reduction graph; its current weights are read.
+        graph: the reduction graph; its current weights are used.
         starts: parameter name -> position of its first scalar among all.
         total: number of scalars.
 
@@ -379,7 +378,7 @@ def _confirmed(
     zero: float,
     notes: list[str],
 ) -> np.ndarray:
-    """Orthonormal basis, in scaled live coordinates, of the gauge directions that leave the outputs alone."""
+    """Orthonormal basis, in scaled live coordinates, of the gauge directions that do not change the outputs."""
     scaled = directions[live].toarray() * lengths[live][:, None]
     sizes = np.linalg.norm(scaled, axis=0)
     scaled = scaled[:, sizes > 0] / sizes[sizes > 0]
@@ -387,7 +386,7 @@ def _confirmed(
         return np.zeros((int(live.sum()), 0))
     basis, spread, _ = np.linalg.svd(scaled, full_matrices=False)
     basis = basis[:, spread > 1e-10 * spread.max()]
-    # running statistics, and epsilons of norms, take directions away that parameters alone cannot follow
+    # with running statistics and epsilons of norms, some directions are no symmetries of the parameters alone
     _, moved, turn = np.linalg.svd(jacobian @ basis, full_matrices=True)
     effect = np.concatenate([moved, np.zeros(turn.shape[0] - len(moved))])
     null = effect <= zero
@@ -406,7 +405,7 @@ def _note_broken(count: int, effect: float, notes: list[str]) -> None:
 
 
 def _combined(directions: csr_array, width: int, seed: int) -> csr_array:
-    """The directions, or where there are more of them, ``width`` random combinations."""
+    """The directions, or ``width`` random combinations if there are more."""
     count = directions.shape[1]
     if count <= width:
         return directions
@@ -416,7 +415,7 @@ def _combined(directions: csr_array, width: int, seed: int) -> csr_array:
 
 
 def _broken(tested: csr_array, moved: np.ndarray, lengths: np.ndarray, notes: list[str]) -> int:
-    """How many independent directions the Jacobian does not confirm: the rank of its product with them."""
+    """Number of independent directions that the Jacobian does not confirm: the rank of its product with them."""
     sizes = np.sqrt(tested.multiply(tested).T @ lengths**2)
     found = np.linalg.svd(moved[:, sizes > 0] / sizes[sizes > 0], compute_uv=False)
     broken = int((found > 1e-8 * max(1.0, found.max(initial=0.0))).sum())
@@ -427,7 +426,7 @@ def _broken(tested: csr_array, moved: np.ndarray, lengths: np.ndarray, notes: li
 
 
 def _gauge_rank(graph: ReductionGraph, directions: csr_array, live: np.ndarray) -> int:
-    """Rank of gauge directions on live parameters, from components of the graph they span."""
+    """Rank of gauge directions on live parameters, from the components of their graph."""
     rows = csr_array(directions[live])
     if graph.forms.shape[0]:
         return (

@@ -1,4 +1,4 @@
-"""A model on its data and its loss: signal by depth, the Markov chain and alarms, measured together."""
+"""Diagnosis of a model with data and loss: signal by depth, the Markov chain, and alarms."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ class Diagnosis:
 
     Attributes:
         subject: the model, its batches and its loss.
-        signal: what every layer does to signals and gradients, on the first batch.
+        signal: the effect of every layer on signals and gradients, on the first batch.
         chain: the residual additions of the model.
         record: the chain on all batches; ``None`` for a model without nodes.
-        started: where branches without a direction point after the first steps; ``None`` where all have one.
-        alarms: what is wrong, each with its place, its number and what to do.
+        started: directions after the first steps of branches that start without one; ``None`` if all have one.
+        alarms: problems, each with its place, its number and a remedy.
     """
 
     subject: Subject = field(repr=False)
@@ -44,7 +44,7 @@ class Diagnosis:
     alarms: list[Alarm]
 
     def to_dict(self) -> dict[str, Any]:
-        """Everything as plain values: what ``pathspace diagnose --json`` writes."""
+        """All results as plain values, as ``pathspace diagnose --json`` writes them."""
         chain = self.chain
         measured = {} if self.record is None else self.record.to_dict()
         values = measured.pop("nodes", [{}] * len(chain))
@@ -82,23 +82,23 @@ def diagnose(
     """Measure signals at every layer and the cosine of residual branches with descent, and list problems.
 
     Args:
-        model: any module; left as it is.
-        *inputs: example inputs, a batch; not needed where there are ``data``.
+        model: any module; it is not changed.
+        *inputs: example inputs, a batch; not needed with ``data``.
         kwargs: example inputs by keyword.
         checkpoint: a file of weights, loaded into a copy, see :func:`pathspace.diagnostics.given.load_weights`.
         data: batches of inputs and targets, see :func:`pathspace.diagnostics.given.read_batches`.
         loss: ``loss(outputs, targets)`` or its name, see :func:`pathspace.diagnostics.losses.choose_loss`.
-        targets: of the example inputs.
-        batches: how many batches of the data are used at most.
-        names: patterns of the layers whose signal is measured.
-        seed: of random vectors, and of a loss that stands in where there is none.
-        progress: called with what is being done.
+        targets: targets of the example inputs.
+        batches: largest number of batches to use.
+        names: patterns of the names of the layers whose signal is measured.
+        seed: seed of random vectors, and of the stand-in loss.
+        progress: called with the name of each stage.
 
     Returns:
         The diagnosis.
 
     Raises:
-        InputError: data, loss or checkpoint are not what is expected, or no layer has these names.
+        InputError: data, loss or checkpoint are not valid, or no layer has these names.
         CaptureError: the model fails on these inputs or cannot be captured.
 
     Example:
@@ -123,7 +123,7 @@ def diagnose(
     tell("Looking for what is wrong")
     try:
         graph = trace(model, *args, kwargs=named)
-    except PathspaceError:  # it can be followed, but has no reduction graph
+    except PathspaceError:  # the model has a chain, but no reduction graph
         graph = None
     alarms = examine(subject, graph, record if subject.loss.given else None)
     return Diagnosis(subject, table, chain, record, started, alarms)

@@ -2,7 +2,7 @@
 
 For node l and one sample, with ``g_l = dLoss/dx_l`` and ``v^ = v / ||v||``, the cosine is ``c_l = <z^_l, -g^_l>`` and
 the efficiency of the chain is ``eps' = (1/L) sum_l c_l``. Both are the same for a sum or mean loss, a scaled loss,
-and any split of the batch. One ``z`` per node is held until its gradient arrives.
+and any split of the batch. One ``z`` per node is stored until its gradient arrives.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ class ChainRecord:
         cosines: ``c_l``, shape (L, B); NaN where the direction or the gradient is zero, or no gradient arrived.
         direction_norms: ``||z_l||``, shape (L, B).
         stream_norms: ``||x_{l-1}||``, shape (L, B).
-        gradient_norms: ``||g_l||`` of the loss as it was given, shape (L, B).
+        gradient_norms: ``||g_l||`` of the loss itself, without scaling, shape (L, B).
         products: ``<z_l, g_l>``, shape (L, B).
-        gauge: ``s_l = dLoss/dlog(scale of branch l)`` from parameter gradients only, shape (L,); NaN where the
-            branch does not end in a layer of its own, or inside a training loop.
+        gauge: ``s_l = dLoss/dlog(scale of branch l)`` from parameter gradients only, shape (L,); NaN if the branch
+            has no last layer of its own, or inside a training loop.
         reduction: whether the loss is a ``"mean"`` or a ``"sum"`` over samples.
 
     Example:
@@ -81,7 +81,7 @@ class ChainRecord:
 
     @property
     def convex_share(self) -> float:
-        """Share of samples with a positive cosine at every node: what delta-convexity means for large eta."""
+        """Share of samples with a positive cosine at every node, which is delta-convexity for large eta."""
         return float((self.cosines > 0).all(0).double().mean())
 
     @property
@@ -100,7 +100,7 @@ class ChainRecord:
     def eps(self, eta: float) -> Tensor:
         """``eps(eta) = (1/L) sum_l cos(z_l, z_l - eta g^_l)`` per sample, shape (B,).
 
-        It is ``1 - O(eta^2)`` for every chain, good or bad, and tends to ``eps'`` for large eta.
+        It is ``1 - O(eta^2)`` for every chain, so it is informative only for large eta, where it tends to ``eps'``.
         """
         norm, cosine = self.direction_norms, self.cosines
         length = (norm**2 + 2 * eta * cosine * norm + eta**2).sqrt()
@@ -110,24 +110,24 @@ class ChainRecord:
         """``delta*``: the chain of a sample is delta-convex iff ``delta < delta*``; shape (B,).
 
         ``delta* = min_l (1 + rho c) / (1 + 2 rho c + rho^2)``, ``rho = eta / ||z_l||``. For eta below every
-        ``||z_l||`` it is positive for every chain, so it says nothing; see :attr:`convex_share`.
+        ``||z_l||`` it is positive for every chain, so it is not informative; see :attr:`convex_share`.
         """
         rho, cosine = eta / self.direction_norms, self.cosines
         return ((1 + rho * cosine) / (1 + 2 * rho * cosine + rho**2)).nan_to_num(nan=torch.inf).amin(0)
 
     def penal_ratio(self, tau: float) -> Tensor:
-        """``||tau Z_l|| / ||G_l||`` over the batch, shape (L,): how strong a penal connection would be."""
+        """``||tau Z_l|| / ||G_l||`` over the batch, shape (L,): relative strength of a penal connection."""
         result: Tensor = tau * self.direction_norms.norm(dim=1) / self.gradient_norms.norm(dim=1)
         return result
 
     @classmethod
     def merge(cls, records: Iterable[ChainRecord], reduction: str | None = None) -> ChainRecord:
-        """Join the samples of several records, for instance of micro-batches, as if they had been one batch.
+        """Join the samples of several records, for instance of micro-batches, to the record of one batch.
 
-        With a mean loss a batch of ``B_i`` among ``B`` samples counts by ``B_i / B``; with a sum every batch by 1.
+        With a mean loss a batch of ``B_i`` of ``B`` samples has weight ``B_i / B``; with a sum each batch has weight 1.
 
         Args:
-            records: of one chain.
+            records: records of one chain.
             reduction: ``"mean"`` or ``"sum"``; by default that of the records.
 
         Raises:
@@ -154,7 +154,7 @@ class ChainRecord:
         return replace(parts[0], **joined, gauge=gauge, reduction=kind)
 
     def to_dict(self) -> dict[str, Any]:
-        """Summary for machines: what ``pathspace diagnose --json`` writes."""
+        """Summary as plain values, as ``pathspace diagnose --json`` writes it."""
         low, middle, high = self.quantiles((0.05, 0.5, 0.95)).tolist()
         gauge, products = self.gauge.tolist(), self.products.sum(1).tolist()
         ratio = self.norms.nanmean(1).tolist()
@@ -182,7 +182,7 @@ class ChainRecord:
 
 @dataclass(frozen=True)
 class NodeTensors:
-    """What one node held, per sample and flattened: direction, stream and gradient, each of shape (B, D)."""
+    """Direction, stream and gradient of one node, flattened per sample, each of shape (B, D)."""
 
     direction: Tensor
     stream: Tensor
@@ -191,7 +191,7 @@ class NodeTensors:
 
 @dataclass
 class _Pass:
-    """One forward and its backward."""
+    """One forward pass and its backward pass."""
 
     held: set[int] = field(default_factory=set)
     rows: dict[int, dict[str, Tensor]] = field(default_factory=dict)
@@ -201,7 +201,7 @@ class _Pass:
 
 
 class Observer:
-    """Hold every node's direction until the gradient of its ``x_l`` arrives, then keep a few numbers per sample."""
+    """Stores every node's direction until the gradient of its ``x_l`` arrives, then a few numbers per sample."""
 
     def __init__(self, chain: Nodes, done: Callable[[_Pass], None], keep: bool = False, batch_dim: int = 0) -> None:
         if not chain.nodes:
@@ -209,7 +209,7 @@ class Observer:
         self.chain, self.done, self.keep, self.batch_dim = chain, done, keep, batch_dim
         self.dims, self.batch = chain.batch_dims(batch_dim), batch_size(chain.example, batch_dim)
         self.nodes = chain.by_site()
-        # recomputation calls a module again; where a node has a module to itself, the number of the call is moot
+        # recomputation calls a module again; the number of the call is ignored if the module has only one node
         calls = {(node.site.module, node.site.order) for node in chain.nodes}
         self.unique = len(calls) == len(chain.nodes)
         self.loose = {(node.site.module, node.site.order): node for node in chain.nodes} if self.unique else {}
@@ -222,7 +222,7 @@ class Observer:
         self.current = _Pass()
 
     def finish(self) -> None:
-        """Hand over a last pass some of whose gradients never came."""
+        """Finish the last pass even if some of its gradients did not arrive."""
         self._close(self.current)
         self.current = _Pass()
 
@@ -282,7 +282,7 @@ class Observer:
         z, g = self._flat(direction, node) * node.scale if node.scale != 1 else self._flat(direction, node), gradient
         g = self._flat(g, node)
         largest = g.abs().amax()
-        # without this, squares of small float32 gradients vanish
+        # normalise first, because squares of small float32 gradients underflow
         unit = torch.where((largest > 0) & largest.isfinite(), largest, torch.ones_like(largest))
         g = g / unit
         length, push = z.norm(dim=1).double(), g.norm(dim=1).double()
@@ -307,7 +307,7 @@ class Observer:
         blank = torch.full_like(max((row["cosines"] for row in current.rows.values()), key=len), torch.nan)
         names = ("cosines", "direction_norms", "stream_norms", "gradient_norms", "products")
         rows = [current.rows.get(node.index, {}) for node in self.chain.nodes]
-        # the one time that somebody waits for the device
+        # the only wait for the device
         table = torch.stack([row.get(name, blank).to(blank.device) for name in names for row in rows]).cpu()
         values = dict(zip(names, table.split(len(rows)), strict=True))
         absent = torch.full((len(rows),), torch.nan, dtype=torch.float64)
@@ -330,7 +330,7 @@ def gauge(chain: Nodes, gradients: dict[str, Tensor] | None = None) -> Tensor:
         gradients: gradients by parameter name; by default the ``.grad`` of the model's parameters.
 
     Returns:
-        ``s_l``, shape (L,), float64; NaN for nodes without a last layer of their own, or without gradients.
+        ``s_l``, shape (L,), float64; NaN for nodes without their own last layer, or without gradients.
 
     Example:
         >>> from torch import nn
@@ -365,7 +365,7 @@ def gauge(chain: Nodes, gradients: dict[str, Tensor] | None = None) -> Tensor:
 def _backward(
     chain: Nodes, observer: Observer, loss_fn: Callable[[Any, Any], Tensor], inputs: Any, targets: Any
 ) -> tuple[dict[str, Tensor], str]:
-    """Gradients of the loss, and its reduction; nothing of the model is changed, a penalty is left out."""
+    """Gradients of the loss without a penalty, and its reduction; the model is not changed."""
     named = {name: p for name, p in chain.model.named_parameters() if p.requires_grad}
     if not named:
         raise InputError(
@@ -396,23 +396,23 @@ def _backward(
 def observe(
     chain: Nodes, loss_fn: Callable[[Any, Any], Tensor], inputs: Any, targets: Any, *, batch_dim: int = 0
 ) -> ChainRecord:
-    """Measure a chain on a batch by one forward and one backward pass, without a change of the model or ``.grad``.
+    """Measure a chain on a batch by one forward and one backward pass, without changing the model or ``.grad``.
 
-    The gradients are those of the loss alone, also where the model is penalised.
+    The gradients are those of the loss alone, even if the model is penalised.
 
     Args:
         chain: the traced chain.
         loss_fn: ``loss_fn(outputs, targets)``; a vector of losses is summed.
         inputs: a tensor, a tuple of positional inputs, or a dict of keyword inputs.
-        targets: handed to ``loss_fn``.
-        batch_dim: the dimension of the inputs that holds the samples; 1 for sequences first, shape (T, B, ...).
+        targets: passed to ``loss_fn``.
+        batch_dim: the dimension of the samples in the inputs; 1 for inputs of shape (T, B, ...).
 
     Returns:
         The record.
 
     Raises:
         InputError: the chain has no nodes, every parameter is frozen, or the loss has no gradient.
-        UnsupportedError: no gradient reached any node, or the model makes other additions than were traced.
+        UnsupportedError: no gradient reaches any node, or the model's additions differ from the trace.
 
     Example:
         >>> from torch import nn
@@ -439,7 +439,7 @@ def observe(
 
 
 def tensors(chain: Nodes, loss_fn: Callable[[Any, Any], Tensor], inputs: Any, targets: Any) -> tuple[NodeTensors, ...]:
-    """Directions, streams and gradients themselves, one entry per node: for small models and checks."""
+    """Directions, streams and gradients as tensors, one entry per node, for small models and tests."""
     passes: list[_Pass] = []
     observer = Observer(chain, passes.append, keep=True)
     _backward(chain, observer, loss_fn, inputs, targets)
@@ -452,15 +452,15 @@ def tensors(chain: Nodes, loss_fn: Callable[[Any, Any], Tensor], inputs: Any, ta
 
 
 class Watch:
-    """Measure every step of a training loop; its hooks are removed when the ``with`` block ends, also after an error.
+    """Measures every step of a training loop; its hooks are removed at the end of the ``with`` block in any case.
 
-    What is measured are the gradients that the loop computes: of a penalised model, those of loss and penalty.
+    It measures the gradients that the loop computes: for a penalised model, those of loss and penalty.
 
     Args:
         chain: the traced chain; the loop may train ``chain.model`` directly or wrapped (data parallel, autocast,
             checkpointing).
-        every: measure only every so many forward passes.
-        batch_dim: the dimension of the inputs that holds the samples; 1 for sequences first, shape (T, B, ...).
+        every: number of forward passes per measurement.
+        batch_dim: the dimension of the samples in the inputs; 1 for inputs of shape (T, B, ...).
 
     Example:
         >>> from torch import nn

@@ -1,4 +1,4 @@
-"""Feature spaces of a model: what its tensors write and read, as positions along their dimensions."""
+"""Feature spaces of a model: the features that its tensors write and read, as positions along their dimensions."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from pathspace.inference.registry import facts_of
 
 @dataclass(frozen=True)
 class FeatureSpace:
-    """Features that several tensors have in common.
+    """Features that several tensors share.
 
     Attributes:
         slices: (tensor, dimension) -> positions of the features along that dimension.
-        readers: those along which a weight reads the features.
-        mixed: whether the features are one channel, as those of a head, whose tensors change basis independently.
+        readers: the (tensor, dimension) pairs along which a weight reads the features.
+        mixed: whether the features are one channel, such as an attention head, with its own change of basis.
     """
 
     slices: Mapping[Side, np.ndarray]
@@ -30,14 +30,14 @@ class FeatureSpace:
 
 
 def feature_spaces(captured: Captured) -> tuple[FeatureSpace, ...]:
-    """The spaces in which a change of basis may be undone: channels side by side, and the features of each head.
+    """The spaces with a possible change of basis: all channels of the same tensors, and the features of each head.
 
     Args:
         captured: the capture.
 
     Returns:
-        One space for all channels that lie in the same tensors, one position each, and one for every channel that has
-        several positions (the features of a head, or of a stream that is normalised as a whole).
+        One space for all channels with one position each in the same tensors, and one for every channel with several
+        positions (the features of a head, or of a stream that is normalised as a whole).
     """
     with torch.device("cpu"), torch.inference_mode(False):
         found, _ = interpret(captured, Channels)
@@ -63,13 +63,13 @@ def feature_spaces(captured: Captured) -> tuple[FeatureSpace, ...]:
 
 
 def added_vectors(captured: Captured) -> set[str]:
-    """Parameters that are only ever added to something.
+    """Parameters that are only added to activations.
 
     Args:
         captured: the capture.
 
     Returns:
-        Their names: biases, whatever they are called.
+        Their names; they are biases, even if named otherwise.
     """
     kinds = ("copy", "movement", "repetition", "part", "split")
     found = set()

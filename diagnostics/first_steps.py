@@ -1,7 +1,7 @@
 """Directions of branches that start at zero, after the first small steps of gradient descent.
 
-A branch whose last layer is zero (``zero_init_residual``, projections of zeros) has no direction. Its first one is
-``-eta dz/dW (dz/dW)^T dLoss/dz``, summed over the samples, whose cosine does not depend on ``eta`` while that is small.
+A branch with a zero last layer (``zero_init_residual``) has no direction. Its first direction is
+``-eta dz/dW (dz/dW)^T dLoss/dz``, summed over the samples; its cosine does not depend on ``eta`` if ``eta`` is small.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from pathspace.diagnostics.efficiency import ChainRecord, observe
 from pathspace.diagnostics.layers import call, differentiating, safe_deepcopy, unchanged
 from pathspace.diagnostics.penalty_disabled import penalty_disabled
 
-# a head of zeros has to move before what is behind it, and a branch of two layers of zeros never does
+# a zero head moves one step before the layers below it; a branch with two zero layers never moves
 MOST_STEPS = 3
 RELATIVE_STEP = 1e-3
 
@@ -29,15 +29,15 @@ class FirstSteps:
     """Directions, after the first steps, of branches that have none at the start.
 
     Attributes:
-        steps: how many steps were made until no more of these branches began to move.
-        cosines: by name of the node, the mean cosine with descent after them; NaN where it still has no direction.
+        steps: number of steps until no further branch began to move.
+        cosines: name of the node -> mean cosine with descent after these steps; NaN if it still has no direction.
     """
 
     steps: int
     cosines: dict[str, float]
 
     def to_dict(self) -> dict[str, Any]:
-        """As plain values, without nodes that still have no direction."""
+        """The results as plain values, without nodes that still have no direction."""
         known = {name: value for name, value in self.cosines.items() if not math.isnan(value)}
         return {"first_steps": self.steps, "first_cosines": known}
 
@@ -52,12 +52,12 @@ def first_steps(
 
     Args:
         chain: the traced chain.
-        record: the chain as it stands, on these batches.
+        record: the unchanged chain on these batches.
         loss: ``loss(outputs, targets)``.
-        batches: inputs and targets; all of them make one step.
+        batches: inputs and targets; each step uses all of them.
 
     Returns:
-        What was found; ``None`` where every branch has a direction, or no step can be made.
+        The directions; ``None`` if every branch has one, or no step is possible.
 
     Example:
         >>> model = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True, norm_first=True, dropout=0.0)
@@ -86,7 +86,7 @@ def first_steps(
 
 
 def _descend(model: nn.Module, loss: Callable[[Any, Any], Tensor], batches: Sequence[tuple[Any, Any]]) -> bool:
-    """One step by a thousandth of the norm of all weights; false without a gradient to follow."""
+    """One step of a thousandth of the norm of all weights; false if there is no gradient."""
     weights = [p for p in model.parameters() if p.requires_grad]
     total = [torch.zeros_like(p) for p in weights]
     for inputs, targets in batches:

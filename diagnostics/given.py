@@ -21,7 +21,7 @@ from pathspace.inputs import arranged
 from pathspace.target import find_object
 from pathspace.tensor_files import read_saved
 
-# what packs a state dictionary among other things: this library, Lightning, and the habits of training scripts
+# keys of a state dictionary in checkpoints of this library, of Lightning, and of training scripts
 _WRAPPERS = ("state_dict", "model_state_dict", "model", "module")
 _PREFIXES = ("module.", "_orig_mod.", "model.")
 _TARGETS = ("targets", "target", "labels", "label", "y")
@@ -33,11 +33,11 @@ class Subject:
     """A model and the data for its diagnosis.
 
     Attributes:
-        model: the model, in the mode it is in.
-        args: positional example inputs: those of the first batch.
+        model: the model, in its current mode.
+        args: positional example inputs, from the first batch.
         kwargs: keyword example inputs.
         loss: ``loss(outputs, targets)``.
-        batches: pairs ``(inputs, targets)``, the first with the example inputs; at least one.
+        batches: at least one pair ``(inputs, targets)``; the first has the example inputs.
     """
 
     model: nn.Module
@@ -67,21 +67,21 @@ def given(
     """Combine a model, a checkpoint, data and a loss.
 
     Args:
-        model: any module; left as it is: a checkpoint is loaded into a copy.
-        inputs: positional example inputs; where there are ``data``, those of their first batch.
+        model: any module; it is not changed, because a checkpoint is loaded into a copy.
+        inputs: positional example inputs; with ``data``, those of its first batch.
         kwargs: keyword example inputs.
         checkpoint: a file of weights, see :func:`load_weights`.
-        data: batches, see :func:`read_batches`, or the name of something that holds them.
+        data: batches, see :func:`read_batches`, or their name, see :func:`load_data`.
         loss: see :func:`pathspace.diagnostics.losses.choose_loss`.
-        targets: of the example inputs, where there are no ``data``.
-        batches: how many batches of the data are used at most.
-        seed: of the loss that stands in where there is none.
+        targets: targets of the example inputs, without ``data``.
+        batches: largest number of batches to use.
+        seed: seed of the stand-in loss.
 
     Returns:
         The subject of all measurements.
 
     Raises:
-        InputError: a file, name, batch or loss is not what is expected.
+        InputError: a file, name, batch or loss is not valid.
     """
     if checkpoint is not None:
         model = safe_deepcopy(model)
@@ -102,30 +102,30 @@ def given(
 
 
 def _example(model: nn.Module, batch: Mapping[str, Any]) -> dict[str, Any]:
-    """The inputs without labels that the model can do without: its outputs are scores, and not a loss before them."""
+    """The inputs without optional labels, so that the model returns scores without a loss before them."""
     takes = inspect.signature(model.forward).parameters
     optional = {name for name in _TARGETS if name in takes and takes[name].default is None}
     return {name: value for name, value in batch.items() if name not in optional}
 
 
 def _joined(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Inputs as one value: a tuple, or a mapping where some are given by keyword."""
+    """Inputs as one value: a tuple, or a mapping if some are given by keyword."""
     if not kwargs:
         return args
     return dict(inspect.signature(model.forward).bind(*args, **kwargs).arguments) if args else kwargs
 
 
 def load_weights(model: nn.Module, path: str | os.PathLike[str]) -> None:
-    """Load weights into a model: all of them, or none and an error.
+    """Load all weights of a model, or none and raise an error.
 
     Args:
         model: its parameters and buffers are written.
-        path: a safetensors file, or one of ``torch.save``, read with ``weights_only``; a state dictionary, alone or
-            below ``state_dict``, ``model_state_dict``, ``model`` or ``module``. Prefixes that wrappers add to all
-            names (``module.``, ``_orig_mod.``, ``model.``) are taken off.
+        path: a safetensors file, or a file of ``torch.save``, read with ``weights_only``; a state dictionary, alone or
+            under the key ``state_dict``, ``model_state_dict``, ``model`` or ``module``. Prefixes that wrappers add to
+            all names (``module.``, ``_orig_mod.``, ``model.``) are removed.
 
     Raises:
-        InputError: the file cannot be read, or its names or shapes are not those of the model.
+        InputError: the file cannot be read, or its names or shapes do not match the model.
 
     Example:
         >>> import tempfile
@@ -140,7 +140,7 @@ def load_weights(model: nn.Module, path: str | os.PathLike[str]) -> None:
     state = _named(read_saved(Path(path)), model)
     expected = {name: value for name, value in model.state_dict().items() if isinstance(value, Tensor)}
     shared = {id(value): name for name, value in _all_tensors(model) if name in state}
-    # files of tied weights hold one of the names only
+    # a file has only one of the names of tied weights
     tied = {name for name, value in _all_tensors(model) if name not in state and id(value) in shared}
     missing, extra = sorted(expected.keys() - state.keys() - tied), sorted(state.keys() - expected.keys())
     if missing or extra:
@@ -168,7 +168,7 @@ def _few(names: list[str]) -> str:
 
 
 def _named(found: Any, model: nn.Module) -> dict[str, Tensor]:
-    """The state dictionary in what a file holds, by the model's names."""
+    """The state dictionary in the content of a file, with the model's names."""
     while isinstance(found, Mapping) and not any(isinstance(value, Tensor) for value in found.values()):
         inner = next((found[key] for key in _WRAPPERS if isinstance(found.get(key), Mapping)), None)
         if inner is None:
@@ -187,14 +187,14 @@ def _named(found: Any, model: nn.Module) -> dict[str, Tensor]:
 
 
 def load_data(spec: str | os.PathLike[str]) -> Any:
-    """Find the data that a name or a file holds.
+    """Load data from a file, or by its name.
 
     Args:
         spec: ``package.module:name`` or ``path/to/file.py:name`` of batches, a data set, or a function without
             arguments that returns them; or a ``.safetensors`` or ``.pt`` file of named tensors, one batch.
 
     Returns:
-        What :func:`read_batches` takes.
+        Data for :func:`read_batches`.
     """
     text = os.fspath(spec)
     if Path(text).suffix in (".safetensors", ".pt", ".pth"):
@@ -205,21 +205,21 @@ def load_data(spec: str | os.PathLike[str]) -> Any:
 
 
 def read_batches(model: nn.Module, data: Any, count: int) -> list[tuple[Any, Any]]:
-    """The first batches of some data, as pairs ``(inputs, targets)`` on the model's device and in its dtype.
+    """The first batches of data, as pairs ``(inputs, targets)`` on the model's device and in its dtype.
 
     Args:
-        model: decides, by the names of its arguments, what in a mapping is an input.
-        data: one batch, or an iterable of them, such as a ``DataLoader``; a ``Dataset`` is taken in its own order, 32
-            samples a batch. A batch is a tensor (inputs alone), a mapping of tensors (the entry ``targets``,
-            ``target``, ``labels``, ``label`` or ``y`` is the target, unless the model takes it), or a tuple or list
-            whose last entry is the target.
-        count: how many batches to take at most.
+        model: the model; the names of its arguments determine which entries of a mapping are inputs.
+        data: one batch, or an iterable of batches, such as a ``DataLoader``; a ``Dataset`` is read in its own order, in
+            batches of 32 samples. A batch is a tensor (inputs alone), a mapping of tensors (the entry ``targets``,
+            ``target``, ``labels``, ``label`` or ``y`` is the target, unless it is an argument of the model), or a tuple
+            or list whose last entry is the target.
+        count: largest number of batches.
 
     Returns:
         At least one pair; the inputs are a tensor, a tuple of positional or a mapping of keyword inputs.
 
     Raises:
-        InputError: the data hold no batch, or something else than batches.
+        InputError: the data contain no batch, or are not batches.
 
     Example:
         >>> import torch
@@ -268,7 +268,7 @@ def _pair(model: nn.Module, batch: Any) -> tuple[Any, Any]:
 
 
 def _without_labels(batch: tuple[Any, Any]) -> tuple[Any, Any]:
-    """A loss that is named is taken of the model's scores, so labels go to it and not to the model."""
+    """A batch whose labels are targets only, because a named loss uses the model's scores."""
     inputs, targets = batch
     if isinstance(inputs, dict) and targets is None:
         key = next((name for name in _TARGETS if name in inputs), None)

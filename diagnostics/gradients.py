@@ -28,10 +28,10 @@ class TensorGradient:
         mean: mean of the batch gradient over components.
         variance: variance over components; 0 for a tensor of one element, so divide by ``rms`` instead.
         rms: root mean square over components.
-        relative: ``rms`` of the gradient over that of the weights; ``None`` for weights that are all zero.
-        spread: ``rms`` over the median ``rms`` of all tensors.
-        noise: variance over mini-batches, mean over components (``None`` with a single batch).
-        signal_to_noise: ``|mean gradient|^2 / (components * noise)``, the sampling noise of the mean taken off.
+        relative: ``rms`` of the gradient divided by that of the weights; ``None`` if all weights are zero.
+        spread: ``rms`` divided by the median ``rms`` of all tensors.
+        noise: variance over mini-batches, mean over components (``None`` for a single batch).
+        signal_to_noise: ``|mean gradient|^2 / (components * noise)``, without the sampling noise of the mean.
     """
 
     parameter: str
@@ -54,7 +54,7 @@ def gradients(
     ``|E g|^2`` is estimated without bias by ``|g|^2 - noise / n``.
 
     Args:
-        model: any module; its ``.grad`` and buffers are left as they were.
+        model: any module; its ``.grad`` and buffers are not changed.
         loss: ``loss(output, target)``, a scalar.
         batches: pairs of inputs (a tensor, a tuple of positional or a mapping of keyword inputs) and targets.
         names: patterns of parameter names.
@@ -137,18 +137,18 @@ def gradients(
 def batch_gradient(
     model: nn.Module, loss: Loss, inputs: Any, targets: Any, parameters: Sequence[Tensor], create_graph: bool = False
 ) -> list[Tensor | None]:
-    """The gradient of the loss on one batch, without touching ``.grad``.
+    """The gradient of the loss on one batch, without changing ``.grad``.
 
     Args:
         model: any module.
         loss: ``loss(output, target)``.
         inputs: a tensor, a tuple of positional or a mapping of keyword inputs.
-        targets: handed to ``loss``.
-        parameters: what to differentiate by.
+        targets: passed to ``loss``.
+        parameters: the parameters of the gradient.
         create_graph: make the result differentiable.
 
     Returns:
-        One gradient per parameter, ``None`` for those the loss does not depend on.
+        One gradient per parameter, ``None`` for those on which the loss does not depend.
     """
     with unchanged(model), torch.enable_grad():
         value = loss(call(model, inputs), targets)
@@ -162,6 +162,6 @@ def batch_gradient(
 
 
 def imbalance(table: Table[TensorGradient]) -> float:
-    """Largest over smallest gradient ``rms`` across tensors (section 2.3); infinite where one is zero."""
+    """Largest gradient ``rms`` of all tensors divided by the smallest (section 2.3); infinite if one is zero."""
     sizes = [row.rms for row in table]
     return max(sizes) / min(sizes) if sizes and min(sizes) > 0 else math.inf

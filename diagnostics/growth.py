@@ -1,4 +1,4 @@
-"""Growing a trained model: the predicted decrease of the loss by new parameters, and the measured one."""
+"""Growth of a trained model: predicted and measured decrease of the loss by new parameters."""
 
 from __future__ import annotations
 
@@ -28,15 +28,16 @@ class Growth:
     Attributes:
         candidate: its name.
         parameters: number of new scalars.
-        loss: before.
+        loss: the loss before.
         predicted: decrease at the optimum of the linearised model, ``b^T A^+ b / 2``.
-        linear_step: decrease measured after exactly that step; differs from ``predicted`` where the outputs are not
-            linear.
-        measured: decrease after fitting the new parameters; ``None`` if not asked for.
-        rank: of ``A``, the number of new parameters that count to first order.
-        curvature: smallest eigenvalue of the Hessian by the new parameters, at saddles with up to 400 of them.
+        linear_step: measured decrease after exactly this step; differs from ``predicted`` if the outputs are not
+            linear in the new parameters.
+        measured: decrease after fitting the new parameters; ``None`` if not requested.
+        rank: rank of ``A``, the number of new parameters with a first-order effect.
+        curvature: smallest eigenvalue of the Hessian with respect to the new parameters, at saddles with up to 400 of
+            them.
         saddle: whether the new parameters start at a stationary point that is not a minimum.
-        remark: what to know.
+        remark: restrictions in a sentence.
     """
 
     candidate: str
@@ -60,28 +61,28 @@ def predict_growth(
     candidate: str = "growth",
     tolerance: float = 1e-12,
 ) -> Growth:
-    """Predict, and measure, how far new parameters can lower the squared loss of a trained model.
+    """Predict and measure how much new parameters can lower the squared loss of a trained model.
 
     With ``dy = y - f`` and ``J = df/dphi`` over all data and outputs: ``A = E[J^T J]`` (the second moment, not the
-    covariance), ``b = E[J^T dy]``, ``phi* = A^+ b``, decrease ``b^T A^+ b / 2``. It is solved as least squares on J
-    itself, so A's squared condition never enters.
+    covariance), ``b = E[J^T dy]``, ``phi* = A^+ b``, decrease ``b^T A^+ b / 2``. It is solved as a least-squares
+    problem with J, whose condition number is the square root of that of A.
 
     Args:
-        model: the grown model; its new parameters hold their start values (where the outputs are those of the old
-            model).
+        model: the grown model; its new parameters have their start values, at which it computes the outputs of the old
+            model.
         names: patterns of the new parameters' names.
         inputs: a tensor, a tuple of positional or a mapping of keyword inputs: all the data.
-        targets: of the shape of the outputs; E is the mean over its first axis, outputs are added up.
-        fit: fit the new parameters by nonlinear least squares from the start and measure the decrease.
-        candidate: name for the record.
-        tolerance: relative, for the rank of J and for a gradient that counts as zero.
+        targets: targets of the shape of the outputs; E is the mean over the first axis and the sum over outputs.
+        fit: fit the new parameters by nonlinear least squares from the start values, and measure the decrease.
+        candidate: name in the result.
+        tolerance: relative limit for the rank of J and for a gradient that counts as zero.
 
     Returns:
         Prediction and measurement.
 
     Raises:
-        InputError: no parameter matches, or targets of another shape.
-        UnsupportedError: outputs or derivatives that are not finite.
+        InputError: no parameter matches, or targets have another shape.
+        UnsupportedError: outputs or derivatives are not finite.
         CaptureError: the model does not run in float64.
 
     Example:
@@ -139,7 +140,7 @@ def predict_growth(
     loss = float(error @ error) / 2 / count
     left, singular, right = np.linalg.svd(slope, full_matrices=False)
     rank = int((singular > tolerance * max(singular.max(initial=0.0), 1e-300)).sum())
-    # a derivative of rounding errors only is not a derivative
+    # derivatives below rounding errors count as zero
     if singular.max(initial=0.0) <= 1e-14:
         rank = 0
     image = left[:, :rank].T @ -error
@@ -165,7 +166,7 @@ def predict_growth(
         solved = least_squares(
             residual, origin, derivative, method="trf", x_scale="jac", xtol=1e-15, ftol=1e-15, gtol=1e-15
         )
-        # for outputs that are linear in the new parameters the step is already the optimum
+        # if the outputs are linear in the new parameters, the step is already the optimum
         best = min(float(solved.fun @ solved.fun), float(after @ after))
         measured = loss - best / 2 / count
     return Growth(
@@ -198,8 +199,8 @@ def rank_growths(
     Args:
         candidates: name -> (grown model, patterns of its new parameters).
         inputs: all the data.
-        targets: of the shape of the outputs.
-        fit: measure each, too.
+        targets: targets of the shape of the outputs.
+        fit: also measure each decrease.
 
     Returns:
         The candidates, best first; saddles and stationary starts come last.
@@ -215,16 +216,16 @@ def rank_growths(
 
 
 class Widened(nn.Module):
-    """A hidden layer with new units beside the old ones, whose parameters are apart: ``old(x) + out(act(into(x)))``.
+    """A hidden layer with new units as separate parameters: ``old(x) + out(act(into(x)))``.
 
     Args:
         into: linear layer before the activation.
-        activation: of the hidden layer.
+        activation: activation of the hidden layer.
         out: linear layer after it.
-        units: how many new units.
-        start: ``"outgoing"`` (random weights in, zero out: the outputs stay, and the gradient does not vanish) or
-            ``"zero"`` (a saddle).
-        seed: of the random weights.
+        units: number of new units.
+        start: ``"outgoing"`` (random incoming and zero outgoing weights: the outputs do not change, and the gradient
+            is not zero) or ``"zero"`` (a saddle).
+        seed: seed of the random weights.
 
     Raises:
         InputError: unknown ``start``.
@@ -261,22 +262,21 @@ class Widened(nn.Module):
 def widen(
     model: nn.Sequential, first: int, units: int, start: str = "outgoing", seed: int = 0
 ) -> tuple[nn.Sequential, list[str]]:
-    """A copy of a chain with new units in one hidden layer, and the patterns of their parameters.
+    """A copy of a ``Sequential`` with new units in one hidden layer, and the names of their parameters.
 
     Args:
-        model: a ``Sequential`` that holds linear layer, activation, linear layer from ``first`` on.
+        model: a ``Sequential`` with a linear layer, an activation and a linear layer from position ``first``.
         first: position of the first of the three.
-        units: new units.
+        units: number of new units.
         start: see :class:`Widened`.
-        seed: of random weights.
+        seed: seed of random weights.
 
     Returns:
-        The wider model, and the names of all its new parameters (of the outgoing ones alone, in which the outputs
-        are linear,
-        for ``start="outgoing"``).
+        The wider model, and the names of its new parameters (for ``start="outgoing"`` only the outgoing ones, in which
+        the outputs are linear).
 
     Raises:
-        InputError: other layers are found at that place.
+        InputError: there are other layers at this position.
     """
     expect_arguments("widen", chain=model)
     expect_numbers("widen", COUNT, units=units)
@@ -296,15 +296,15 @@ def widen(
 def deepen(
     model: nn.Sequential, after: int, width: int, activation: nn.Module, residual: bool = False, seed: int = 0
 ) -> nn.Sequential:
-    """A copy of a chain with one more hidden layer of the given width after position ``after``.
+    """A copy of a ``Sequential`` with one more hidden layer after position ``after``.
 
     Args:
         model: a ``Sequential``.
         after: the new layers come after this one.
-        width: features at that place.
-        activation: after the new linear layer.
-        residual: add the new layer to its input instead, with zero weights out, so the outputs stay as they are.
-        seed: of the random weights; the global random state is left alone.
+        width: number of features at that position.
+        activation: activation after the new linear layer.
+        residual: add the new layer to its input, with zero outgoing weights, so that the outputs do not change.
+        seed: seed of the random weights; the global random state is not changed.
 
     Returns:
         The deeper model.

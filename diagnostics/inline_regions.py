@@ -1,4 +1,4 @@
-"""A captured graph without regions: what was written under ``torch.autocast`` or ``torch.no_grad`` stands in line."""
+"""A captured graph without regions: operations under ``torch.autocast`` or ``torch.no_grad`` are inlined."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import fx
 
-# Operations that run a graph of their own once: in which mode does not matter to what depends on what.
+# Operations that run a graph once in another mode, which does not change dependences between values.
 _REGIONS = frozenset(["wrap_with_autocast", "wrap_with_set_grad_enabled"])
 
 
@@ -17,13 +17,12 @@ def _region(node: fx.Node) -> bool:
 
 
 def inline_regions(module: fx.GraphModule) -> fx.Graph:
-    """The graph of a module with the regions of other modes written out, however deep they lie.
+    """The graph of a module with all regions of other modes inlined, at any depth.
 
-    Names of placeholders and everything known of a node (``meta``) are kept; a graph without regions is returned as
-    it is.
+    Names of placeholders and the ``meta`` of nodes are kept; a graph without regions is returned unchanged.
 
     Args:
-        module: a captured graph; it is left alone.
+        module: a captured graph; it is not changed.
 
     Example:
         >>> import torch
@@ -46,7 +45,7 @@ def inline_regions(module: fx.GraphModule) -> fx.Graph:
 
 
 def _copy(module: fx.GraphModule, graph: fx.Graph, values: dict[fx.Node, Any]) -> Any:
-    """Write a module's operations into a graph, given the values of its placeholders, and return its outputs."""
+    """Copy a module's operations into a graph, given the values of its placeholders, and return its outputs."""
     for node in module.graph.nodes:
         if node in values:
             continue

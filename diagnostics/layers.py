@@ -1,4 +1,4 @@
-"""Choose layers by name and type, and record them in one run with hooks that are always removed."""
+"""Selection of layers by name and type, and recording of their calls by hooks that are always removed."""
 
 from __future__ import annotations
 
@@ -38,14 +38,14 @@ class Call:
     Attributes:
         name: the module's name in the model.
         module: the module.
-        number: how often the module was called before, in this run.
-        source: the first floating-point tensor the layer received, a node of its own in autograd's graph.
-        output: the first floating-point tensor it returned, before anyone else could change it.
-        sink: what the rest of the model is a function of.
+        number: number of earlier calls of the module in this run.
+        source: the first floating-point input of the layer, a separate node in autograd's graph.
+        output: the first floating-point output, before other code can change it.
+        sink: the output as the rest of the model reads it.
         unit_axis: the axis of the output along which units (channels or features) are counted.
         activation: name of the first activation function applied after the layer and before the next one, and its
             module or keyword settings.
-        given: the arguments that the layer was called with, and those by keyword.
+        given: the positional and the keyword arguments of the call.
         received: the first floating-point tensor among them, the same object.
     """
 
@@ -66,7 +66,7 @@ class Call:
 
     @property
     def label(self) -> str:
-        """Name, with the number of the call from the second on."""
+        """The name, with the number of the call if it is not the first."""
         return self.name if self.number == 0 else f"{self.name} ({self.number + 1})"
 
 
@@ -75,10 +75,10 @@ class Run:
     """One run of a model.
 
     Attributes:
-        calls: calls of the chosen layers, in order.
+        calls: calls of the selected layers, in order.
         inputs: the floating-point inputs, as nodes of autograd's graph.
         output: the first floating-point tensor of the model's output.
-        result: everything the model returned.
+        result: the complete output of the model.
     """
 
     calls: list[Call] = field(default_factory=list)
@@ -88,7 +88,7 @@ class Run:
 
 
 def select(model: nn.Module, names: Names = None, types: Types = None) -> dict[str, nn.Module]:
-    """Choose layers by name and by type.
+    """Select layers by name and by type.
 
     Args:
         model: any module.
@@ -96,9 +96,9 @@ def select(model: nn.Module, names: Names = None, types: Types = None) -> dict[s
         types: one or several classes, or names of classes.
 
     Returns:
-        Name -> module, in the model's order. With neither filter: every module without children, and torch's own
-        layers that have some (attention). With a filter: every module that passes it, the
-        model itself only if named or if no other passes.
+        Name -> module, in the model's order. Without a filter: every module without children, and torch's own layers
+        with children (attention). With a filter: every module that passes it, and the model itself only if it is
+        named or if no other module passes.
 
     Raises:
         InputError: nothing passes the filters.
@@ -121,7 +121,7 @@ def select(model: nn.Module, names: Names = None, types: Types = None) -> dict[s
             if parent in inside and name:
                 inside.add(name)
                 continue
-            # torch's attention keeps a linear layer that it never calls, so it is one layer, not several
+            # torch's attention has a linear layer that it never calls, so it counts as one layer
             own = any(True for _ in module.parameters(recurse=False)) and type(module).__module__.startswith("torch.nn")
             childless = not any(True for _ in module.children())
             if childless or own:
@@ -138,7 +138,7 @@ def select(model: nn.Module, names: Names = None, types: Types = None) -> dict[s
         if by_name and by_type:
             chosen[name] = module
     if patterns is None and len(chosen) > 1:
-        # the model itself only where nothing in it is of the type
+        # the model itself only if no module inside has the type
         chosen.pop("", None)
     if not chosen:
         found = sorted({type(module).__name__ for module in model.modules()})
@@ -150,7 +150,7 @@ def select(model: nn.Module, names: Names = None, types: Types = None) -> dict[s
 
 
 class _Activations(TorchFunctionMode):
-    """Notes which activation function follows which layer, called as a module or as a function."""
+    """Records which activation function follows each layer, called as a module or as a function."""
 
     def __init__(self, run: Run) -> None:
         super().__init__()
@@ -177,13 +177,13 @@ def _view(value: Tensor) -> Tensor:
 def hooked(
     layers: Mapping[str, nn.Module], run: Run, differentiable: bool = True, copies: bool = True
 ) -> Iterator[None]:
-    """Record every call of ``layers`` in ``run.calls``; the hooks are gone afterwards, whatever happened.
+    """Record every call of ``layers`` in ``run.calls``; the hooks are always removed at the end.
 
     Args:
         layers: name -> module.
-        run: where calls are noted.
-        differentiable: give every layer input and output a node of its own in autograd's graph.
-        copies: make those nodes copies, which operations in place cannot change, instead of views.
+        run: the run to which calls are added.
+        differentiable: give every layer's input and output a separate node in autograd's graph.
+        copies: make these nodes copies, which in-place operations cannot change, instead of views.
     """
     hooks = _Hooks(run, differentiable, copies)
     with ExitStack() as stack:
@@ -197,7 +197,7 @@ def hooked(
 
 
 class _Hooks:
-    """What :func:`hooked` does before and after each call of a layer."""
+    """The hooks of :func:`hooked` before and after each call of a layer."""
 
     def __init__(self, run: Run, differentiable: bool, copies: bool) -> None:
         self.run, self.differentiable, self.copies = run, differentiable, copies
@@ -209,7 +209,7 @@ class _Hooks:
     def before(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         made: dict[int, Tensor] = {}
         first: list[Tensor] = []
-        # an operation in place would turn what was recorded into its own result
+        # an in-place operation would overwrite the recorded tensor
         twice = getattr(module, "inplace", False) or any(True for _ in module.children())
 
         def replace(value: Any) -> Any:
@@ -221,7 +221,7 @@ class _Hooks:
             if id(value) not in made:
                 source = self.node(value) if value.requires_grad else value.detach().clone().requires_grad_()
                 first.append(source)
-                # a copy, too, for a leaf: autograd forbids to change one in place
+                # a copy for a leaf, too, because autograd does not allow in-place changes of leaves
                 made[id(value)] = source.clone() if twice or source.is_leaf else source
             return made[id(value)]
 
@@ -249,7 +249,7 @@ class _Hooks:
                 self.counts[name] = number + 1
                 self.run.calls.append(Call(name, module, number, source, value, sink, self.axis, given, received))
                 seen = True
-            # whoever receives it may overwrite it, history and all
+            # a copy, because later code may overwrite it
             return sink.clone() if self.differentiable and self.copies else sink
 
         return tree_map(replace, output)
@@ -262,26 +262,27 @@ def _is_real(value: Any) -> bool:
 def observe(
     model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any] | None, layers: Mapping[str, nn.Module]
 ) -> Run:
-    """Run ``model`` once, differentiably, and record the calls of ``layers``.
+    """Run ``model`` once with gradients, and record the calls of ``layers``.
 
-    Buffers (running statistics) and the random state are put back; parameters get no gradients.
+    Buffers (running statistics) and the random state are restored; parameters get no gradients.
 
     Args:
-        model: any module, in the mode it is in.
+        model: any module, in its current mode.
         args: its inputs.
         kwargs: its keyword inputs.
         layers: name -> module to record.
 
     Returns:
-        The run; its graph lives as long as it does.
+        The run, which keeps autograd's graph alive.
 
     Raises:
-        CaptureError: the model raises on these inputs, or returns no floating-point tensor that depends on them.
+        CaptureError: the model raises an error on these inputs, or returns no floating-point tensor that depends on
+            them.
     """
     check_capturable(model)
     require_values("observing a model", (*model.named_parameters(), *model.named_buffers()))
     args, kwargs = arranged(model, args, kwargs)
-    # views cost nothing; where an operation in place has overwritten one, copies are needed after all
+    # views cost nothing; copies are needed only if an in-place operation has overwritten a view
     return _observe(model, args, kwargs, layers, False) or _observe(model, args, kwargs, layers, True)  # type: ignore[return-value]
 
 
@@ -297,13 +298,13 @@ def _observe(
     def own(value: Any) -> Any:
         if isinstance(value, Tensor) and value.is_floating_point():
             run.inputs.append(value.detach().clone().requires_grad_())
-            # a leaf that requires a gradient may not be changed in place, and some models do so
+            # a copy, because some models change inputs in place, which is not allowed for leaves with gradients
             return run.inputs[-1].clone()
         return value
 
     args, kwargs = tree_map(own, (tuple(args), dict(kwargs or {})))
     with unchanged(model), torch.enable_grad(), hooked(layers, run, copies=copies), _Activations(run):
-        # the fused attention kernels have no second derivatives, and jvps are made of those
+        # the fused attention kernels have no second derivatives, which Jacobian-vector products need
         try:
             with sdpa_kernel(SDPBackend.MATH):
                 run.result = model(*args, **kwargs)
@@ -320,10 +321,10 @@ def _observe(
 
 
 def main_output(model: nn.Module, result: Any) -> Tensor:
-    """The first floating-point tensor of what a model returned.
+    """The first floating-point tensor of a model's output.
 
     Raises:
-        CaptureError: there is none, or it does not depend on anything differentiable.
+        CaptureError: there is none, or it has no gradient.
     """
     values = result.values() if isinstance(result, Mapping) else [result]
     for value in leaves(list(values)):
@@ -346,16 +347,16 @@ def call(model: nn.Module, inputs: Any) -> Any:
 
 
 def safe_deepcopy(model: nn.Module) -> nn.Module:
-    """A deep copy, of models too that keep results on their modules (torch's older ``weight_norm``, caches)."""
+    """A deep copy, also of models that store results in their modules (torch's older ``weight_norm``, caches)."""
     held = (value for m in model.modules() for name, value in vars(m).items() if name not in _REGISTERED)
     left = [v for value in held for v in tree_leaves(value) if isinstance(v, Tensor) and not v.is_leaf]
-    # torch refuses to copy what it has computed
+    # torch cannot copy tensors with a gradient history
     return copy.deepcopy(model, {id(value): value.detach().clone() for value in left})
 
 
 @contextmanager
 def differentiating(model: nn.Module) -> Iterator[None]:
-    """Turn what autograd raises on the way back into one sentence."""
+    """Replace errors of the backward pass by one sentence."""
     try:
         yield
     except RuntimeError as error:
@@ -367,7 +368,7 @@ def differentiating(model: nn.Module) -> Iterator[None]:
 
 @contextmanager
 def in_double(model: nn.Module) -> Iterator[None]:
-    """Turn what a model raises in float64, which some of torch's kernels do not know, into one sentence."""
+    """Replace errors of a model in float64, which some of torch's kernels do not support, by one sentence."""
     try:
         yield
     except (RuntimeError, TypeError, ValueError) as error:
@@ -379,8 +380,8 @@ def in_double(model: nn.Module) -> Iterator[None]:
 
 @contextmanager
 def unchanged(model: nn.Module) -> Iterator[None]:
-    """Put buffers, and the global random state, back as they were."""
-    # a batch norm counts its batches in place, so the values have to be copied
+    """Restore buffers and the global random state at the end."""
+    # copies, because a batch norm counts its batches in place
     saved = [(buffer, buffer.detach().clone()) for buffer in model.buffers()]
     with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=".*torch.jit.*deprecated.*")
@@ -389,11 +390,11 @@ def unchanged(model: nn.Module) -> Iterator[None]:
         finally:
             with torch.no_grad():
                 for buffer, value in saved:
-                    # through .data, because autograd has noted the version of buffers it needs again
+                    # through .data, because autograd checks the version of buffers that it needs
                     buffer.data.copy_(value)
 
 
 def rademacher(like: Tensor, generator: torch.Generator) -> Tensor:
-    """Independent signs, shaped like a tensor."""
+    """Independent random signs of the shape of a tensor."""
     signs = torch.randint(0, 2, like.shape, generator=generator, dtype=torch.int8)
     return signs.to(like).mul_(2).sub_(1)

@@ -1,7 +1,7 @@
-"""The statements of the learnable Markov chain paper, each one as a check that can fail.
+"""The statements of the learnable Markov chain paper, each as a check that can fail.
 
-A check returns how often its premise and its conclusion hold on a model and data; where the printed statement is
-wrong, the corrected one stands beside it.
+A check returns how often its premise and its conclusion hold on a model and data. If the printed statement is wrong,
+there is a corrected one too.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ PerSample = Callable[[Any, Any], Tensor]
 
 @dataclass(frozen=True)
 class Check:
-    """How often a premise held, and the conclusion where it did.
+    """How often a premise holds, and how often the conclusion holds in these cases.
 
     Attributes:
-        statement: what was checked.
+        statement: the statement.
         cases: number of cases.
         premise: number of cases in which the premise holds.
         conclusion: number of those in which the conclusion holds.
@@ -44,20 +44,20 @@ class Check:
 
     @property
     def holds(self) -> bool | None:
-        """Whether the conclusion held whenever the premise did; ``None`` if the premise never did."""
+        """Whether the conclusion holds whenever the premise does; ``None`` if the premise never holds."""
         return self.conclusion == self.premise if self.premise else None
 
 
 def ideal_share(
     chain: Nodes, losses: PerSample, inputs: Any, targets: Any, *, eta: float, relative: bool = False
 ) -> Tensor:
-    """Share of samples with ``l(x_l - eta g_l) < l(x_l)``, node by node, the rest of the chain run again.
+    """Share of samples with ``l(x_l - eta g_l) < l(x_l)`` for each node, with the rest of the chain run again.
 
     Args:
         chain: the traced chain; the model should be in eval mode, where samples do not influence each other.
         losses: ``losses(outputs, targets)``, one loss per sample, shape (B,).
         inputs: model inputs.
-        targets: handed to ``losses``.
+        targets: passed to ``losses``.
         eta: size of the step.
         relative: step along ``g^ = g/||g||`` instead of ``g``, so that ``eta`` is a length.
 
@@ -94,7 +94,7 @@ def ideal_share(
                 return result
             first = result.movedim(dims[index], 0)
             change = step.reshape(first.shape).movedim(0, dims[index]).to(result.dtype)
-            # in place, so that an addition that overwrites its operand still does
+            # in place, so that an in-place addition still overwrites its operand
             return result.sub_(eta * change)
 
         with torch.no_grad(), Sites(moved).following(chain.model):
@@ -142,7 +142,7 @@ def lemma1(distance: Callable[[Tensor], Tensor], better: Tensor, worse: Tensor, 
 
 
 def lemma2(record: ChainRecord, eta: float) -> tuple[Check, Check]:
-    """Delta-convex implies efficient, and its converse: the first is true, the second is not.
+    """Delta-convex implies efficient (true), and the converse (false).
 
     Args:
         record: an observed chain.
@@ -165,7 +165,7 @@ def lemma2(record: ChainRecord, eta: float) -> tuple[Check, Check]:
 
 @dataclass(frozen=True)
 class Convergence:
-    """Lemma 3 on a trajectory: premises, bound and what happened."""
+    """Lemma 3 on a trajectory: premises, bound and final error."""
 
     delta: float
     diameter: float
@@ -177,12 +177,12 @@ class Convergence:
 
     @property
     def premise(self) -> bool:
-        """One-point convexity, a small step, and a chain that is long enough."""
+        """Whether one-point convexity holds, the step is small, and the chain is long enough."""
         return self.delta > 0 and self.step_small and self.long_enough
 
     @property
     def conclusion(self) -> bool:
-        """The final error is under the bound."""
+        """Whether the final error is below the bound."""
         return self.error <= self.bound
 
 
@@ -202,7 +202,7 @@ def lemma3(states: Tensor, directions: Tensor, target: Tensor, *, delta: float, 
         states: ``x_0 ... x_L``, shape (L+1, N, D), N independent runs.
         directions: ``d_1 ... d_L``, the conditional means of the ``z_l``, shape (L, N, D).
         target: ``y``, shape (N, D) or (D,).
-        delta: the claimed constant of one-point convexity.
+        delta: the constant of one-point convexity.
         a: the exponent.
 
     Returns:
@@ -244,7 +244,7 @@ def simulate_lemma3(
         dim: dimension of the states.
         noise: standard deviation of ``||z - E z||``.
         runs: number of chains.
-        seed: of the noise.
+        seed: seed of the noise.
 
     Returns:
         Premises, bound and final error, the latter averaged over runs.
@@ -279,11 +279,11 @@ def simulate_lemma3(
 
 @dataclass(frozen=True)
 class PenaltyGradient:
-    """The exact gradient of ``lam * (one node's eps)^2`` and the penal connection that replaces it.
+    """The exact gradient of ``lam * (one node's eps)^2``, compared with the penal connection that replaces it.
 
     Attributes:
         exact: ``2 lam (1 - c eta t)(-c eta g^ + c^3 eta t z)``, shape (B, D), ``c = 1/||z||``, ``t = <z, g^>``.
-        orthogonality: largest ``|cos(exact, z)|``: zero up to rounding, where the penal connection has 1.
+        orthogonality: largest ``|cos(exact, z)|``: zero up to rounding, but 1 for the penal connection.
         kept_over_ignored: ``||z-term|| / ||g-term||`` per sample, equal to ``|cos(z, g)|``.
         cancelling_tau: the tau that cancels the z-term, ``2 eta lam c^3 t (1 - c eta t)``, shape (B,).
         best_tau: least-squares tau of ``exact ~ tau z``; zero.
@@ -297,7 +297,7 @@ class PenaltyGradient:
 
 
 def penalty_gradient(direction: Tensor, gradient: Tensor, *, eta: float, lam: float) -> PenaltyGradient:
-    """Appendix C with its signs corrected, for one node: what ``tau z`` is meant to approximate.
+    """The gradient that ``tau z`` approximates, for one node: appendix C with its signs corrected.
 
     Args:
         direction: ``z``, shape (B, D).
@@ -334,11 +334,11 @@ def penalty_gradient(direction: Tensor, gradient: Tensor, *, eta: float, lam: fl
 
 @dataclass(frozen=True)
 class Lemma4:
-    """ResNet's node against VGG's, ``z`` against ``z - x``, over (node, sample) pairs.
+    """ResNet's node compared with VGG's, ``z`` with ``z - x``, over (node, sample) pairs.
 
     Attributes:
-        products: with inner products ``<., d>``, as in the proof: follows from the premise.
-        cosines: with the normalised vectors of Definition 3, as in the statement: does not follow.
+        products: the statement for inner products ``<., d>``, as in the proof: it follows from the premise.
+        cosines: the statement for the normalised vectors of Definition 3, as printed: it does not follow.
         premise_on_convex: share of the pairs of delta-convex samples in which premise (24), ``<x, d> >= 0``, holds.
     """
 
@@ -348,14 +348,14 @@ class Lemma4:
 
 
 def lemma4(parts: tuple[NodeTensors, ...]) -> Lemma4:
-    """Lemma 4 both ways, with ``d = -g``.
+    """Check both forms of Lemma 4, with ``d = -g``.
 
     Args:
-        parts: the tensors of a chain, from :func:`pathspace.diagnostics.efficiency.tensors`; nodes where the
-            stream has the shape of the direction.
+        parts: the tensors of a chain, from :func:`pathspace.diagnostics.efficiency.tensors`; only nodes whose stream
+            has the shape of the direction are used.
 
     Returns:
-        Both checks and how often the premise holds.
+        Both checks, and how often the premise holds.
 
     Example:
         >>> z, x, d = (torch.tensor([v]) for v in ([1.0, 10.0], [0.5, 10.0], [1.0, 0.0]))
@@ -391,7 +391,7 @@ def lemma4(parts: tuple[NodeTensors, ...]) -> Lemma4:
 
 
 class Walk(NamedTuple):
-    """One sample's walk through nodes whose states have one shape.
+    """The walk of one sample through consecutive nodes whose states have the same shape.
 
     Attributes:
         names: the nodes.
@@ -405,18 +405,18 @@ class Walk(NamedTuple):
 
 
 def walks(chain: Nodes, inputs: Any, sample: int = 0) -> list[Walk]:
-    """The chain's walk of one sample, cut where the shape of the states changes, in the order of execution.
+    """The walk of one sample through the chain, split at changes of the states' shape, in order of execution.
 
-    The points are the first stream plus the directions added up; where a norm or an activation follows each sum, the
-    streams themselves differ from these.
+    The points are the first stream plus the sum of the directions so far; they differ from the streams if a norm or an
+    activation follows each sum.
 
     Args:
         chain: the traced chain.
         inputs: model inputs.
-        sample: which sample.
+        sample: index of the sample.
 
     Returns:
-        One walk for each run of nodes; every node is in one.
+        One walk for each run of nodes; every node is in exactly one.
 
     Reference:
         Learnable Markov chain paper, Appendix F, Figure 7.
@@ -460,7 +460,7 @@ def walk(chain: Nodes, inputs: Any, sample: int = 0) -> tuple[Tensor, float]:
     Args:
         chain: the traced chain.
         inputs: model inputs.
-        sample: which sample.
+        sample: index of the sample.
 
     Returns:
         Coordinates, shape (K + 1, 2), and the share of consecutive steps with ``<z_l, z_{l+1}> < 0``.

@@ -1,4 +1,4 @@
-"""The loss by which gradients are taken: given as a function, named, the model's own, or a stand-in."""
+"""The loss of the gradients: a function, a name, the loss that the model returns, or a stand-in."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ Function = Callable[[Any, Any], Tensor]
 
 @dataclass
 class Loss:
-    """A loss ``(outputs, targets) -> tensor`` that says what it is.
+    """A loss ``(outputs, targets) -> tensor`` with its description.
 
     Attributes:
-        function: computes it.
-        says: what it is, to stand after "Gradients are those of".
+        function: the function.
+        says: its description, to follow "Gradients are those of".
         given: whether it belongs to a task; otherwise it is a stand-in.
-        named: whether the user or the model says which loss it is; otherwise it was chosen here.
-        reduction: ``"mean"`` or ``"sum"`` over samples, ``None`` where that has to be measured.
+        named: whether the user or the model determines the loss; otherwise it is chosen here.
+        reduction: ``"mean"`` or ``"sum"`` over samples, ``None`` if it must be measured.
     """
 
     function: Function
@@ -42,19 +42,19 @@ class Loss:
 
 
 def choose_loss(loss: str | Function | nn.Module | None, seed: int = 0) -> Loss:
-    """Turn what a user names as the loss into a function.
+    """The loss for a user's choice.
 
     Args:
         loss: ``loss(outputs, targets)``; or the name of a loss of torch (``"cross_entropy"``, ``"MSELoss"``); or
             ``package.module:name`` or ``path/to/file.py:name`` of a function, a module or a class of modules; ``None``
-            for the loss that the model returns, or one that fits the targets, or a stand-in (:func:`default_loss`).
-        seed: of the stand-in.
+            for :func:`default_loss`.
+        seed: seed of the stand-in.
 
     Returns:
         The loss.
 
     Raises:
-        InputError: torch has no loss of this name, or what the name leads to cannot be called.
+        InputError: torch has no loss of this name, or the named object cannot be called.
 
     Example:
         >>> choose_loss("mse_loss")(torch.tensor([1.0, 3.0]), torch.zeros(2))
@@ -90,7 +90,7 @@ def choose_loss(loss: str | Function | nn.Module | None, seed: int = 0) -> Loss:
 
 
 def _known(loss: Any) -> str | None:
-    """The reduction that a loss of torch states, and a function of torch has by default."""
+    """The reduction of a loss of torch: its attribute, or the default of a function."""
     stated = getattr(loss, "reduction", None)
     if stated is None and getattr(loss, "__module__", "") == "torch.nn.functional":
         stated = inspect.signature(loss).parameters["reduction"].default
@@ -98,7 +98,7 @@ def _known(loss: Any) -> str | None:
 
 
 def _of_scores(function: Function, name: str, outputs: Any, targets: Any) -> Tensor:
-    """A loss of torch on what a model returned: its scores, with classes in the dimension where torch wants them."""
+    """A loss of torch on a model's scores, with classes in the dimension that torch expects."""
     if targets is None:
         raise InputError(f"The loss {name} needs targets, and the data have none; give pairs (inputs, targets).")
     found = scores(outputs)
@@ -109,10 +109,10 @@ def _of_scores(function: Function, name: str, outputs: Any, targets: Any) -> Ten
 
 
 def scores(outputs: Any) -> Tensor:
-    """The tensor of real numbers that a loss is taken of: ``logits`` where outputs have them, else the first.
+    """The floating-point tensor for a loss: ``logits`` if the outputs have them, else the first.
 
     Args:
-        outputs: whatever a model returned.
+        outputs: the output of a model.
 
     Raises:
         InputError: there is none.
@@ -125,18 +125,17 @@ def scores(outputs: Any) -> Tensor:
 
 
 def default_loss(seed: int = 0) -> Loss:
-    """The default loss, if the user gave none.
+    """The default loss, if the user gives none.
 
-    The model's own, where it returns one (a scalar before anything else, as models of the transformers library do
-    when they are given labels). Otherwise, where there are targets, the cross-entropy of classes or the mean squared
-    error. Without targets the negative log-likelihood of random classes, or the mean square where outputs are not
-    scores.
+    It is the model's loss if the model returns one (a scalar as its first output, as models of the transformers library
+    do if they are given labels). Otherwise, with targets, it is the cross-entropy of classes or the mean squared error.
+    Without targets it is the negative log-likelihood of random classes, or the mean square if outputs are not scores.
 
     Args:
         seed: seed of the classes.
 
     Returns:
-        The loss; what it says of itself holds after its first call.
+        The loss; its description is valid after its first call.
     """
 
     def loss(outputs: Any, targets: Any) -> Tensor:
@@ -164,7 +163,7 @@ def default_loss(seed: int = 0) -> Loss:
 
 
 def tensors_of(outputs: Any) -> Iterator[Tensor]:
-    """The tensors in outputs, in order; numbers and other things among them are passed over."""
+    """The tensors in outputs, in order; other values are skipped."""
     if isinstance(outputs, Tensor):
         yield outputs
     elif isinstance(outputs, Mapping | list | tuple):
@@ -173,17 +172,17 @@ def tensors_of(outputs: Any) -> Iterator[Tensor]:
 
 
 def reduction(loss: Function, outputs: Any, targets: Any, value: Tensor, batch_dim: int = 0) -> str:
-    """Whether a loss is a mean or a sum over samples: stated, or measured on every sample taken twice.
+    """Whether a loss is a mean or a sum over samples: from its attribute, or measured on a doubled batch.
 
     Args:
         loss: ``loss(outputs, targets)``.
-        outputs: what the model returned.
-        targets: handed to the loss.
+        outputs: the output of the model.
+        targets: passed to the loss.
         value: ``loss(outputs, targets)``; a vector counts as a sum.
         batch_dim: the dimension of the samples.
 
     Returns:
-        ``"mean"`` or ``"sum"``; ``"mean"``, too, where doubled samples are refused.
+        ``"mean"`` or ``"sum"``; also ``"mean"`` if the loss fails on a doubled batch.
     """
     stated = getattr(loss, "reduction", None)
     if value.ndim or stated in ("mean", "sum"):
@@ -197,5 +196,5 @@ def reduction(loss: Function, outputs: Any, targets: Any, value: Tensor, batch_d
         with torch.no_grad(), torch.random.fork_rng(devices=[]):
             doubled = loss(tree_map(twice, outputs), tree_map(twice, targets))
         return "sum" if abs(float(doubled / value) - 2) < 0.5 else "mean"
-    except Exception:  # a user's loss may refuse other sizes in any way
+    except Exception:  # a user's loss may raise any exception on other sizes
         return "mean"

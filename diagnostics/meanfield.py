@@ -1,4 +1,4 @@
-"""Theory of wide random layers: gains by Gaussian integrals, fixed points, the edge of chaos.
+"""Theory of wide random layers: gains by Gaussian integrals, fixed points, and the boundary between order and chaos.
 
 For weights of variance ``s^2 / fan_in`` and biases of variance ``b^2`` the pre-activations of a wide layer are normal
 with variance ``q' = s^2 E[phi(sqrt(q) g)^2] + b^2``, and a perturbation's square grows by
@@ -24,7 +24,7 @@ Function = Callable[[Tensor], Tensor]
 
 @lru_cache(maxsize=1)
 def _nodes() -> tuple[Tensor, Tensor]:
-    """Nodes and weights of the half-line rule: Gauss-Legendre on each side of 0, where activations have their kinks."""
+    """Nodes and weights of a quadrature with Gauss-Legendre rules on each side of 0, where activations have kinks."""
     x, w = np.polynomial.legendre.leggauss(160)
     x, w = 5 * (x + 1), 5 * w
     nodes = np.concatenate([-x[::-1], x])
@@ -36,9 +36,9 @@ def gaussian_mean(function: Function, variance: float = 1.0, mean: float = 0.0) 
     """``E[function(mean + sqrt(variance) g)]`` for a standard normal ``g``.
 
     Args:
-        function: acts on each entry of a float64 tensor.
-        variance: of the argument.
-        mean: of the argument.
+        function: an elementwise function of a float64 tensor.
+        variance: variance of the argument.
+        mean: mean of the argument.
 
     Returns:
         The integral, exact to about 1e-12 for functions that are smooth on both sides of zero (and ``mean`` zero).
@@ -52,7 +52,7 @@ def gaussian_mean(function: Function, variance: float = 1.0, mean: float = 0.0) 
 
 
 def slope(function: Function) -> Function:
-    """The derivative of a function that acts on each entry."""
+    """The derivative of an elementwise function."""
 
     def derivative(z: Tensor) -> Tensor:
         with torch.enable_grad():
@@ -67,7 +67,7 @@ def slope(function: Function) -> Function:
 
 @dataclass(frozen=True)
 class Gains:
-    """Scales ``s`` of weights (standard deviation ``s / sqrt(fan_in)``) that keep a signal of unit variance as it is.
+    """Scales ``s`` of weights (standard deviation ``s / sqrt(fan_in)``) that preserve a signal of unit variance.
 
     Attributes:
         forward: keeps the second moment of the pre-activations, ``1 / sqrt(E[phi^2])``.
@@ -79,7 +79,7 @@ class Gains:
 
 
 def gains(activation: Function) -> Gains:
-    """The weight scales that theory recommends before an activation (sections 2.6.1 and 3.7 of the notes).
+    """The weight scales for the layer before an activation (sections 2.6.1 and 3.7 of the notes).
 
     Args:
         activation: acts on each entry.
@@ -105,16 +105,16 @@ def gains(activation: Function) -> Gains:
 
 
 def fixed_variance(activation: Function, scale: float, bias: float = 0.0, steps: int = 10_000) -> float:
-    """The variance of pre-activations that deep layers settle at: ``q = s^2 E[phi(sqrt(q) g)^2] + b^2``.
+    """The fixed point of the variance of pre-activations in deep layers: ``q = s^2 E[phi(sqrt(q) g)^2] + b^2``.
 
     Args:
         activation: acts on each entry.
         scale: weights have standard deviation ``scale / sqrt(fan_in)``.
         bias: standard deviation of biases.
-        steps: layers to iterate at most.
+        steps: largest number of layers.
 
     Returns:
-        The fixed point reached from unit variance; 0 where the signal dies, infinity where it blows up.
+        The fixed point that is reached from unit variance; 0 if the signal vanishes, infinity if it diverges.
     """
     q = 1.0
     for _ in range(steps):
@@ -146,7 +146,7 @@ def growth(activation: Function, scale: float, bias: float = 0.0) -> float:
     Reference:
         Schoenholz et al., Deep information propagation (2017), equation 5.
     """
-    # a signal that dies is still seen by the slopes next to zero, on both sides of a kink
+    # if the signal vanishes, the slopes next to zero, on both sides of a kink, still matter
     q = min(max(fixed_variance(activation, scale, bias), 1e-12), 1e12)
     derivative = slope(activation)
     chi = scale**2 * gaussian_mean(lambda z: derivative(z) ** 2, q)

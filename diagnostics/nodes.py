@@ -1,4 +1,4 @@
-"""The nodes of a learnable Markov chain as data, and runs of the model that note its additions."""
+"""The nodes of a learnable Markov chain as data, and runs of the model that record its additions."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ class ChainNode:
         name: the module that computes the predicted direction ``z_l``.
         module: the module whose ``forward`` makes the addition.
         kind: ``"identity"`` (the stream is ``x_{l-1}`` itself), ``"shortcut"`` (the stream is the output of an affine
-            down-sampling shortcut), ``"parallel"`` (added to the same stream beside the node before).
+            down-sampling shortcut), ``"parallel"`` (added to the same stream as the previous node).
         direction: which operand of the addition is the direction, 0 or 1.
         scale: ``z_l = scale * operand``, for ``torch.add(..., alpha=)`` and subtractions.
         shape: shape of ``x_l`` on the example inputs.
         in_place: whether the addition overwrites one of its operands.
-        readout: parameters of the branch's last layers, jointly linear in ``z_l``; empty where they serve elsewhere
-            too.
-        encloses: names of the nodes inside this one's branch.
+        readout: parameters of the branch's last layers, in which ``z_l`` is jointly linear; empty if they are also
+            used elsewhere.
+        encloses: names of the nodes inside this node's branch.
         source: file and line.
         site: where the addition happens in the running model.
     """
@@ -54,7 +54,7 @@ class ChainNode:
     site: Site
 
     def split(self, addition: Addition) -> tuple[Tensor, Tensor]:
-        """The stream and the operand that carries the direction, of this node's running addition."""
+        """The stream and the direction among the operands of an addition at this node."""
         pair = (addition.left, addition.right)
         return pair[1 - self.direction], pair[self.direction]
 
@@ -64,11 +64,11 @@ class Nodes:
     """The residual additions of a model, in the order of execution.
 
     Attributes:
-        model: the model, untouched.
+        model: the model itself, unchanged.
         nodes: the chain nodes, in the order of execution.
         dismissed: additions and concatenations that are not chain nodes, with the reason.
         example: the example inputs, positional and by keyword.
-        additions: what the calls of each module added while the chain was traced.
+        additions: the additions of each call of each module during the trace.
     """
 
     model: nn.Module = field(repr=False)
@@ -81,7 +81,7 @@ class Nodes:
         return len(self.nodes)
 
     def sentence(self) -> str:
-        """What was found, in one sentence.
+        """The chain in one sentence.
 
         Example:
             >>> from pathspace.diagnostics import MarkovChain
@@ -100,14 +100,14 @@ class Nodes:
         return f"{name} is not a Markov chain: {joined}no addition joins a stream and a branch computed from it."
 
     def by_site(self) -> dict[Site, ChainNode]:
-        """The node at each place of the running model."""
+        """The node at each site of the running model."""
         return {node.site: node for node in self.nodes}
 
     def batch_dims(self, batch_dim: int = 0) -> tuple[int, ...]:
-        """Which dimension of every node's ``x_l`` holds the samples, found by running the model on a doubled batch.
+        """The dimension of the samples in every node's ``x_l``, found by a run of the model on a doubled batch.
 
         Args:
-            batch_dim: the dimension of the inputs that holds the samples.
+            batch_dim: the dimension of the samples in the inputs.
         """
         double = _doubled(self.example, batch_dim)
         known = self.by_site()
@@ -136,7 +136,7 @@ def _counted(count: int, noun: str) -> str:
 
 
 def batch_size(example: Example, dim: int = 0) -> int:
-    """The number of samples: the size of the first tensor in their dimension."""
+    """The number of samples: the size of the first tensor in dimension ``dim``."""
     for value in (*example[0], *example[1].values()):
         if isinstance(value, Tensor) and value.ndim > dim:
             return int(value.shape[dim])
@@ -158,7 +158,7 @@ def _doubled(example: Example, dim: int) -> Example:
 
 @contextmanager
 def _buffers_kept(model: nn.Module) -> Iterator[None]:
-    """Run a model without a trace: its buffers, such as running statistics, are put back."""
+    """A context at whose end the buffers of a model, such as running statistics, are restored."""
     saved = [(buffer, buffer.detach().clone()) for buffer in model.buffers()]
     try:
         with quiet(), torch.no_grad():
@@ -170,20 +170,20 @@ def _buffers_kept(model: nn.Module) -> Iterator[None]:
 
 
 def run_noting(model: nn.Module, example: Example, handler: Any, end: End | None = None) -> Any:
-    """Run a model on its example inputs, without gradients, and hand every addition to ``handler``."""
+    """Run a model on its example inputs, without gradients, and pass every addition to ``handler``."""
     with uncompiled(model), _buffers_kept(model), Sites(handler, end=end).following(model):
         return model(*example[0], **example[1])
 
 
 def uncompiled(model: nn.Module) -> AbstractContextManager[Any]:
-    """Run the parts of a model that are compiled as they were written: what is compiled calls no hooks."""
+    """A context in which compiled parts of a model run uncompiled, because compiled code calls no hooks."""
     compiled = any(vars(module).get("_compiled_call_impl") for module in model.modules())
     return torch.compiler.set_stance("force_eager") if compiled else nullcontext()
 
 
 @contextmanager
 def unwrapped(model: nn.Module) -> Iterator[None]:
-    """Take the wrappers of ``torch.compile`` off the parts of a model for a while: they are not its modules."""
+    """A context in which the wrappers of ``torch.compile``, which are not modules of the model, are removed."""
     held = [(m, name, part) for m in model.modules() for name, part in m._modules.items() if _inside(part) is not None]
     for parent, name, part in held:
         parent._modules[name] = _inside(part)

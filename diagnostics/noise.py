@@ -1,4 +1,4 @@
-"""Optimizer statistics: noise after a moving average, its stability limit, and the choice of the decay."""
+"""Moving averages of gradients: remaining noise, stability limit, and choice of the decay."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def _decay(decay: float) -> float:
 
 
 def stationary_variance(decay: float) -> float:
-    """``(1 - decay) / (1 + decay)``: the share of noise that a moving average lets through.
+    """``(1 - decay) / (1 + decay)``: the share of the noise that remains after a moving average.
 
     It is the variance of ``g_t = decay g_{t-1} + (1 - decay) x_t`` over that of independent ``x_t``.
 
@@ -62,8 +62,8 @@ def sampling_factor(batch: int, population: int | None = None) -> float:
     """Variance of a mini-batch mean over that of one sample: ``1/B``, times ``(D - B) / (D - 1)`` without replacement.
 
     Args:
-        batch: B.
-        population: D; ``None`` for sampling with replacement.
+        batch: batch size B.
+        population: number of samples D; ``None`` for sampling with replacement.
 
     Returns:
         The factor.
@@ -86,7 +86,7 @@ def stability_limit(decay: float, curvature: float) -> float:
     """Largest stable learning rate of the moving average on a quadratic: ``2 (1 + decay) / ((1 - decay) h)``.
 
     Args:
-        decay: of the moving average of gradients.
+        decay: decay of the moving average of gradients.
         curvature: h, the largest eigenvalue of the Hessian.
 
     Returns:
@@ -107,7 +107,7 @@ def stability_limit(decay: float, curvature: float) -> float:
 def monotone_limit(decay: float, curvature: float) -> float:
     """Largest learning rate without oscillation on a quadratic: ``(1 - sqrt(decay)) / ((1 + sqrt(decay)) h)``.
 
-    Above it the roots are complex and the loss rises now and then; this, not stability, is what a large decay costs.
+    Above it the roots are complex and the loss sometimes increases; this, not stability, is the cost of a large decay.
 
     Example:
         >>> monotone_limit(0.0, 1.0), round(monotone_limit(0.81, 1.0), 4)
@@ -154,13 +154,13 @@ def quadratic_probe(decay: float, lr: float, curvature: float = 1.0, steps: int 
     """Run ``g <- decay g + (1 - decay) h x``, ``x <- x - lr g`` from ``x = 1, g = 0``.
 
     Args:
-        decay: of the moving average.
+        decay: decay of the moving average.
         lr: learning rate.
         curvature: h.
-        steps: how many.
+        steps: number of steps.
 
     Returns:
-        What happened.
+        Divergence, ascents and final distance.
 
     Example:
         >>> quadratic_probe(0.9, 37.0).diverged, quadratic_probe(0.9, 39.0).diverged
@@ -181,14 +181,14 @@ def quadratic_probe(decay: float, lr: float, curvature: float = 1.0, steps: int 
 
 
 def curvature(model: nn.Module, loss: Loss, inputs: Any, targets: Any, seed: int = 0) -> float:
-    """The largest eigenvalue of the Hessian of the loss by all parameters, from Hessian-vector products (Lanczos).
+    """The largest eigenvalue of the loss's Hessian for all parameters, from Hessian-vector products (Lanczos).
 
     Args:
         model: any module.
         loss: ``loss(output, target)``.
         inputs: one batch.
-        targets: handed to ``loss``.
-        seed: of the start vector.
+        targets: passed to ``loss``.
+        seed: seed of the start vector.
 
     Returns:
         The eigenvalue (algebraically largest).
@@ -264,15 +264,15 @@ class DecayAdvice:
     """A decay for the moving average of gradients, from measured noise.
 
     Attributes:
-        signal: estimated ``|E g|^2`` of the mini-batch gradient, all parameters.
-        noise: its total variance from batch to batch.
-        ratio: wanted noise over signal after averaging.
-        decay: the smallest decay that reaches it.
+        signal: estimated ``|E g|^2`` of the mini-batch gradient of all parameters.
+        noise: its total variance between batches.
+        ratio: wanted ratio of noise to signal after averaging.
+        decay: the smallest decay with this ratio.
         averaged_noise: ``noise (1 - decay) / (1 + decay)``.
-        curvature: largest eigenvalue of the Hessian on the first batch; ``None`` if not asked for, or not defined.
-        stable_lr: stability limit of the learning rate there.
-        monotone_lr: limit without oscillation.
-        advice: in a sentence; another one where there is no curvature to be had.
+        curvature: largest eigenvalue of the Hessian on the first batch; ``None`` if not requested or not defined.
+        stable_lr: stability limit of the learning rate for this decay.
+        monotone_lr: limit of the learning rate without oscillation.
+        advice: the suggestion in a sentence, with the reason if the curvature is not defined.
     """
 
     signal: float
@@ -294,28 +294,28 @@ def suggest_decay(
     most: float = 0.999,
     probe_curvature: bool = True,
 ) -> DecayAdvice:
-    """Suggest the decay at which averaged noise falls to ``ratio`` times the signal.
+    """Suggest the decay at which the averaged noise is ``ratio`` times the signal.
 
     It is ``(1 - q) / (1 + q)`` with ``q = ratio signal / noise``.
 
     Args:
         model: any module.
         loss: ``loss(output, target)``.
-        batches: at least two mini-batches at the present parameters.
-        ratio: noise over signal that is wanted.
+        batches: at least two mini-batches.
+        ratio: wanted ratio of noise to signal.
         most: largest decay to suggest.
         probe_curvature: also find the largest eigenvalue of the Hessian on the first batch.
 
     Returns:
-        The suggestion with what it rests on.
+        The suggestion with its measurements.
 
     Raises:
         InputError: fewer than two batches, or ``ratio`` not positive.
         UnsupportedError: gradients that are not finite.
 
     Reference:
-        Evolution of neural network, section 2.2.4; the stable learning rate grows with the decay, the monotone one
-        falls.
+        Evolution of neural network, section 2.2.4; the stable learning rate increases with the decay, the monotone one
+        decreases.
     """
     expect_arguments("suggest_decay", model=model, loss=loss)
     batches = list(batches)

@@ -1,4 +1,4 @@
-"""Pages from templates: everything is escaped, nothing may be missing, the style is inside."""
+"""Pages from templates, with escaped values, an error for missing values, and an embedded style sheet."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from pathspace.diagnostics.wording import number
 
 
 def asset(name: str) -> Markup:
-    """A file beside the templates, as it is.
+    """The content of a file in the folder of templates.
 
     Args:
-        name: of the file.
+        name: name of the file.
     """
     return Markup((files("pathspace.diagnostics.report") / "templates" / name).read_text(encoding="utf-8"))
 
@@ -25,7 +25,7 @@ def render(template: str, **values: Any) -> str:
 
     Args:
         template: name of the template.
-        **values: what it shows.
+        **values: values of the template.
 
     Returns:
         The page.

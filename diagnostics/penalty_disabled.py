@@ -1,4 +1,4 @@
-"""The penal connection switched off for a while: what a gradient is when nothing is added to it."""
+"""Temporary removal of the penal connection, for gradients of the loss alone."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ from contextlib import contextmanager
 
 from torch import nn
 
-# the attribute under which a penalised model holds its connection
+# the attribute of a penalised model that has its connection
 PENAL = "penal_connection"
 
 
 @contextmanager
 def penalty_disabled(model: nn.Module, when: bool = True) -> Iterator[None]:
-    """Switch the penal connection of a model off for a while; a model without one is left alone.
+    """A context in which the penal connection of a model, if it has one, is disabled.
 
     Args:
-        model: perhaps penalised, itself or a part of it.
-        when: ``False`` does nothing.
+        model: any module; it or a part of it may be penalised.
+        when: ``False`` has no effect.
 
     Example:
         >>> import torch

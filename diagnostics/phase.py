@@ -25,11 +25,11 @@ BLUE, ORANGE, GREEN = "#0072B2", "#E69F00", "#009E73"
 
 
 def save(figure: Figure, path: str | os.PathLike[str]) -> Path:
-    """Write a figure; the suffix says how (``.png``, ``.svg``, ``.pdf``).
+    """Write a figure in the format of the suffix (``.png``, ``.svg``, ``.pdf``).
 
     Args:
-        figure: what to write.
-        path: file to replace.
+        figure: the figure.
+        path: the file; an existing file is replaced.
 
     Returns:
         The file.
@@ -58,11 +58,11 @@ def _figure(width: float, height: float, panels: int = 1) -> tuple[Figure, list[
 def draw_sweep(
     table: Table[ScalePoint], theory: Callable[[float], float] | None = None, critical: CriticalPoint | None = None
 ) -> Figure:
-    """The exponent over the weight scale with 95 % intervals, order and chaos shaded.
+    """Draw the exponent over the weight scale with 95 % intervals, with order and chaos shaded.
 
     Args:
         table: from :func:`pathspace.diagnostics.criticality.sweep`, one bias scale.
-        theory: exponent as a function of the scale, drawn beside it.
+        theory: theoretical exponent as a function of the scale.
         critical: drawn as a vertical line.
 
     Returns:
@@ -103,7 +103,7 @@ def draw_sweep(
 
 
 def draw_phase(table: Table[ScalePoint], boundary: Callable[[float], float] | None = None) -> Figure:
-    """The exponent over weight and bias scale as colour, the measured boundary, and the theoretical one.
+    """Draw the exponent over weight and bias scale as colour, with the measured and the theoretical boundary.
 
     Args:
         table: from :func:`pathspace.diagnostics.criticality.sweep` with several bias scales.
@@ -142,7 +142,7 @@ def draw_phase(table: Table[ScalePoint], boundary: Callable[[float], float] | No
 
 
 def draw_signal(table: Table[LayerSignal]) -> Figure:
-    """Variance of activations, gain of every layer, and gain from the output: a line for each layer, top to bottom.
+    """Draw variance of activations, gain of every layer, and gain from the output, with one row for each layer.
 
     Args:
         table: from :func:`pathspace.diagnostics.signal.signal`.
@@ -178,7 +178,7 @@ def draw_signal(table: Table[LayerSignal]) -> Figure:
 
 
 def draw_spectrum(spectrum: Spectrum, label: str = "Lanczos quadrature") -> Figure:
-    """The density of singular values.
+    """Draw the density of singular values.
 
     Args:
         spectrum: from :func:`pathspace.diagnostics.spectra.spectrum`.

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from pathspace.diagnostics.efficiency import ChainRecord
     from pathspace.diagnostics.lemmas import Walk
 
-# in inches and points: shown 390 pixels wide, such a letter is 9 pixels high
+# width in inches and smallest font in points, which is 9 pixels high if the figure is 390 pixels wide
 WIDTH, SMALLEST = 5.2, 9
 _LEVELS = (0.05, 0.25, 0.5, 0.75, 0.95)
 _BLUE, _ORANGE, _GREY = "#2a6f97", "#d1603d", "#8a8f98"
@@ -28,7 +28,7 @@ def _figure(width: float, height: float) -> Figure:
 
 
 def cosines_by_depth(record: ChainRecord) -> Figure:
-    """Bands of the cosines ``c_l`` over samples, one line for each node from top to bottom, beside their sizes.
+    """Quantiles of the cosines ``c_l`` over samples for each node from top to bottom, and relative sizes of directions.
 
     Args:
         record: an observed chain.
@@ -69,7 +69,7 @@ def efficiency_over_training(records: Sequence[ChainRecord]) -> Figure:
     """Quantiles of ``eps'`` over samples, and the share of samples with every cosine positive, step by step.
 
     Args:
-        records: what a :class:`pathspace.diagnostics.efficiency.Watch` collected.
+        records: the records of a :class:`pathspace.diagnostics.efficiency.Watch`.
 
     Returns:
         A figure.
@@ -98,7 +98,7 @@ def efficiency_over_training(records: Sequence[ChainRecord]) -> Figure:
 
 
 def walk_picture(walks: Sequence[Walk]) -> Figure:
-    """The walk of one sample through the states of the chain: every run of states of one shape in a plane of its own.
+    """The walk of one sample through the states of the chain, with one plane for each run of states of one shape.
 
     Args:
         walks: from :func:`pathspace.diagnostics.lemmas.walks`.
@@ -149,7 +149,7 @@ def _draw_walk(axes: Axes, walk: Walk) -> None:
 
 
 def shortened(name: str, most: int = 26) -> str:
-    """A name with its beginning left out where it is long: layers differ at their ends.
+    """The end of a long name, because names of layers differ at their ends.
 
     Example:
         >>> shortened("body.conv1"), shortened("encoder.layers.11.attention.output.dense")

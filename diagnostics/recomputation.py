@@ -1,7 +1,7 @@
-"""Recomputation by ``torch.utils.checkpoint``, followed where it runs a function rather than a module.
+"""Recomputation by ``torch.utils.checkpoint`` of functions that are not modules.
 
-A module that is recomputed calls its hooks again. A method or a closure does not (Hugging Face models checkpoint the
-``forward`` of a layer), so what is checkpointed inside a followed module remembers in which call it began.
+A recomputed module calls its hooks again, but a method or a closure does not (Hugging Face models checkpoint the
+``forward`` of a layer). So a checkpointed function inside a followed module stores the call in which it first ran.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import torch.utils.checkpoint as torch_checkpoint
 
 
 class Follower(Protocol):
-    """What follows a forward: it knows where it stands, and can go on there later."""
+    """A follower of a forward pass, which knows its position and can resume there later."""
 
     stack: list[list[Any]]
     handles: list[Any]
@@ -23,7 +23,7 @@ class Follower(Protocol):
     """How many checkpointed functions are running, for the first time or again."""
 
     def resumed(self, name: str, call: int, order: int) -> AbstractContextManager[None]:
-        """Go on where a call was."""
+        """Resume a call at a position."""
 
 
 RUNNING: list[Follower] = []
@@ -31,7 +31,7 @@ RUNNING: list[Follower] = []
 
 
 def _remembering(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The function, which when it is run later stands where it stands now."""
+    """The function with the current positions of all followers, which resume there when it runs again."""
     frames = [(sites, tuple(sites.stack[-1][:3])) for sites in RUNNING if sites.stack]
     if not frames:
         return function
@@ -53,14 +53,14 @@ _PATCHED = ExitStack()
 
 
 def start_following(follower: Follower) -> None:
-    """Note who follows a forward; from the first on, both kinds of checkpointing remember where they were called."""
+    """Add a follower; the first one patches both kinds of checkpointing, so that they store their positions."""
     if not RUNNING:
         _patch(_PATCHED)
     RUNNING.append(follower)
 
 
 def stop_following(follower: Follower) -> None:
-    """Forget a follower; after the last one ``torch.utils.checkpoint`` is as it was."""
+    """Remove a follower; the last one restores ``torch.utils.checkpoint``."""
     if follower in RUNNING:
         RUNNING[:] = [other for other in RUNNING if other is not follower]
         if not RUNNING:
@@ -75,9 +75,9 @@ def _patch(stack: ExitStack) -> None:
         return apply(_remembering(function), *args)  # type: ignore[no-untyped-call]
 
     reentrant.apply = staticmethod(apply_remembering)  # type: ignore[method-assign]
-    # what was inherited shows again when our own is gone
+    # deleting this attribute restores the inherited one
     stack.callback(delattr, reentrant, "apply")
-    # private, and not in every version of torch; without it such recomputation is refused by torch itself
+    # private, and not in every version of torch; without it torch itself refuses such recomputation
     name = "_checkpoint_without_reentrant_generator"
     other = getattr(torch_checkpoint, name, None)
     if other is not None:

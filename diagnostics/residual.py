@@ -50,7 +50,7 @@ class Dismissed:
 
 
 class Finder:
-    """Decide for every addition of two activations whether it is a chain node."""
+    """Decides for every addition of two activations whether it is a chain node."""
 
     def __init__(self, captured: Captured) -> None:
         self.graph = Dataflow(captured)
@@ -113,7 +113,7 @@ class Finder:
                 best = Residual(node, kind, direction, inside, source)
             reasons.append(reason)
         if best is None:
-            # the reason that says most
+            # the most specific reason
             self._dismiss(node, next((reason for reason in reasons if reason != _NO_STREAM), _NO_STREAM))
             return
         self.found.append(best)
@@ -123,10 +123,10 @@ class Finder:
         return node is not source and self.graph.depends(node, source) and self.graph.depends(branch, node)
 
     def _route(self, stream: fx.Node, branch: fx.Node) -> tuple[str, fx.Node | None, str]:
-        """Walk up from the stream until a value is met that the branch is computed from."""
+        """Go back from the stream to a value from which the branch is computed."""
         graph, node, kind = self.graph, stream, "identity"
         rises = position = False
-        parts: list[fx.Node] = []  # cut out of the value that the walk has come to
+        parts: list[fx.Node] = []  # parts that are cut out of the current value
         while not graph.depends(branch, node):
             if node in self.streams:
                 kind = max(kind, "parallel", key=_ORDER.__getitem__)
@@ -155,7 +155,7 @@ class Finder:
     def _no_residual(
         self, stream: fx.Node, branch: fx.Node, node: fx.Node, kind: str, parts: list[fx.Node], position: bool
     ) -> str:
-        """Why a branch that leaves a stream at a node is not a residual one, or ``""``."""
+        """Why a branch that starts from a stream at a node is not a residual branch, or ``""``."""
         graph = self.graph
         if node is branch:
             return "both operands are one value"
@@ -176,7 +176,7 @@ class Finder:
     def _long_skip(self, stream: fx.Node, branch: fx.Node, node: fx.Node, rises: bool) -> str:
         graph = self.graph
         named = not rises and any(kind_of(n) in _RISES for n in graph.between(node, branch))
-        # a branch whose every way loses resolution that the stream keeps has found it again, by whatever operation
+        # if every path of the branch reduces the resolution but the stream does not, the branch restores it later
         kept = not halves(node, stream) and graph.reaches(node, stream, graph.falls)
         if named or (kept and not graph.reaches(node, branch, graph.falls)):
             return "a long skip across resolutions: the other operand was down- and up-sampled"
@@ -187,9 +187,9 @@ class Finder:
         return not same and self.graph.is_part(node) and self.graph.cuts(node, source)
 
     def _drop_skips_inside_branches(self) -> None:
-        """A scaled or projected skip inside another node's branch replaces no stream.
+        """Dismiss scaled or projected skips inside another node's branch, which continue no stream.
 
-        One that starts where the branch does is the first step of a narrower stream, which the branch leads.
+        A skip that starts at the same value as the branch is kept: it is the first step of a narrower stream.
         """
         branches = [(r.start, self.graph.operand(r.node, r.direction)) for r in self.found if r.kind == "identity"]
         for residual in [r for r in self.found if r.kind == "shortcut"]:
@@ -203,7 +203,7 @@ class Finder:
         self.dismissed.append(Dismissed(short(node), *place(node), reason))
 
     def readout(self, residual: Residual) -> tuple[tuple[str, ...], fx.Node]:
-        """Parameters of the branch's last layers, in which z is linear, and the node that names the branch."""
+        """Parameters of the branch's last layers, in which z is linear, and the node that gives the branch its name."""
         graph, sources = self.graph, self.graph.captured.sources
         start = graph.operand(residual.node, residual.direction)
         names: list[str] = []
@@ -217,7 +217,7 @@ class Finder:
             passes = operation in MOVES or (operation in SCALES and not weighs)
             sums = operation == "sum" and len(data) == 2
             if operation == "sum" and len(data) == 1 and direct:
-                # a bias of its own: z is linear in it together with what it is added to
+                # a separate bias: z is jointly linear in it and in the layer before
                 sound &= all(len(a.users) == 1 for a in direct)
                 names += [sources[a.name][1] for a in direct]
                 pending += data
@@ -228,7 +228,7 @@ class Finder:
                 sound &= bool(layer) and all(len(a.users) == 1 for a in direct)
                 names += [sources[a.name][1] for a in direct] if layer else []
                 while operation in SCALES and len(data) == 1 and producer is None:
-                    # a layer scale does not name the branch, what it scales does
+                    # a layer scale does not name the branch; the layer before it does
                     node = data[0]
                     operation, data = kind_of(node), graph.data_inputs(node)
                     while operation in MOVES and len(data) == 1:

@@ -24,24 +24,23 @@ class LayerSignal:
     """One call of one layer.
 
     Attributes:
-        layer: the layer's name, with the number of the call from the second on.
+        layer: the layer's name, with the number of the call if it is not the first.
         kind: type of the module.
         shape: shape of its output.
         mean: mean of its output over the batch and all components.
         variance: variance of its output.
         zeros: share of outputs that are exactly 0.
         units: number of channels or features.
-        dead: units through which no gradient of the model's output passed on this batch; for an activation also
-            those whose
-            derivative was zero.
+        dead: number of units through which no gradient of the model's output passed on this batch; for an activation
+            also units with zero derivative.
         vjp_gain: ``Var[vJ] / Var[v] = tr(J J^T) / N`` of the layer, over isotropic v.
         jvp_gain: ``Var[Ju] / Var[u] = tr(J^T J) / M`` of the layer, over isotropic u.
-        expected_gain: what theory says of ``vjp_gain``, see :func:`pathspace.diagnostics.theory.expected_gain`.
+        expected_gain: theoretical ``vjp_gain``, see :func:`pathspace.diagnostics.theory.expected_gain`.
         output_gain: ``Var[v dy/dz] / Var[v]`` from the model's output y back to this layer's output z.
         weight_gain: ``sqrt(fan_in E[w^2])``, the scale of the layer's weights.
-        forward_gain: the scale that keeps activations of unit variance, given the activation that follows.
-        backward_gain: the scale that keeps gradients, for layers of equal width.
-        remark: what does not apply, and why.
+        forward_gain: the weight scale that preserves unit variance, given the following activation.
+        backward_gain: the weight scale that preserves gradients, for layers of equal width.
+        remark: missing values, with the reason.
     """
 
     layer: str
@@ -63,7 +62,7 @@ class LayerSignal:
 
     @property
     def finite(self) -> bool:
-        """Whether its values, and the derivatives of and behind it, are finite."""
+        """Whether its values and gains are finite."""
         gains = [gain.value for gain in (self.vjp_gain, self.jvp_gain, self.output_gain) if gain is not None]
         return all(map(math.isfinite, (self.mean, self.variance, *gains)))
 
@@ -81,20 +80,20 @@ def signal(
     """Measure mean and variance, gains and dead units of every layer on one batch.
 
     For a layer ``z' = f(z)`` with Jacobian J of shape (M, N), and v with independent components of mean 0 and
-    variance 1,
-    ``E Var[vJ] = tr K``, ``K = J J^T / N``; likewise ``E Var[Ju] = tr L``, ``L = J^T J / M``, so ``N tr K = M tr L``.
-    Each is the mean over random sign vectors, with its standard error; nothing is assumed about J. A batch is
-    one map, so the gain is the mean over its samples.
+    variance 1, ``E Var[vJ] = tr K``, ``K = J J^T / N``; likewise ``E Var[Ju] = tr L``, ``L = J^T J / M``, so
+    ``N tr K = M tr L``. Each is the mean over random sign vectors, with its standard error, without assumptions about
+    J. A batch is one map, so the gain is the mean over its samples.
 
     Args:
-        model: any module, in the mode it is in; left as it was, hooks removed.
+        model: any module, in its current mode; it is not changed.
         *inputs: one batch.
         kwargs: keyword inputs.
-        names: patterns of layer names to look at.
-        types: classes, or names of classes, to look at.
-        probes: random vectors per gain; by default 8, and 2 for models with more than ten million activations.
-        jvp: measure the JVP gain, too; it costs as much again.
-        seed: of the random vectors.
+        names: patterns of the names of the layers.
+        types: classes, or names of classes, of the layers.
+        probes: number of random vectors per gain; by default 8, and 2 for models with more than ten million
+            activations.
+        jvp: also measure the JVP gain; this doubles the cost.
+        seed: seed of the random vectors.
 
     Returns:
         One row per call of a layer, in order of execution.
@@ -157,7 +156,7 @@ def signal(
 
 
 def _not_finite(rows: list[LayerSignal]) -> tuple[str, ...]:
-    """A note on layers whose numbers are not finite, because the model's own values or derivatives are not."""
+    """A note on layers whose results are not finite because values or derivatives of the model are not."""
     found = [row.layer or row.kind for row in rows if not row.finite]
     if not found:
         return ()
@@ -179,7 +178,7 @@ def never_called(layers: Mapping[str, nn.Module], run: Run) -> tuple[str, ...]:
 def _from_output(
     run: Run, probes: int, generator: torch.Generator
 ) -> tuple[list[Estimate | None], list[Tensor | None]]:
-    """Gain from the model's output back to every layer, and which units any gradient passed."""
+    """Gain from the model's output back to every layer, and which units a gradient reached."""
     samples: list[list[Tensor]] = [[] for _ in run.calls]
     alive: list[Tensor | None] = [None] * len(run.calls)
 
@@ -197,7 +196,7 @@ def _from_output(
             if call.sink.requires_grad:
                 stack.callback(call.sink.register_hook(note(i, call.unit_axis)).remove)
         start = [source for call in run.calls if (source := call.source) is not None and source.is_leaf]
-        # gradients have to come back as far as tables that integer inputs are looked up in
+        # gradients must reach the embeddings of integer inputs
         start += [p for call in run.calls if call.source is None for p in call.module.parameters() if p.requires_grad]
         start += run.inputs
         for probe in range(probes if run.calls else 0):
@@ -205,7 +204,7 @@ def _from_output(
             if start:
                 torch.autograd.grad(run.output, start, cotangent, retain_graph=True, allow_unused=True)
             if probe == 0:
-                # layers that no input and no table leads to: what is computed from parameters, or named alone
+                # layers that depend on no input and no embedding: computed from parameters, or selected by name
                 missed = [call.sink for call, seen in zip(run.calls, samples, strict=True) if not seen]
                 missed = [sink for sink in missed if sink.requires_grad]
                 if missed:
@@ -217,7 +216,7 @@ def _from_output(
 def _own_gains(
     call: Call, probes: int, jvp: bool, generator: torch.Generator
 ) -> tuple[Estimate | None, Estimate | None, list[str], Tensor | None]:
-    """VJP and JVP gain of a layer, remarks, and which units of an activation have a derivative at all."""
+    """VJP and JVP gain of a layer, remarks, and which units of an activation have a non-zero derivative."""
     if call.source is None:
         return None, None, ["integer inputs have no Jacobian"], None
     if not call.output.requires_grad:
@@ -241,7 +240,7 @@ def _own_gains(
         return _estimate(samples), _estimate(samples), [], own
     forwards = []
     if isinstance(call.module, (nn.Linear, *CONVOLUTIONS)) or _frozen_norm(call.module):
-        # an affine map is its own derivative, and far cheaper to run than to differentiate twice
+        # an affine map without its bias is its own derivative, and far cheaper to run than to differentiate twice
         with torch.no_grad():
             for _ in range(probes):
                 pushed = _without_bias(call.module, rademacher(call.source, generator))
@@ -262,7 +261,7 @@ def _own_gains(
 
 
 def _estimate(samples: list[Tensor]) -> Estimate:
-    """Mean and standard error of numbers on a device, fetched together: probes do not wait for each other."""
+    """Mean and standard error of numbers on a device, with one transfer for all."""
     return Estimate.of(torch.stack(samples).tolist())
 
 
@@ -297,7 +296,7 @@ def weight_gain(module: nn.Module) -> float | None:
 
 
 def _recommended(call: Call, following: nn.Module | None) -> tuple[float, float] | None:
-    """Forward and backward gain for the activation after the layer; ``None`` where a normalisation sets the scale."""
+    """Forward and backward gain for the activation after the layer; ``None`` if a normalisation sets the scale."""
     if isinstance(call.module, nn.RNN | nn.RNNCell):
         function: Function | None = torch.relu if call.module.nonlinearity == "relu" else torch.tanh
     elif isinstance(call.module, nn.RNNBase | nn.RNNCellBase):
@@ -321,7 +320,7 @@ def _functional(name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> 
     if base is None or name == "rrelu" or any(tensor.numel() > 1 for tensor in tensors):
         return None
     settings = tuple(value.detach().double() if isinstance(value, Tensor) else value for value in args)
-    # nothing in place: the nodes of the integral are used again
+    # without inplace=True, because the nodes of the integral are used again
     settings = (
         settings[:0] if name in {"relu", "relu6", "selu", "silu", "mish", "hardswish", "hardsigmoid"} else settings
     )

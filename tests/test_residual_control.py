@@ -77,7 +77,7 @@ def test_wider_norms_damp_branches() -> None:
 
 def test_refusals() -> None:
     model, x = stack(0.1)
-    with pytest.raises(InputError, match="needs to know the blocks"):
+    with pytest.raises(InputError, match="found no choice of blocks"):
         residual_control(model, x)
     with pytest.raises(InputError, match="expected equal shapes"):
         residual_control(nn.Sequential(nn.Linear(6, 3)), x.float(), types=nn.Linear)
