@@ -86,10 +86,10 @@ def depth(setting: Setting) -> Record:
             for row, printed in rows.items()
         ]
     else:
-        tau, pairs, duels, rates = 3e-4, [], [], DEPTH_RATES
+        pairs, duels = [], []
         base = Trial("digits-images", "momentum", 0, 0, setting.budget(8), BATCH)
-        if setting.scale == "fetched":
-            tau, rates = 3e-7, RATES
+        tau = 3e-7 if setting.scale == "fetched" else 3e-4
+        rates = RATES if setting.scale == "fetched" else DEPTH_RATES
         for layers in DEPTHS:
             plain = f"{layers} layers"
             if setting.scale == "fetched":
