@@ -36,7 +36,7 @@ def others(folder: Path) -> str:
         for entry in record.get("head_to_head", ()) if isinstance(record, dict) else ():
             file = f"[{path.name}](data/{path.name})"
             rows.append([entry["against"], entry["what"], entry["ours"], entry["theirs"], file])
-    return section("Beside other tools", ["other", "what was measured", "pathspace", "the other", "record"], rows)
+    return section("Other tools", ["other tool", "what was measured", "pathspace", "the tool", "record"], rows)
 
 
 def optimizers(path: Path) -> str:
@@ -46,8 +46,8 @@ def optimizers(path: Path) -> str:
          f"{claim['corrected']:.2g}", claim["verdict"]]
         for claim in (read(path) or {}).get("claims", ())
     ]  # fmt: skip
-    heads = ["statement", "how much lower the test loss is (95 % interval)", "p after Holm", "verdict"]
-    return section("Beside AdamW", heads, rows)
+    heads = ["statement", "reduction of the test loss (95 % interval)", "p after Holm", "verdict"]
+    return section("Optimizers", heads, rows)
 
 
 def steps(path: Path) -> str:
@@ -62,7 +62,7 @@ def steps(path: Path) -> str:
         )
         for row in record.get(part, ())
     ]
-    return section("Time of a training step", ["ratio of", "model", "times"], rows)
+    return section("Time of a training step", ["optimizers", "model", "ratio of times"], rows)
 
 
 def rounded(path: Path) -> str:
@@ -75,7 +75,7 @@ def rounded(path: Path) -> str:
         [row["model"], str(row["bits"]), row["per"], *(f"{row[way]:.1f}" if way in row else "-" for way in ways)]
         for row in rows
     ]
-    return section("Rounded weights, signal to noise in dB", ["model", "bits", "step per", *ways], body)
+    return section("Rounded weights: ratio of signal to noise in dB", ["model", "bits", "one step per", *ways], body)
 
 
 def section(title: str, heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:

@@ -87,8 +87,8 @@ def page(data: dict[str, Any]) -> str:
     lines = [
         "# Versions",
         "",
-        "A selection of the tests, run on the oldest versions that `pyproject.toml` allows, on a middle torch and on",
-        "the newest one. `make matrix` runs it and writes this page.",
+        "A selection of the tests was run on the oldest versions that `pyproject.toml` allows, on the newest torch,",
+        "and on a torch between them. `make matrix` runs it and writes this page.",
         "",
         "| | " + " | ".join(columns) + " |",
         rule,
@@ -96,14 +96,14 @@ def page(data: dict[str, Any]) -> str:
     ]
     for package in SHOWN:
         lines.append(f"| {package} | " + " | ".join(data[name]["versions"][package] or "-" for name in columns) + " |")
-    lines += ["", "What ran:", "", "| | " + " | ".join(columns) + " |", rule]
+    lines += ["", "Results:", "", "| | " + " | ".join(columns) + " |", rule]
     for step in STEPS:
         lines.append(f"| {step} | " + " | ".join(verdict(data[name]["steps"].get(step)) for name in columns) + " |")
     lines += [
         "",
-        "torch 2.6 was tried and is refused: its `torch.export` does not capture `nn.RNN`, `nn.LSTM` and other modules",
-        "that keep a list of their weights. Versions between it and the lower bound were not tried; the whole test",
-        "suite runs on the version that `constraints.txt` names.",
+        "torch 2.6 does not work: its `torch.export` cannot capture `nn.RNN`, `nn.LSTM` and other modules that keep a",
+        "list of their weights. Versions between 2.6 and the lower bound were not tried. The whole test suite runs on",
+        "the version in `constraints.txt`.",
     ]
     return "\n".join(lines) + "\n"
 

@@ -25,13 +25,16 @@ MODELS = ("small_rnn", "stacked_rnn", "recurrent_cnn_96", "residual_cnn")
 BOUND = 1.02
 HEAD = """# On a GPU
 
-`make gpu` runs the optimizers' tests and whole training steps on a GPU, and writes one file, `docs/data/gpu.json`, of
-which this page is made.
+`make gpu` tests the optimizers on a GPU, measures whole training steps there, and writes the results to
+`docs/data/gpu.json`. This page is made from that file.
 """
 NOTHING = """
-**Not measured.** No GPU was at hand. What is checked without one: the kernels under Triton's interpreter against the
-steps on whole tensors, their compilation for a GPU of compute capability 9.0, four launches per step whatever the
-number of tensors, and that no hot path asks the device for a number.
+**Not measured.** No GPU was available. Without a GPU, the tests check that
+
+* the kernels, in Triton's interpreter, give the same results as the steps on whole tensors;
+* the kernels compile for a GPU of compute capability 9.0;
+* a step launches four kernels, whatever the number of tensors;
+* code that runs at every step never waits for a number from the device.
 """
 
 
