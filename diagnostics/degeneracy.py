@@ -17,7 +17,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from pathspace import ReductionGraph, trace
 from pathspace.diagnostics.feature_spaces import added_vectors, feature_spaces
-from pathspace.diagnostics.layers import in_double, safe_deepcopy, unchanged
+from pathspace.diagnostics.layers import differentiating, in_double, safe_deepcopy, unchanged
 from pathspace.diagnostics.symmetries import Attribution, Symmetry, attribute
 from pathspace.diagnostics.tables import Table
 from pathspace.diagnostics.weight_norms import Straight
@@ -182,7 +182,8 @@ def degeneracy(
         rows = min(outputs.numel(), total + 10 if exact else max_rows)
         sketch = None if exact else 2 * rows + 50
         tested = None if exact or directions is None else _combined(directions, 2 * rows + 50, seed)
-        matrix, squares, moved = _rows(outputs, list(parameters.values()), rows, sketch, tested, seed)
+        with differentiating(model):
+            matrix, squares, moved = _rows(outputs, list(parameters.values()), rows, sketch, tested, seed)
     if not np.isfinite(matrix).all():
         raise UnsupportedError(
             f"Derivatives of {type(model).__name__} are not finite on these data, so they have no rank; check for an "

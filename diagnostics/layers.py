@@ -18,10 +18,11 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves, tree_map
 
 from pathspace.capture import check_capturable, describe, first_line
-from pathspace.errors import CaptureError, InputError, InputTypeError, UnsupportedError
+from pathspace.errors import CaptureError, InputError, InputTypeError, PathspaceError, UnsupportedError
 from pathspace.inference.registry import facts_of
 from pathspace.inputs import arranged
 from pathspace.nested import leaves
+from pathspace.refusals import no_derivative
 from pathspace.without_values import require_values
 
 Names = str | Sequence[str] | None
@@ -359,10 +360,14 @@ def differentiating(model: nn.Module) -> Iterator[None]:
     """Replace errors of the backward pass by one sentence."""
     try:
         yield
-    except RuntimeError as error:
+    except PathspaceError:
+        raise
+    except Exception as error:
+        kept = "second time" in str(error)
+        advice = "a model that keeps results between runs must drop them, and must be built again"
         raise UnsupportedError(
-            f"{type(model).__name__} cannot be differentiated: {first_line(error)}; a model that keeps results "
-            f"between runs must drop them, and must be built again."
+            f"{type(model).__name__} cannot be differentiated: {no_derivative(error)}"
+            f"{f'; {advice}' if kept else '; call its backward pass by itself to see why'}."
         ) from error
 
 
@@ -371,7 +376,9 @@ def in_double(model: nn.Module) -> Iterator[None]:
     """Replace errors of a model in float64, which some of torch's kernels do not support, by one sentence."""
     try:
         yield
-    except (RuntimeError, TypeError, ValueError) as error:
+    except PathspaceError:
+        raise
+    except Exception as error:
         raise CaptureError(
             f"{type(model).__name__} raised {type(error).__name__} in float64, which this diagnostic needs: "
             f"{first_line(error)}; use an implementation of that operation with float64."

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from pathspace.diagnostics.layers import Call, Names, Run, Types, observe, rademacher, select
+from pathspace.diagnostics.layers import Call, Names, Run, Types, differentiating, observe, rademacher, select
 from pathspace.diagnostics.meanfield import Function, gains
 from pathspace.diagnostics.tables import Estimate, Table
 from pathspace.diagnostics.theory import BATCH_NORMS, CONVOLUTIONS, ELEMENTWISE, expected_gain
@@ -117,7 +117,8 @@ def signal(
     if probes is None:
         probes = 2 if sum(call.output.numel() for call in run.calls) > 10_000_000 else 8
     generator = torch.Generator().manual_seed(seed)
-    back, alive = _from_output(run, probes, generator)
+    with differentiating(model):
+        back, alive = _from_output(run, probes, generator)
     rows = []
     for i, call in enumerate(run.calls):
         vjp, forward, remarks, own = _own_gains(call, probes, jvp, generator)

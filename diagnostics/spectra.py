@@ -12,7 +12,7 @@ import torch
 from scipy.sparse.linalg import LinearOperator
 from torch import Tensor, nn
 
-from pathspace.diagnostics.layers import observe, select
+from pathspace.diagnostics.layers import differentiating, observe, select
 from pathspace.diagnostics.tables import Estimate
 from pathspace.errors import AT_LEAST_1, COUNT, SEED, InputError, UnsupportedError, expect_arguments, expect_numbers
 
@@ -202,7 +202,8 @@ def jacobian(
     if start is None and not run.inputs:
         raise InputError("jacobian found no floating-point input; name the layer to start from, such as an embedding.")
     source = run.inputs[0] if start is None else calls[start][0].sink
-    return Jacobian(run.output if end is None else calls[end][-1].output, source)
+    with differentiating(model):
+        return Jacobian(run.output if end is None else calls[end][-1].output, source)
 
 
 def trace_k(operator: LinearOperator, probes: int = 32, method: str = "hutchinson", seed: int = 0) -> Estimate:

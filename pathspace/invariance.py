@@ -461,9 +461,9 @@ def measure(
                     if wrong:
                         unbalanced = None
                         no_gradient = f"detached or of its own: the gradient of {wrong} is not the function's"
-            except RuntimeError as error:
-                # a model that cannot be differentiated (it overwrites what its backward pass needs) can still be
-                # rescaled
+            except Exception as error:
+                # a model that cannot be differentiated (it overwrites what its backward pass needs, or that raises) can
+                # still be rescaled
                 no_gradient = no_derivative(error)
     worst = max(exact, unbalanced or 0.0)
     words = f"outputs differ by {exact:.1e} after random rescaling by up to {2**largest}"

@@ -59,7 +59,9 @@ def pivots(known: csr_array) -> np.ndarray:
     return np.sort(np.concatenate([np.zeros(0, np.int64), *chosen]))
 
 
-def smallest(matrix: Tensor, zero: float, seed: int = 0, block: int = 24, most: int = 400) -> tuple[Tensor, Tensor]:
+def smallest(
+    matrix: Tensor, zero: float, seed: int = 0, block: int = 24, most: int | None = None
+) -> tuple[Tensor, Tensor]:
     """The smallest singular values of a square matrix, relative to the largest, and their right singular vectors.
 
     Block inverse iteration with an LU factorisation: ``n^3 2/3`` operations. More values are looked at while all are
@@ -70,7 +72,7 @@ def smallest(matrix: Tensor, zero: float, seed: int = 0, block: int = 24, most: 
         zero: what counts as zero.
         seed: seed of the first vectors.
         block: how many values are looked at first.
-        most: how many at most.
+        most: how many at most; all of them by default.
 
     Returns:
         The values in ascending order, ``(k,)``, and the vectors, ``(n, k)``.
@@ -92,7 +94,7 @@ def smallest(matrix: Tensor, zero: float, seed: int = 0, block: int = 24, most: 
         part += 1e-11 * top / size**0.5 * torch.randn(part.shape, generator=generator, dtype=torch.float64)
     factors, order, _ = lapack.dgetrf(matrix.clone().numpy().T, overwrite_a=True)
     while True:
-        count = min(block, size)
+        count = min(block, size if most is None else most, size)
         basis = torch.linalg.qr(torch.randn(size, count, generator=generator, dtype=torch.float64)).Q
         for _ in range(8):
             # (the factors are those of the transpose)
@@ -102,7 +104,7 @@ def smallest(matrix: Tensor, zero: float, seed: int = 0, block: int = 24, most: 
             basis = torch.linalg.qr(whole).Q
         _, values, inner = torch.linalg.svd(matrix @ basis, full_matrices=False)
         vectors, relative = basis @ inner.T.flip(1), values.flip(0) / top
-        if count == size or count >= most or bool((relative > zero).any()):
+        if count in (size, most) or bool((relative > zero).any()):
             return relative, vectors
         block *= 4
 

@@ -55,8 +55,13 @@ def no_derivative(error: BaseException) -> str:
     said = str(error)
     if "found Double" in said or "to have the same dtype" in said:
         return "one of its operations takes no float64, as those of fake quantisation do not"
-    if "returned an invalid gradient" in said or "incorrect number of gradients" in said:
+    if any(
+        words in said
+        for words in ("returned an invalid gradient", "incorrect number of gradients", "expected Variable")
+    ):
         return "the backward pass of one of its autograd functions returns gradients of another number or shape"
+    if not isinstance(error, RuntimeError):
+        return f"its backward pass raises {type(error).__name__} {user_frame(error)}: {first_line(error)}"
     return first_line(error)
 
 

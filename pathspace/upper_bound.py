@@ -36,20 +36,22 @@ from pathspace.samples import AT_ONCE, NOTHING, Sampler
 from pathspace.sizes import Inputs
 from pathspace.stand_in import repeatable, stand_in
 
-# limits on the number of log-scales beside the known null vectors: for any factorisation (MOST_SCALES), for one of all
-# samples (MOST_ORTHOGONAL), for all singular values (MOST_VALUES)
+# limits on the number of log-scales beside the known null vectors: for any factorisation (MOST_SCALES), for all
+# singular values (MOST_VALUES)
 MOST_SCALES = 20_000
 # above FAR * MOST_SCALES, scalars without effect are not even searched for
 FAR = 2
-MOST_ORTHOGONAL = 4_000
 MOST_VALUES = 1_500
+# numbers of singular values below the limit: enough to ask for more samples, and counted at most in a large matrix
+ENOUGH, MOST_ZERO = 24, 384
 # processor time of the samples
 MOST_SECONDS = 600.0
 # singular values below this, relative to the largest, count as zero: errors make the bound larger, never smaller
 ZERO = 1e-8
 # smallest column norm, relative to the largest, that is normalised; rounding errors must be much smaller
 EVEN = 1e-5
-MARGIN = 12
+# samples beyond the number of columns; in a large matrix as a share of it, because a square one is ill-conditioned
+MARGIN, SHARE = 12, 0.25
 ROUNDS = 3
 # smallest number of draws of weights and inputs
 DRAWS = 12
@@ -197,8 +199,8 @@ def _sampler(
             cut = _numbers(examples[0]) < _numbers(given)
             if sampler.rows and not (cut and not sampler.covers(given)) and not sampler.misled(units):
                 break
-        except (RuntimeError, ValueError) as error:
-            # the model does not run at these sizes
+        except Exception as error:
+            # the model does not run at these sizes, or its own backward pass raises
             sampler.problem = f"the model cannot be differentiated ({no_derivative(error)})"
     return sampler
 
@@ -238,16 +240,16 @@ def _bounded(scales: Family, units: csr_array, sampler: Sampler, most_seconds: f
             raise _Refused("its gradients are not those of its function (detached, or of its own backward pass)")
         places = torch.nonzero(used)[:, 0][rest]
         rows = _rows(sampler, column, used, places, units, most_seconds - (time.thread_time() - start))
-        values, vectors = _smallest(rows, sampler.seed)
-        for _ in range(ROUNDS - 1):
-            if not bool((values < ZERO).any()) or time.thread_time() - start > most_seconds / 2:
+        for number in range(ROUNDS):
+            last = number == ROUNDS - 1 or time.thread_time() - start > most_seconds / 2
+            values, vectors = _smallest(rows, sampler.seed, last)
+            if last or not bool((values < ZERO).any()):
                 break
             more = _rows(sampler, column, used, places, units, most_seconds, max(MARGIN, len(rows) // 2))
             rows = torch.cat([rows, more])
-            values, vectors = _smallest(rows, sampler.seed)
-    except ValueError as error:
+    except (_Refused, ValueError) as error:
         raise _Refused(str(error)) from None
-    except RuntimeError as error:
+    except Exception as error:
         raise _Refused(f"the model cannot be differentiated ({no_derivative(error)})") from None
     free = values < ZERO
     independent = len(pivots(units))
@@ -287,7 +289,8 @@ def _rows(
     count: int | None = None,
 ) -> Tensor:
     """Enough samples of the derivatives with respect to the log-scales that are not pivots."""
-    count = len(places) + MARGIN if count is None else count
+    if count is None:
+        count = len(places) + max(MARGIN, int(SHARE * len(places)) if len(places) > MOST_VALUES else 0)
     found, blocks, idle = 0, [torch.zeros(0, len(places), dtype=torch.float64)], 0
     start, most = time.thread_time(), max(2, min(AT_ONCE, count // DRAWS))
     while found < count:
@@ -307,36 +310,34 @@ def _rows(
     return torch.cat(blocks)
 
 
-def _smallest(rows: Tensor, seed: int) -> tuple[Tensor, Tensor]:
-    """The smallest singular values (or all, if that is fast) relative to the largest, and their vectors."""
+def _smallest(rows: Tensor, seed: int, last: bool) -> tuple[Tensor, Tensor]:
+    """The smallest singular values (or all, if that is fast) relative to the largest, and their vectors.
+
+    Args:
+        rows: samples.
+        seed: seed of the first vectors of an iteration.
+        last: whether all that count as zero are needed, or a few.
+
+    Raises:
+        ValueError: too many values count as zero.
+    """
     count = rows.shape[1]
     if not count:
         return torch.ones(0, dtype=torch.float64), torch.zeros(0, 0, dtype=torch.float64)
     # normalise columns, so that a column of small entries does not count as zero
     size = rows.norm(dim=0)
     size = size.clamp_min(EVEN * float(size.max()) or 1.0)
-    rows = rows / size
-    rows /= rows.norm(dim=1, keepdim=True).clamp_min(1e-300)
-    values, vectors = _decomposed(rows, seed)
-    return values, vectors / size[:, None]
-
-
-def _decomposed(rows: Tensor, seed: int) -> tuple[Tensor, Tensor]:
-    """Singular values relative to the largest, and right singular vectors; the rows are changed."""
-    count = rows.shape[1]
+    triangle = rows / size
+    triangle /= triangle.norm(dim=1, keepdim=True).clamp_min(1e-300)
+    triangle = torch.linalg.qr(triangle, mode="r").R
     if count <= MOST_VALUES:
-        _, values, vectors = torch.linalg.svd(torch.linalg.qr(rows, mode="r").R)
-        return values / values[0].clamp_min(1e-300), vectors.T
-    if count <= MOST_ORTHOGONAL:
-        return smallest(torch.linalg.qr(rows, mode="r").R, ZERO, seed)
-    square, more = rows[:count], rows[count:]
-    if len(more):
-        # (a sum of samples is a sample.) Add a multiple of further samples to each, because some have small rank
-        generator = torch.Generator().manual_seed(seed)
-        shares = torch.randn(count, 1, generator=generator, dtype=torch.float64)
-        for places in torch.arange(count).split(1024):
-            square[places] += shares[places] * more[places % len(more)]
-    return smallest(square, ZERO, seed)
+        _, values, vectors = torch.linalg.svd(triangle)
+        values, vectors = values / values[0].clamp_min(1e-300), vectors.T
+    else:
+        values, vectors = smallest(triangle, ZERO, seed, ENOUGH, MOST_ZERO if last else ENOUGH)
+        if last and len(values) < count and not bool((values > ZERO).any()):
+            raise ValueError(f"more than {len(values)} of {count:,} singular values are next to zero")
+    return values, vectors / size[:, None]
 
 
 __all__ = ["UpperBound", "upper_bound"]
