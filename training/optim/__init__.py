@@ -8,7 +8,7 @@ from pathspace.training.optim.initial import init_skeleton
 from pathspace.training.optim.path_sgd import PathNorm, PathSGD
 from pathspace.training.optim.simple import EMASGD, RescaleSGD, SignProp
 
-# moments of gradients by path values, which have no scale
+# moments of gradients with respect to path values, which no rescaling changes
 register_transport(GAdam, {"exp_avg": 0, "exp_avg_sq": 0})
 
 __all__ = ["EMASGD", "GSGD", "GAdam", "GaugeFixed", "PathNorm", "PathSGD", "RescaleSGD", "SignProp", "init_skeleton"]

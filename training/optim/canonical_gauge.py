@@ -1,14 +1,16 @@
-r"""One representative of every orbit of the gauge: balanced, and of fixed norm where nothing could be balanced.
+r"""One representative of every orbit of the gauge: balanced units, and fixed norms for units that cannot be balanced.
 
-With ``E_k`` the squares of the weights that enter a unit and ``L_k`` of those that leave it, a canonical network has
+With ``E_k`` the sum of squares of the weights that enter a unit and ``L_k`` of those that leave it, a canonical network
+has
 
 * ``E_k = L_k`` for every unit with both sides;
-* ``mean over tensors of log(E_k / target) = 0`` where nothing leaves (a normalisation follows, whose output does not
-  see the scale; or all that leaves is 0, as in a fresh adapter), over the tensors of two dimensions and more;
-* the same with ``L_k`` where nothing enters.
+* ``mean over tensors of log(E_k / target) = 0``, over tensors with two or more dimensions, for a unit without leaving
+  weights (a normalisation follows, whose output does not depend on the scale) or with leaving weights that are all 0
+  (as in a fresh adapter);
+* the same with ``L_k`` for a unit without entering weights.
 
 For given ``E_k`` of the second kind this is the minimum of ``sum_e w_e^2 exp(2 (A phi)_e) - 2 c . phi``, a convex
-programme; an outer loop finds the ``c`` that belong to the targets.
+programme; an outer loop finds the ``c`` for the targets.
 """
 
 from __future__ import annotations
@@ -32,21 +34,21 @@ NORMS = ("unit", "tensor", "initial")
 BALANCED, ENTERED, LEFT, KEPT = 0, 1, -1, 2
 _KINDS = {NOTHING_LEAVES: ENTERED, ZEROS_LEAVE: ENTERED, NOTHING_ENTERS: LEFT, ZEROS_ENTER: LEFT, ALL_ZERO: KEPT}
 ROUNDS = 100
-# of the solution; what is left is rounding
+# tolerance of the solution, about the rounding error
 TOLERANCE = 1e-13
 ENOUGH = 1e-9
 
 
 @dataclass(frozen=True, eq=False)
 class Side:
-    """One end of the edges of a tensor: what one sum of squares is taken over for every entry.
+    """One end of the edges of a tensor, with one sum of squares for every entry.
 
     Attributes:
         name: the tensor.
-        ids: heads or tails, broadcastable to the tensor; other sizes than 1 are not summed over.
+        ids: heads or tails, broadcastable to the tensor; sums go over the dimensions of size 1.
         sign: 1 for heads, -1 for tails.
         unused: scalars that are not edges.
-        shift: what the model adds to the tensor.
+        shift: the constant that the model adds to the tensor.
     """
 
     name: str
@@ -61,10 +63,10 @@ class Side:
         if self.unused is not None:
             value = value.masked_fill(self.unused.to(value.device), 0)
         dims = [d for d, (n, size) in enumerate(zip(self.ids.shape, value.shape, strict=True)) if n == 1 < size]
-        # a norm in a half-size type would carry its rounding into the scales
+        # in float32 at least, because scales would inherit rounding errors
         kind = torch.promote_types(value.dtype, torch.float32)
         if 0 in dims and value.dtype == kind and value.is_contiguous() and value.device.type == "cpu":
-            # ten times as quickly as a norm along the first dimension
+            # ten times faster than a norm along the first dimension
             rows = value.view(len(value), -1)
             found = by_column(rows, rows, max(1, CACHED // max(rows.shape[1], 1))).view(1, *value.shape[1:])
             return found.sum(dims[1:], keepdim=True).double() if dims[1:] else found.double()
@@ -73,7 +75,7 @@ class Side:
 
 
 def sides(graph: Structure) -> list[Side]:
-    """All sides of all tensors at which there are units."""
+    """All sides of tensors with units."""
     result = []
     for block in graph.blocks:
         tail, head = graph.beyond.get(block.name, (block.tail, block.head))
@@ -85,12 +87,12 @@ def sides(graph: Structure) -> list[Side]:
 
 @dataclass(frozen=True, eq=False)
 class Incidence:
-    """Which units the entries of some sides belong to.
+    """The units of the entries of some sides.
 
     Attributes:
         unit: units, counted from 0.
-        entry: place in the concatenation of all entries.
-        power: by which power of the unit's scale a rescaling multiplies the weights of the entry.
+        entry: position in the concatenation of all entries.
+        power: power of the unit's scale by which a rescaling multiplies the weights of the entry.
     """
 
     unit: np.ndarray
@@ -109,12 +111,12 @@ def incidence(graph: Structure, chosen: list[Side]) -> Incidence:
 
 @dataclass(frozen=True, eq=False)
 class Canonical:
-    """What the canonical representative is.
+    """The canonical representative.
 
     Attributes:
-        kinds: of every unit: balanced, of fixed norm by what enters or by what leaves, or left as it is.
-        phi: log-scales that lead to it, ``(H,)``.
-        targets: side (place in :func:`sides`) -> the squares that its entries are to have, 0 for those without a vote.
+        kinds: the kind of every unit: balanced, fixed norm of the entering or of the leaving weights, or unchanged.
+        phi: log-scales from the current to the canonical gauge, ``(H,)``.
+        targets: side (position in :func:`sides`) -> target squares of its entries, 0 for entries that are not used.
     """
 
     kinds: np.ndarray
@@ -123,9 +125,9 @@ class Canonical:
 
 
 def nominal(side: Side, shape: tuple[int, ...]) -> Tensor:
-    """Squares of an entry as torch's default initialisation has them in expectation: ``1 / (3 inputs)`` by weight.
+    """Expected squares of an entry under torch's default initialisation: ``1 / (3 inputs)`` for each weight.
 
-    Tensors of one dimension (gains, biases) count 1 for each.
+    For tensors of one dimension (gains, biases) it is 1 for each scalar.
     """
     edges = torch.ones((), dtype=torch.float64).expand(shape)
     count = Side(side.name, side.ids, side.sign, side.unused, 0.0).squares(edges)
@@ -139,11 +141,11 @@ def canonical(graph: Structure, tensors: Mapping[str, Tensor], norms: str = "uni
     Args:
         graph: the reduction graph.
         tensors: its parameters by name.
-        norms: what is fixed where nothing can be balanced: ``unit``, the norm of every unit at that of torch's default
-            initialisation; ``tensor``, that of every tensor; ``initial``, the norm of every unit as it is now.
+        norms: the fixed norms of units that cannot be balanced: ``unit``, the norm of every unit under torch's default
+            initialisation; ``tensor``, that of every tensor; ``initial``, the current norm of every unit.
 
     Raises:
-        InputError: weights that are not finite, an unknown name, or no solution found.
+        InputError: weights are not finite, ``norms`` is unknown, or no solution is found.
     """
     if norms not in NORMS:
         raise InputError(f"GaugeFixed found norms={norms!r}, expected one of {', '.join(NORMS)}.")
@@ -179,7 +181,7 @@ def canonical(graph: Structure, tensors: Mapping[str, Tensor], norms: str = "uni
 
 
 class _Votes:
-    """How far units of fixed norm are from it, by the tensors that have a say."""
+    """The deviation of units with a fixed norm from their targets, averaged over tensors."""
 
     def __init__(self, graph: Structure, chosen: list[Side], tensors: Mapping[str, Tensor], norms: str) -> None:
         self.graph, self.sides, self.norms = graph, chosen, norms
@@ -191,7 +193,7 @@ class _Votes:
         self.count, self.expected = np.zeros(graph.num_units), np.zeros(graph.num_units)
 
     def squares(self, number: int, phi: np.ndarray) -> np.ndarray:
-        """Squares of the entries of a side, after a rescaling."""
+        """Squares of the entries of a side after a rescaling."""
         side = self.sides[number]
         value = self.tensors[side.name]
         logs = torch.from_numpy(self.graph.expand @ np.concatenate([[0.0], phi]))
@@ -201,7 +203,7 @@ class _Votes:
         return Side(side.name, side.ids, side.sign, side.unused, 0.0).squares(value).reshape(-1).numpy()
 
     def deviation(self, phi: np.ndarray) -> np.ndarray:
-        """Mean logarithm of squares over target, for every unit."""
+        """Mean of ``log(squares / target)`` for every unit."""
         total = np.zeros(self.graph.num_units)
         for number, target in self.targets.items():
             some = target > 0
@@ -218,13 +220,13 @@ def _heads_of_groups(
     kinds: np.ndarray,
     groups: Mapping[int, tuple[int, np.ndarray]],
 ) -> dict[int, set[str]]:
-    """Of every group of units that weights only enter, or only leave, give one unit a fixed norm.
+    """Give one unit a fixed norm in every group of units that weights only enter, or only leave.
 
-    It is the first at which such weights lie that are not all 0; all others can be balanced then. (A residual branch
-    around a norm that follows is such a group.)
+    It is the first unit with such weights that are not all 0; all others can then be balanced. (A residual branch
+    before a norm is such a group.)
 
     Returns:
-        Unit -> the tensors within its group, which do not see the scale of the group.
+        Unit -> the tensors inside its group, which do not depend on the scale of the group.
     """
     inside: dict[int, set[str]] = {}
     for kept, (sign, members) in groups.items():
@@ -252,7 +254,7 @@ def _votes(
     norms: str,
     within: Mapping[int, set[str]],
 ) -> _Votes:
-    """Who votes: sides of matrices at the unit; where none has squares other than 0, the vector that has the most."""
+    """The sides that determine a unit's norm: those of matrices, or if all of these are 0, the largest vector."""
     result = _Votes(graph, chosen, tensors, norms)
     zero = np.zeros(graph.num_units)
     for vectors in (False, True):

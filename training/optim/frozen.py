@@ -1,8 +1,8 @@
-"""Weights that are not to move: which path values stay with them.
+"""Frozen weights, and the path values that are constant because of them.
 
-The derivative by the logarithm of ``p_k`` sums over the edges that a step on ``p_k`` would change: those of ``T_in``
-alone that enter ``k``, and those not on ``T_out`` that leave it. Where one of them is frozen, its part of the sum is
-unknown, and the step would change it; so ``p_k`` stays, ``R_k = 1``, and frozen weights keep their values exactly.
+The derivative with respect to the logarithm of ``p_k`` is a sum over the edges that a step on ``p_k`` changes: those of
+``T_in`` alone that enter ``k``, and those outside ``T_out`` that leave it. If one of them is frozen, its term is
+unknown, and the step would change it; so ``p_k`` is constant, ``R_k = 1``, and frozen weights keep their exact values.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from pathspace.training.optim.layout import ids_at, tree_edges
 
 
 def held_chains(skeleton: Skeleton, frozen: Iterable[int], count: int) -> np.ndarray:
-    """Which chains stay as they are.
+    """Mask of the chains with constant path values.
 
     Args:
         skeleton: the skeleton.

@@ -1,4 +1,4 @@
-"""A step on path values in four launches: every tensor described once, in tables that the kernels walk."""
+"""A step on path values in four kernel launches, with tables that describe all tensors."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from pathspace.training.optim.space import Groups, PathSpace, Slot
 State = Mapping[Tensor, dict[str, Any]]
 TYPES = {torch.float64: 0, torch.float32: 1, torch.bfloat16: 2, torch.float16: 3}
 KINDS = {PLAIN: 0, DYNAMIC: 1, STATIC: 2}
-# rows that one program works on, and how many of them at once; columns of a program
+# rows of one program, rows processed together, and columns of one program
 ROWS, AT_ONCE, BLOCK = 128, 8, 128
 
 
 def check_device(owner: str, device: torch.device) -> None:
-    """Refuse kernels where nothing can run them.
+    """Check that the kernels can run.
 
     Raises:
-        UnsupportedError: there is no Triton, or the weights are on another device than CUDA's.
+        UnsupportedError: Triton is not installed, or the weights are not on a CUDA device.
     """
     if device.type != "cuda" and os.environ.get("TRITON_INTERPRET") != "1":
         raise UnsupportedError(
@@ -39,10 +39,10 @@ def check_device(owner: str, device: torch.device) -> None:
 
 
 class Table:
-    """Numbers on a device that the host writes again only where they have changed, without waiting.
+    """Numbers on a device, which the host updates only if they change, without waiting.
 
     Args:
-        tensor: where they are.
+        tensor: the memory of the table.
     """
 
     def __init__(self, tensor: Tensor) -> None:
@@ -57,7 +57,7 @@ class Table:
             if self.tensor.is_cuda:
                 host = host.pin_memory()
                 if torch.cuda.is_current_stream_capturing():
-                    # a captured copy reads it again at every replay
+                    # a captured copy reads this memory again at every replay
                     self._captured.append(host)
             self.tensor.copy_(host, non_blocking=True)
             self._rows = rows
@@ -65,12 +65,12 @@ class Table:
 
 
 def address(ids: Tensor, part: Part, taps: int = 1) -> tuple[int, int, int] | None:
-    """How ids are found from row and column: ``row * stride + column // taps % period``; ``None`` if they are not.
+    """Position of ids from row and column: ``row * stride + column // taps % period``; ``None`` if impossible.
 
     Args:
-        ids: broadcastable to the part's view once they are spread over the taps.
-        part: how the tensor is laid out.
-        taps: columns that follow each other with the same id.
+        ids: ids that broadcast to the part's view after repetition over the taps.
+        part: layout of the tensor.
+        taps: number of consecutive columns with the same id.
     """
     shape, view = ids.shape, part.view
     if ids.numel() == 1:
@@ -92,8 +92,8 @@ class Fused:
 
     Args:
         space: the path space.
-        kept: the vectors that are kept by chain, and by tensor.
-        chains: names of those that are moments of chains.
+        kept: the stored vectors by chain, and by tensor.
+        chains: names of those vectors that are moments of chains.
         buffers: names of the moments of tensors.
         block: columns of one program.
 
@@ -115,7 +115,7 @@ class Fused:
         check_device(space.owner, space.device)
         if space.manner.relative:
             raise UnsupportedError(f"{space.owner} found fused=True with relative=True, expected one; leave one out.")
-        # slow to import, and only for those who use it
+        # (slow to import)
         from pathspace.training.optim import triton_kernels
 
         self.kernels, self.space, self.kept, self.buffers, self.block = triton_kernels, space, kept, buffers, block
@@ -126,7 +126,7 @@ class Fused:
         layout, device, count = space.layout, space.device, space.layout.count
         vectors = space.vectors
         self.total = torch.zeros(count, dtype=torch.float64, device=device)
-        # where all signs are +1, nobody reads them
+        # (not read if all signs are +1)
         self.signs = self.total if layout.signs is None else layout.signs
         alike = torch.full((count,), space.one_group or 0, device=device)
         self.groups = (alike if space.group_index is None else space.group_index).to(torch.int32)
@@ -137,7 +137,7 @@ class Fused:
         self._held: Tensor | None = None
 
     def _describe(self) -> None:
-        """The table of numbers, the programs of each kernel, and where factors by head and by tail lie."""
+        """Build the table of numbers, the programs of each kernel, and the positions of factors by head and by tail."""
         numbers, tiles, sums, edges = [], [], [], []
         heads = tails = 1
         self._head_slots: list[tuple[Slot, slice]] = []
@@ -194,7 +194,7 @@ class Fused:
         """Whether a tensor has factors by head."""
         return slot.part.kind != PLAIN and (slot.head is not None or self.space.manner.cap is not None)
 
-    # --- what may change from step to step
+    # --- values that can change between steps
 
     def _upload(self, name: str, rows: list[Any], dtype: torch.dtype = torch.int64) -> Tensor:
         """A table of this name with these rows."""
@@ -209,7 +209,7 @@ class Fused:
             lr, betas = group["lr"], group.get("betas", (0.0, 0.0))
             result.append(
                 [
-                    # of a tensor, the first kernel fetches the number
+                    # (the first kernel reads a learning rate that is a tensor)
                     0.0 if isinstance(lr, Tensor) else float(lr),
                     float(group["weight_decay"]),
                     float(group["maximize"]),
@@ -230,7 +230,7 @@ class Fused:
         return [[lr.data_ptr(), TYPES[lr.dtype]] if isinstance(lr, Tensor) else [0, 0] for lr in lrs]
 
     def _prepare(self) -> None:
-        """Follow what others have changed: constants of a step, and which chains stay."""
+        """Update constants of a step and the mask of constant chains if they have changed."""
         space = self.space
         if self._constants != space.constants:
             self.limits = self.space.vectors.factor if space.limits is None else space.limits
@@ -246,7 +246,7 @@ class Fused:
             self._by_chain[3] = 0 if self._held_numbers is None else self._held_numbers.data_ptr()
 
     def _pointers(self, groups: Groups, state: State, grads: Sequence[Tensor | None]) -> list[list[int]]:
-        """Addresses of weights, gradients and moments, which are made where there are none; 0: left alone."""
+        """Addresses of weights, gradients and moments, which are created if needed; 0 for tensors that do not move."""
         rows = []
         for slot, grad in zip(self.space.slots, grads, strict=True):
             if slot.idle:
@@ -259,7 +259,7 @@ class Fused:
                     mine[name], fresh = torch.zeros_like(slot.parameter), 1
             moments = [self.space.moments(slot, mine, name).data_ptr() if wanted else 0 for name in self.buffers]
             gradient = 0 if grad is None else grad.data_ptr()
-            # (a device that holds nothing of a tensor counts its steps all the same)
+            # (a device that holds no part of a tensor still counts its steps)
             held = slot.held.data_ptr() or self.total.data_ptr()
             rows.append([held, gradient, *moments, *[0] * (2 - len(moments)), fresh])
         return rows
@@ -269,7 +269,7 @@ class Fused:
 
         Args:
             groups: the parameter groups.
-            state: what is kept of every parameter.
+            state: the state of every parameter.
         """
         space, layout, vectors, k = self.space, self.space.layout, self.space.vectors, self.kernels
         found = [local_gradient(s.parameter) if s.given else None for s in space.slots]
@@ -310,7 +310,7 @@ class Fused:
             if not slot.idle:
                 torch.autograd.graph.increment_version(slot.held)
         if space.cut:
-            # the kernels keep no ratios
+            # the kernels do not store ratios
             ratio = vectors.value.div(before).nan_to_num_(1.0)
             space.record.follow(torch.cat([ratio, ratio.reciprocal()]), adam)
         space.note_versions()

@@ -1,4 +1,4 @@
-"""A sweep of the gauge in three launches, whatever the number of tensors; ``sweeps.py`` is its reference."""
+"""A sweep of the gauge in three kernel launches for any number of tensors; ``sweeps.py`` is its reference."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Buffers = Callable[[Tensor], Iterable[tuple[Tensor, int]]]
 
 
 def _walk(side: Side, tensor: Tensor) -> tuple[tuple[int, int], tuple[int, int, int]] | None:
-    """Rows and columns of a tensor as it lies in memory, and how its entries are found from them."""
+    """Rows and columns of a tensor in memory order, and the positions of its entries from them."""
     order = memory_order(tensor) or tuple(range(tensor.dim()))
     shape, ids = tuple(tensor.shape[d] for d in order), side.ids.permute(order)
     varying = [d for d, size in enumerate(ids.shape) if size > 1]
@@ -41,7 +41,7 @@ def _walk(side: Side, tensor: Tensor) -> tuple[tuple[int, int], tuple[int, int, 
 
 
 def _starts(owner: np.ndarray, count: int) -> np.ndarray:
-    """Where what belongs to each owner starts, in a list sorted by owner, and the end."""
+    """The start of each owner's elements in a list sorted by owner, and the end of the list."""
     return np.searchsorted(owner, np.arange(count + 1))
 
 
@@ -51,7 +51,7 @@ class FusedSweep:
     Args:
         chosen: the set.
         tensors: parameters and running statistics by name.
-        phi: log-scales of all units, kept up to date.
+        phi: log-scales of all units, updated by each sweep.
 
     Raises:
         UnsupportedError: the kernels cannot address a tensor.
@@ -62,7 +62,7 @@ class FusedSweep:
 
     def __init__(self, chosen: UnitSet, tensors: Mapping[str, Tensor], phi: Tensor) -> None:
         check_device("GaugeFixed", phi.device)
-        # slow to import, and only for those who use it
+        # (slow to import)
         from pathspace.training.optim import triton_sweep
 
         self.kernels, self.phi, self.launches = triton_sweep, phi, 0
@@ -78,7 +78,7 @@ class FusedSweep:
         entry, units, powers = (t.cpu().numpy() for t in (chosen.entry, chosen.unit, chosen.power))
         starts = _starts(entry, self.entries + 1)
         self.pairs = int(np.diff(starts).max(initial=0))
-        # nothing is an empty tensor: a kernel takes its address
+        # (no tensor may be empty, because kernels use its address)
         self.starts, self.units = put(starts, np.int64), put(np.append(units, 0), np.int64)
         self.powers = put(np.append(powers, 0.0), np.float64)
         voter, group = (t.cpu().numpy() for t in chosen.voters)
@@ -95,7 +95,7 @@ class FusedSweep:
         self.target = torch.cat([chosen.target, chosen.target.new_ones(1)])
         self.balanced, self.places = chosen.balanced.to(torch.int32), chosen.units
         self.rate = torch.tensor([chosen.rate], dtype=torch.float64, device=device)
-        # what enters, what leaves, squares by group
+        # sums of entering squares, of leaving squares, and of squares by group
         self.sums = torch.zeros(2 * self.count + len(self.target), dtype=torch.float64, device=device)
         self.changes = torch.zeros(self.count, dtype=torch.float64, device=device)
 
@@ -135,13 +135,13 @@ class FusedSweep:
         self.kinds = Table(torch.zeros(len(numbers), 4, dtype=torch.float64, device=device))
 
     def step(self, buffers: Buffers) -> None:
-        """One sweep: the tensors, their buffers and the log-scales.
+        """One sweep over the tensors, their buffers and the log-scales.
 
         Args:
-            buffers: of a tensor, what optimizers remember of it, each with the power by which it follows.
+            buffers: function of a tensor that returns the optimizer's buffers for it, each with its power.
 
         Raises:
-            UnsupportedError: more than three buffers, or one that lies otherwise than its tensor.
+            UnsupportedError: there are more than three buffers, or one has another memory layout than its tensor.
         """
         pointers, numbers, kinds, written = [], [], [], list(self.tensors)
         for row, tensor, shift in zip(self.numbers_rows, self.tensors, self.shifts, strict=True):

@@ -1,8 +1,8 @@
-r"""G-Adam: Adam on the values of basis paths, carried out on weights.
+r"""G-Adam: Adam on the values of basis paths, as a step on the weights.
 
-With ``D_e = pre_tail s_head`` for an edge ``e`` in neither tree and ``D_k = (pre s)_k`` for a chain, the gradients by
-path values are ``G_e = g_e / D_e`` and ``G_k = c_k / D_k`` (``c_k`` as in G-SGD). Adam turns them into directions
-``U``, and::
+With ``D_e = pre_tail s_head`` for an edge ``e`` in neither tree and ``D_k = (pre s)_k`` for a chain, the gradients with
+respect to path values are ``G_e = g_e / D_e`` and ``G_k = c_k / D_k`` (``c_k`` as in G-SGD). Adam computes directions
+``U`` from them, and::
 
     R_k = 1 - lr U_k / D_k
     w_e <- (w_e - lr U_e / D_e) / R_tail                      edges in neither tree
@@ -34,7 +34,7 @@ class Moments(Rule):
     buffers: ClassVar[tuple[str, ...]] = ("exp_avg", "exp_avg_sq")
 
     def vectors(self, chains: Tensor, tensors: int) -> dict[str, Tensor]:
-        """Both moments of chains, how many steps chains have taken, and how many tensors have."""
+        """Both moments of chains, the numbers of steps of chains, and those of tensors."""
         zero = torch.zeros_like
         ages = torch.zeros(tensors, dtype=chains.dtype, device=chains.device)
         return {"mean": zero(chains), "square": zero(chains), "ages": zero(chains), "steps": ages}
@@ -56,7 +56,7 @@ class Moments(Rule):
         kept["square"].copy_(square)
         mean = mean / (1 - one ** kept["ages"])
         bottom = square.sqrt_().div_((1 - two ** kept["ages"]).sqrt_()).add_(eps)
-        # with eps = 0 some are 0 / 0: what never had a gradient, and the root's
+        # with eps = 0 some are 0 / 0: those without any gradient so far, and the root's
         bottom.masked_fill_(bottom == 0, torch.inf)
         step.parts.ratio.copy_(1 - lr * decay - lr * mean / bottom / scale)
         step.parts.ratio[0] = 1
@@ -66,7 +66,7 @@ class Moments(Rule):
         directions, slots = step.downhill(), step.space.slots
         moving = [0.0 if slot.idle else 1.0 for slot in slots]
         steps = step.kept["steps"]
-        # a list of numbers would be copied to the device at every step
+        # (a list of numbers would be copied to the device at every step)
         steps.add_(1 if all(moving) else torch.stack([steps.new_full((), one) for one in moving]))
         rates = self._rates(step)
         for i, slot in enumerate(slots):
@@ -82,16 +82,16 @@ class Moments(Rule):
             key = (slot.group, slot.held.dtype)
             if key not in result:
                 group = step.groups[slot.group]
-                # a tensor that has taken no step yet is not moved: its 0 / 0 is not looked at
+                # (0 / 0 for a tensor without a step so far, which is not moved)
                 one, two = (1 - beta ** step.kept["steps"] for beta in group["betas"])
                 root = two.sqrt_()
-                # small numbers, kept on the device: nothing waits for them
+                # (kept on the device, so that nothing waits for them)
                 rate, small = group["lr"] * root / one, group["eps"] * root
                 result[key] = rate.to(slot.held.dtype), small.to(slot.held.dtype)
         return result
 
     def _move(self, step: Step, number: int, direction: Tensor, rate: Tensor, small: Tensor) -> None:
-        """Adam on one tensor: gradients by path values, moments, and the step back on weights."""
+        """Adam on one tensor: gradients with respect to path values, moments, and the step on weights."""
         slot, weight, columns = step.space.slots[number], step.weights[number], step.parts.columns[number]
         part, group, state = slot.part, step.groups[slot.group], step.state[slot.parameter]
         if "exp_avg" not in state:
@@ -102,16 +102,16 @@ class Moments(Rule):
         share = step.space.share(number)
         first, head, own = slot.tail, step.heads[number], None
         if part.span is not None:
-            # 1 / pre before this step, bounded
+            # bounded 1 / pre before this step
             first = step.space.bounded_factor[part.span].view(part.tail.shape).to(weight.dtype)
         if self.manner.relative and slot.block is not None:
-            # gradients by logarithms of path values, and steps back: times the weight
+            # gradients with respect to logarithms of path values: times the weight, for gradient and step
             first, factor, head, own = None, keep, None, weight.clone()
         if group["weight_decay"]:
             shrink = 1 - group["lr"] * group["weight_decay"]
             weight.mul_(shrink.reshape(()) if isinstance(shrink, Tensor) else shrink)
         factors = (part.spread(first), part.spread(keep), part.spread(factor), head, own)
-        # without eps, what never had a gradient stays where it is
+        # without eps, a weight without any gradient so far does not move
         exact = not isinstance(group["eps"], Tensor) and group["eps"] == 0
         for w, d, m, v, f, k, s, h, o in groups(step.space.rows(slot), weight, direction, *moments, *factors):
             assert w is not None and d is not None and m is not None and v is not None
@@ -133,15 +133,15 @@ def adam(
     small: Tensor,
     exact: bool,
 ) -> Tensor:
-    """Adam's direction for a gradient times some factors, without its correction of the rate.
+    """Adam's direction for a gradient times factors, without the bias correction of the rate.
 
     Args:
-        grad: the gradient by weights.
-        mean: first moments, brought up to date in place.
-        square: second moments, alike.
-        factors: broadcastable; ``None`` for 1.
+        grad: the gradient with respect to weights.
+        mean: first moments, updated in place.
+        square: second moments, updated in place.
+        factors: factors that broadcast to the gradient; ``None`` for 1.
         betas: decay rates of the moments.
-        small: added to the root of the second moment.
+        small: constant added to the root of the second moment.
         exact: whether a second moment of 0 means no step.
     """
     work = torch.empty_like(grad, memory_format=torch.contiguous_format)
@@ -159,37 +159,38 @@ def adam(
 class GAdam(PathOptimizer):
     r"""Adam on basis path values (G-Adam), with the conventions of ``torch.optim.AdamW``.
 
-    The moments live in the coordinates of path values: those of ``P(e)`` at the place of the weight ``w_e``, those of
-    ``p_k`` in vectors of one entry per chain. Squares of ``dL/dw`` would not do: a rescaling multiplies them by factors
-    that a quotient of moments of *different* steps keeps, and ``eps`` would depend on the scale. A path value and its
-    gradient know no scale, so every step, ``eps`` and the decay included, commutes with every rescaling.
+    The moments are those of path values: the moments of ``P(e)`` are stored like the weight ``w_e``, those of ``p_k``
+    in vectors with one entry per chain. Moments of ``dL/dw`` would depend on the scale: a rescaling multiplies them by
+    factors that differ between steps, and ``eps`` would depend on the scale. No rescaling changes a path value or its
+    gradient, so every step, including ``eps`` and the decay, commutes with every rescaling.
 
     Args:
         params: ``model.named_parameters()``, named parameter groups, or parameters of the traced model itself.
         lr: learning rate (a number or a tensor).
         betas: decay rates of the two moments.
-        eps: added to the root of the second moment; with 0, a path value that never had a gradient keeps its value.
+        eps: constant added to the root of the second moment; with 0, a path value without any gradient so far does not
+            change.
         weight_decay: decoupled decay of path values, ``v <- (1 - lr weight_decay) v - lr U``.
         skeleton: the skeleton of the traced model.
-        maximize: ascend instead.
+        maximize: maximise the loss.
         amsgrad: refused when true.
         foreach: accepted as by torch, without effect.
         capturable: accepted as by torch; a step never waits for the device either way.
         fused: take each step in four kernels, whatever the number of tensors (needs Triton and a CUDA device).
         differentiable: refused when true.
-        min_ratio: how much smaller a path value may get than it was; see :class:`pathspace.training.GSGD`.
-        max_multiplier: upper bound of the multiplier of the learning rate, as it is where the network is balanced at
-            the start: of ``1 / |pre_u s_v|`` for an edge ``u -> v``, at either end by its root, and of ``1 / |p_k|``
-            for a chain. With ``b`` for the bounded over the unbounded one, this is Adam on ``v / b``:
-            ``v <- v - lr b U(b dL/dv)``. Invariant.
-        relative: steps of the size of the path value, ``v <- v (1 - lr U)`` with Adam's direction ``U`` for
-            ``v dL/dv``: no multipliers, and invariant. A path value of 0 stays 0, and with ``lr`` below 1 hardly any
-            changes its sign.
+        min_ratio: smallest ratio of a path value to its initial value; see :class:`pathspace.training.GSGD`.
+        max_multiplier: upper bound of the multiplier of the learning rate in the balanced gauge at the start: of
+            ``1 / |pre_u s_v|`` for an edge ``u -> v``, with its root at each end, and of ``1 / |p_k|`` for a chain.
+            With ``b`` the ratio of bounded to unbounded multiplier, this is Adam on ``v / b``:
+            ``v <- v - lr b U(b dL/dv)``. Invariant under rescaling.
+        relative: steps relative to the path value, ``v <- v (1 - lr U)`` with Adam's direction ``U`` for ``v dL/dv``:
+            without multipliers, and invariant. A path value of 0 does not change, and with ``lr`` below 1 path values
+            hardly ever change their signs.
 
     Raises:
         InputError: a parameter of the skeleton is missing, or a setting is out of range.
-        UnsupportedError: a skeleton weight of 0, parts of parameters as FullyShardedDataParallel and ZeRO make them, or
-            a mode that is refused.
+        UnsupportedError: a skeleton weight is 0, FullyShardedDataParallel or ZeRO has split parameters, or a mode is
+            refused.
 
     Parameters outside path space move by Adam on their weights in the same step.
 

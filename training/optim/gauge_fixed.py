@@ -29,39 +29,39 @@ RETURNS = ("canonical", "user")
 
 
 class GaugeFixed(Joined):
-    r"""Let an optimizer work in the canonical gauge, so that rescaled copies of a network take identical trajectories.
+    r"""Run an optimizer in the canonical gauge, so that rescaled copies of a network have identical trajectories.
 
-    At construction the network moves to the representative of its orbit that is balanced, with norms fixed where a
-    normalisation hides the scale; its function stays (up to the ``eps`` of norms by statistics of the data). Every step
-    is a step of the optimizer that is given, followed by one sweep over a set of units without weights between them::
+    At construction the network is rescaled to the balanced representative of its orbit, with fixed norms for scales
+    before a normalisation; its function does not change (up to the ``eps`` of norms by statistics of the data). Every
+    step is a step of the given optimizer, followed by one sweep over a set of units without weights between them::
 
         phi_k += 1/4 log(squares leaving k / squares entering k)
 
-    in which first moments are divided by the factor of their weight and second moments by its square. Weight decay and
-    ``clip_grad_norm_`` are invariant as well, because they see the canonical weights.
+    which divides first moments by the factor of their weight and second moments by its square. Weight decay and
+    ``clip_grad_norm_`` are invariant too, because they act on the canonical weights.
 
-    The start is exact to rounding; the sweeps keep balance up approximately, in the same way for all copies. A
-    rescaling in mid-run by others is undone over some sweeps, not at once.
+    The start is exact to rounding; the sweeps maintain the balance approximately, equally for all copies. A rescaling
+    by other code during training is undone over several sweeps.
 
     Args:
         optimizer: any optimizer of ``torch.optim`` whose buffers are known (:func:`pathspace.register_transport`), or a
             list of several that share the parameters, such as ``Muon`` for matrices and ``AdamW`` for the rest.
-        graph: the reduction graph of the model. Weights that the optimizer does not have, or that ask for no gradient,
-            keep their values: the gauge is that of the others.
+        graph: the reduction graph of the model. Weights outside the optimizer, or without ``requires_grad``, keep their
+            values: only the gauge of the others is used.
         gauge: the canonical gauge; ``"balanced"``.
-        norms: what is fixed where a scale is not seen by the loss (and where all weights on one side are 0, as in
-            fresh adapters): ``"unit"``, the norm of each unit, at what torch's default initialisation gives in
-            expectation; ``"tensor"``, the norm of each tensor; ``"initial"``, each unit's own norm at construction.
-            Only ``"unit"`` makes copies equal whose hidden scales differ from the start.
-        return_to: ``"canonical"``: the model stays in the canonical gauge. ``"user"``: it has the gauge that it came
-            in whenever no step is running.
-        model: the model, where it is a copy of the traced one.
-        fused: sweep in three kernels, whatever the number of tensors (needs Triton and a CUDA device).
+        norms: the fixed norms for scales on which the loss does not depend (and for units whose weights on one side
+            are all 0, as in fresh adapters): ``"unit"``, the norm of each unit, at its expectation under torch's
+            default initialisation; ``"tensor"``, the norm of each tensor; ``"initial"``, each unit's norm at
+            construction. Only with ``"unit"`` are copies equal whose scales before normalisations differ at the start.
+        return_to: ``"canonical"``: the model remains in the canonical gauge. ``"user"``: between steps it has its
+            original gauge.
+        model: the model, if it is a copy of the traced one.
+        fused: sweep in three kernels for any number of tensors (needs Triton and a CUDA device).
 
     Raises:
-        InputTypeError: the optimizer or the graph is none.
-        InputError: an unknown setting, or a parameter of the graph that cannot be found.
-        UnsupportedError: sharded parameters, or a buffer of which it is not known how it scales.
+        InputTypeError: the optimizer or the graph has a wrong type.
+        InputError: a setting is unknown, or a parameter of the graph is missing.
+        UnsupportedError: parameters are sharded, or a buffer has an unknown scaling rule.
 
     Example:
         >>> import copy, torch, pathspace as ps
@@ -130,18 +130,18 @@ class GaugeFixed(Joined):
         self._find_sets()
         self._turns = 0
         self._compiles = worth_compiling([p for group in self.param_groups for p in group["params"]])
-        # looked up before anything is changed
+        # (raises an error before anything is changed)
         self._buffers()
         with torch.no_grad():
             self._move(self._phi, state=True, weights=return_to == "canonical")
 
-    # --- what every optimizer has
+    # --- the interface of optimizers
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:  # noqa: ARG002
-        """Refused: which scales are free depends on all that is trained.
+        """Refused, because the free scales depend on all trained parameters.
 
         Raises:
-            InputError: always, once the optimizer is made.
+            InputError: always after construction.
         """
         if hasattr(self, "_graph"):
             raise InputError(
@@ -150,7 +150,7 @@ class GaugeFixed(Joined):
             )
 
     def _state(self) -> dict[str, Any]:
-        """The state of the optimizer, and where the gauge stands."""
+        """The state of the optimizer and of the gauge."""
         gauge = {
             "phi": self._phi.clone(),
             "turns": self._turns,
@@ -162,7 +162,7 @@ class GaugeFixed(Joined):
         return {**super()._state(), "gauge": gauge}
 
     def _load(self, state_dict: Mapping[str, Any]) -> None:
-        """Go on from a state; weights are loaded into the model as usual, before or after."""
+        """Load a state; weights are loaded into the model as usual, before or after."""
         gauge = state_dict.get("gauge") if isinstance(state_dict, Mapping) else None
         if not isinstance(gauge, Mapping) or getattr(gauge.get("phi"), "shape", None) != self._phi.shape:
             raise InputError(
@@ -186,7 +186,7 @@ class GaugeFixed(Joined):
         self._find_sets()
 
     def __getstate__(self) -> dict[str, Any]:
-        """For copies and pickles: everything but the traced model."""
+        """State for copies and pickles, without the traced model."""
         graph = replace(self._graph, captured=None, parameters={})  # type: ignore[arg-type]
         return {
             **{key: value for key, value in super().__getstate__().items() if key not in ("sets", "_kernels")},
@@ -194,25 +194,25 @@ class GaugeFixed(Joined):
         }
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        """Come back from a copy or a pickle."""
+        """Restore a copy or a pickle."""
         super().__setstate__(state)
         self._find_sets()
 
     # --- the gauge
 
     def _find_sets(self) -> None:
-        """Sets of units, and their kernels."""
+        """Create the sets of units and their kernels."""
         self.sets = unit_sets(self._graph, self._canonical, self._device, self.norms)
         self._kernels = [FusedSweep(chosen, self._tensors, self._phi) for chosen in self.sets if self.fused]
 
     @property
     def phi(self) -> Tensor:
-        """Log-scales of the units of the graph, from the gauge the model came in to the canonical one, ``(H,)``."""
+        """Log-scales of the graph's units, from the original to the canonical gauge, ``(H,)``."""
         return torch.from_numpy(self._turn @ self._phi.cpu().numpy())
 
     @property
     def fixed_units(self) -> dict[str, np.ndarray]:
-        """Units (ids) by what is fixed of them: ``balanced``, ``norm`` or ``nothing`` (their scale stays as it is)."""
+        """Kind -> ids of the units: ``balanced``, ``norm`` (fixed) or ``nothing`` (their scale is not changed)."""
         kinds = np.full(self._turn.shape[0], KEPT)
         units, joined = self._turn.nonzero()
         kinds[units] = self._canonical.kinds[joined]
@@ -224,7 +224,7 @@ class GaugeFixed(Joined):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """One step of the optimizer in the canonical gauge, then a sweep; with a closure, the loss it returns."""
+        """One step of the optimizer in the canonical gauge, then a sweep; returns the loss of the closure."""
         return taken(self._take, closure, self._compiles)
 
     def _take(self, closure: Callable[[], Any] | None) -> Any:
@@ -250,7 +250,7 @@ class GaugeFixed(Joined):
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def _sweep(self) -> None:
-        """One set of units. A compiler would make a graph of each set, to save nothing: it is few operations."""
+        """Sweep one set of units, uncompiled, because each set would need its own graph for few operations."""
         turn = self._turns % len(self.sets)
         chosen = self.sets[turn]
         self._turns += 1
@@ -266,7 +266,7 @@ class GaugeFixed(Joined):
             if tensor is None:
                 continue
             if stay and not isinstance(tensor, nn.Parameter):
-                # running statistics belong to the gauge in which the model runs
+                # running statistics have the gauge in which the model runs
                 continue
             if side.shift:
                 move_(tensor, factor, torch.ones_like(factor), side.shift)
@@ -287,7 +287,7 @@ class GaugeFixed(Joined):
         return [pair for block in self._graph.blocks for pair in self._buffers_of(self._tensors[block.name])]
 
     def _move(self, phi: Tensor, state: bool = False, weights: bool = False, gradients: bool = False) -> None:
-        """Apply a gauge transformation in full."""
+        """Apply a gauge transformation."""
         user = self.return_to == "user"
         for name, (head, tail) in self._graph.gauge_factors(phi.cpu()).items():
             tensor = self._tensors.get(name)
@@ -304,7 +304,7 @@ class GaugeFixed(Joined):
 
 
 def in_rows(tensor: Tensor, factor: Tensor) -> tuple[Tensor, Tensor]:
-    """Kernels and factors along their inner dimensions as matrices, whose long rows are multiplied more quickly."""
+    """Kernels and their factors along inner dimensions as matrices, whose long rows are multiplied faster."""
     if factor.dim() < 3 or len(factor) > 1 or not tensor.is_contiguous():
         return tensor, factor
     return tensor.view(len(tensor), -1), factor.expand(1, *tensor.shape[1:]).reshape(1, -1)
@@ -313,8 +313,8 @@ def in_rows(tensor: Tensor, factor: Tensor) -> tuple[Tensor, Tensor]:
 def find_tensors(groups: Iterable[Mapping[str, Any]], graph: Structure, model: nn.Module | None) -> dict[str, Tensor]:
     """Parameters and running statistics of a graph by name.
 
-    Those of ``model``, where it is given. Otherwise the traced model's own, if the optimizer has them; else
-    parameters of the optimizer that have the names of the graph (prefixes of wrappers left out).
+    They are those of ``model``, if it is given; otherwise those of the traced model, if the optimizer has them; else
+    the optimizer's parameters with the names in the graph (without prefixes of wrappers).
 
     Args:
         groups: the parameter groups of the optimizer.
@@ -322,7 +322,7 @@ def find_tensors(groups: Iterable[Mapping[str, Any]], graph: Structure, model: n
         model: the model, or ``None``.
 
     Raises:
-        InputError: one is missing, or has another shape.
+        InputError: a tensor is missing, or has another shape.
     """
     statistics = [name for entry in graph.statistics for name in (entry.mean, entry.var) if name is not None]
     own: dict[str, Tensor] = {**graph.captured.buffers, **graph.parameters}

@@ -7,9 +7,9 @@ With ``lambda_e = w_e dL/dw_e``, prefixes ``pre``, suffixes ``s`` and chains ``k
     w_e <- (w_e - lr g_e / (pre_tail s_head)^2) / R_tail      edges in neither tree
     w_e <- w_e R_head / R_tail                                edges of T_in that are not in T_out
 
-One masked reduction and one update per tensor, vectors of one entry per unit, no sweep over depth and no host
-synchronisation. The step equals gradient descent on path values to rounding, and therefore commutes with every
-rescaling of the network.
+A step needs one masked reduction and one update per tensor, and vectors with one entry per unit; it has no loop over
+depth and does not synchronise with the host. It equals gradient descent on path values to rounding, and therefore
+commutes with every rescaling of the network.
 """
 
 from __future__ import annotations
@@ -28,17 +28,17 @@ from pathspace.training.optim.pathwise import PathOptimizer, Rule, Step
 from pathspace.training.optim.settings import check_bound, modes, number
 from pathspace.training.optim.space import Manner, Slot
 
-# arguments of one kind of update, of several tensors
+# arguments of one kind of update for several tensors
 Lists = tuple[list[Tensor], ...]
 
 
 @dataclass
 class Together:
-    """Tensors whose updates differ in nothing but the numbers, so that they are carried out at once.
+    """Tensors with the same kind of update, which are updated together.
 
     Attributes:
-        plain: by rate, weights and gradients of ``w <- w - rate g``.
-        scaled: by rate, weights, gradients, factors ``k`` and ``s`` of ``w <- w k - rate g s``.
+        plain: rate -> weights and gradients of ``w <- w - rate g``.
+        scaled: rate -> weights, gradients, factors ``k`` and ``s`` of ``w <- w k - rate g s``.
     """
 
     plain: dict[float, Lists] = field(default_factory=dict)
@@ -46,12 +46,12 @@ class Together:
 
     @staticmethod
     def add(found: dict[float, Lists], rate: float, *tensors: Tensor) -> None:
-        """Note one tensor's update."""
+        """Add one tensor's update."""
         for column, tensor in zip(found.setdefault(rate, tuple([] for _ in tensors)), tensors, strict=True):
             column.append(tensor)
 
     def run(self) -> None:
-        """Carry out all updates."""
+        """Perform all updates."""
         for rate, (weights, grads) in self.plain.items():
             torch._foreach_add_(weights, grads, alpha=-rate)
         for rate, (weights, grads, keeps, steps) in self.scaled.items():
@@ -61,10 +61,10 @@ class Together:
 
 @dataclass(frozen=True)
 class Descent(Rule):
-    """Gradient descent on path values, with momentum and decay as the groups ask for.
+    """Gradient descent on path values, with the momentum and decay of the groups.
 
     Args:
-        manner: squares of ``1 / scale``, bounded or not.
+        manner: the step's factors: squares of ``1 / scale``, bounded or not.
     """
 
     manner: Manner
@@ -72,7 +72,7 @@ class Descent(Rule):
     buffers: ClassVar[tuple[str, ...]] = ("momentum_buffer",)
 
     def vectors(self, chains: Tensor, tensors: int) -> dict[str, Tensor]:  # noqa: ARG002
-        """The momentum of chains, in terms of ``dL/dp_k``."""
+        """The momentum of chains, an average of ``dL/dp_k``."""
         return {"momentum_value": torch.zeros_like(chains)}
 
     def ratios(self, step: Step, gradient: Tensor) -> None:
@@ -89,10 +89,10 @@ class Descent(Rule):
         torch.addcdiv(ones, gradient, square, value=-rate, out=step.parts.ratio)
 
     def move(self, step: Step) -> None:
-        """``w <- (w - lr M_e g) / R_tail``, and the buffers of momentum along with the gauge."""
+        """``w <- (w - lr M_e g) / R_tail``, and the same gauge for buffers of momentum."""
         grads, together, relative = step.downhill(), Together(), self.manner.relative
         if relative:
-            # by the logarithms of path values
+            # gradients with respect to logarithms of path values
             inside = [slot.block is not None for slot in step.space.slots]
             grads = [w * g if one else g for one, w, g in zip(inside, step.weights, grads, strict=True)]
         if any(group["momentum"] for group in step.groups):
@@ -101,10 +101,10 @@ class Descent(Rule):
             if not slot.idle:
                 self._move(step, i, grads[i], together)
         together.run()
-        # whatever the momentum is now
+        # (even if the momentum is 0 now)
         for slot, columns in zip(step.space.slots, step.parts.columns, strict=True):
             if columns is not None and not relative and "momentum_buffer" in step.state.get(slot.parameter, {}):
-                # it holds M_e pre_tail s_head, and pre has changed
+                # it contains the factor pre_tail s_head, and pre has changed
                 buffer = step.space.moments(slot, step.state[slot.parameter], "momentum_buffer")
                 buffer.div_(slot.part.spread(columns[0]))
 
@@ -119,7 +119,7 @@ class Descent(Rule):
         keep, factor = (None, slot.tail) if columns is None else columns
         head = step.heads[number]
         if self.manner.relative and slot.block is not None:
-            # lambda = w dL/dw knows no scale: w <- w (1 - lr lambda) / R_tail
+            # lambda = w dL/dw is invariant: w <- w (1 - lr lambda) / R_tail
             grad, factor, head = weight * grad, keep, None
         if group["weight_decay"]:
             weight.mul_(1 - lr * group["weight_decay"])
@@ -133,7 +133,7 @@ class Descent(Rule):
 
     @staticmethod
     def _averaged(step: Step, slot: Slot, grad: Tensor) -> Tensor:
-        """A gradient, or its moving average where momentum is asked for."""
+        """A gradient, or its moving average with momentum."""
         group = step.groups[slot.group]
         if group["momentum"] == 0 or slot.still or (slot.part.kind == PLAIN and slot.parameter.grad is None):
             return grad
@@ -142,13 +142,13 @@ class Descent(Rule):
         if first:
             state["momentum_buffer"] = torch.zeros_like(slot.parameter)
         buffer = step.space.moments(slot, state, "momentum_buffer")
-        # as torch does, the first gradient enters whole
+        # as in torch, dampening does not apply to the first gradient
         buffer.mul_(group["momentum"]).add_(grad, alpha=1 if first else 1 - group["dampening"])
         return grad.add(buffer, alpha=group["momentum"]) if group["nesterov"] else buffer
 
     @staticmethod
     def _chain_momentum(step: Step, gradient: Tensor) -> Tensor:
-        """The same for chains, whose buffer holds ``dL/dp_k``; called before that of the tensors."""
+        """The same for chains, with a buffer of ``dL/dp_k``; called before that of the tensors."""
         value, average = step.space.scales, step.kept["momentum_value"]
         seen = any(
             "momentum_buffer" in step.state.get(slot.parameter, {})
@@ -157,13 +157,13 @@ class Descent(Rule):
         )
         momentum, dampening, nesterov = (step.setting(name) for name in ("momentum", "dampening", "nesterov"))
         by_value = gradient / value
-        # as torch does, the first gradient enters whole, and dampening without momentum means nothing
+        # as in torch, dampening applies neither to the first gradient nor without momentum
         share = 1 - dampening * (momentum != 0) if seen else 1.0
         moved = average * momentum + by_value * share
         ahead = torch.lerp(moved, by_value + momentum * moved, by_value * 0 + nesterov)
         waits = step.space.held
         if isinstance(momentum, Tensor):
-            # where there is no momentum now, the average waits
+            # without momentum now, the average does not change
             waits = momentum == 0 if waits is None else waits | (momentum == 0)
         average.copy_(moved if waits is None else torch.where(waits, average, moved))
         return torch.where(value.isinf(), 0.0, ahead * value)
@@ -182,28 +182,28 @@ class GSGD(PathOptimizer):
         nesterov: Nesterov's momentum.
         weight_decay: decay of *path values*, ``v <- (1 - lr weight_decay) v - lr dL/dv``, which is invariant under
             rescaling (decay of weights is not); it does not enter the momentum.
-        maximize: ascend instead.
-        foreach: accepted as by torch; tensors outside path space are treated together unless this is ``False``.
+        maximize: maximise the loss.
+        foreach: accepted as by torch; tensors outside path space are updated together unless this is ``False``.
         capturable: accepted as by torch; a step never waits for the device either way.
         fused: take each step in four kernels, whatever the number of tensors (needs Triton and a CUDA device).
         differentiable: refused when true.
-        min_ratio: how much smaller a path value may get than it was at the start (or when the weights were last changed
-            by others); one that would come closer to zero is stopped there with its sign, because the weights behind
-            it could not be recovered. Ratios ``R_k`` below 0 (a path value that changes sign) are carried out exactly.
-            Both are counted in :attr:`clip_counts`.
-        max_multiplier: upper bound of the multiplier of the learning rate, as it is where the network is balanced at
-            the start: of ``1 / (pre_u s_v)^2`` for an edge ``u -> v``, at either end by its root, and of ``1 / p_k^2``
-            for a chain. These are invariant under rescaling, so the bounded step is, too.
-        relative: steps of the size of the path value, ``v <- v (1 - lr v dL/dv)``: no multipliers, and invariant. A
-            path value of 0 stays 0, and signs change only where ``lr v dL/dv`` exceeds 1.
+        min_ratio: smallest absolute ratio of a path value to its value at the start (or when other code last changed
+            the weights). A path value that would come closer to zero is set to this limit with its sign, because the
+            weights could not be recovered from 0. Ratios ``R_k`` below 0 (changes of sign) are performed exactly. Both
+            are counted in :attr:`clip_counts`.
+        max_multiplier: upper bound of the multiplier of the learning rate in the balanced gauge at the start: of
+            ``1 / (pre_u s_v)^2`` for an edge ``u -> v``, with its root at each end, and of ``1 / p_k^2`` for a chain.
+            These are invariant under rescaling, so the bounded step is invariant too.
+        relative: steps relative to the path value, ``v <- v (1 - lr v dL/dv)``: without multipliers, and invariant. A
+            path value of 0 does not change, and signs change only if ``lr v dL/dv`` exceeds 1.
 
     Raises:
         InputError: a parameter of the skeleton is missing, or a setting is out of range.
-        UnsupportedError: a skeleton weight of 0, products of skeleton weights too small to be divided by, parts of
-            parameters as FullyShardedDataParallel and ZeRO make them, or a mode that is refused.
+        UnsupportedError: a skeleton weight is 0, products of skeleton weights are too small to divide by,
+            FullyShardedDataParallel or ZeRO has split parameters, or a mode is refused.
 
     Parameters outside path space (pinned or unused ones) move by plain gradient descent in the same step. A parameter
-    of path space that asks for no gradient keeps its value, and path values that it would have to follow stay with it.
+    of path space without ``requires_grad`` keeps its value, and path values that would change it are constant.
 
     Example:
         >>> import torch, pathspace as ps

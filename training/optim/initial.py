@@ -1,4 +1,4 @@
-"""Where to start: skeleton weights of size one."""
+"""Initialisation with skeleton weights of absolute value 1."""
 
 from __future__ import annotations
 
@@ -14,16 +14,15 @@ from pathspace.without_values import require_values
 
 @torch.no_grad()
 def init_skeleton(model: nn.Module, skeleton: Skeleton) -> None:
-    """Set every skeleton weight of ``model`` to +1 or -1, keeping its sign, in place (the initial function changes).
+    """Set every skeleton weight of ``model`` to +1 or -1 in place, with its sign; the function of the model changes.
 
     The step of G-SGD on a free edge ``u -> v`` is multiplied by ``1 / (pre_u s_v)^2``, a product of skeleton weights.
-    Under the usual initialisations it reaches ``1e13`` and more, and no function-preserving rescaling can cure that:
-    ``1 / p_k^2`` of a chain and the relative change of a weight are invariant. With skeleton weights of size one every
-    multiplier is 1. (The paper does not say how it starts.)
+    With the usual initialisations it reaches ``1e13`` and more, and no function-preserving rescaling can reduce it:
+    ``1 / p_k^2`` of a chain and the relative change of a weight are invariant. With skeleton weights of absolute value
+    1 every multiplier is 1. (The paper does not state its initialisation.)
 
-    Frozen weights are never written: those that ask for no gradient keep their values on the skeleton, too, and G-SGD
-    takes them as they are. Nor are weights at dead units (``skeleton.dead``). Of a sharded model, every
-    process sets what it holds.
+    Frozen weights (without ``requires_grad``) and weights at dead units (``skeleton.dead``) are not changed. In a
+    sharded model, every process sets the weights that it holds.
 
     Args:
         model: the traced model, or a copy of it with the same parameter names.
@@ -32,7 +31,7 @@ def init_skeleton(model: nn.Module, skeleton: Skeleton) -> None:
     Raises:
         InputTypeError: the arguments are of other types, or in another order.
         InputError: the model lacks a parameter of the skeleton, or one has no values yet.
-        UnsupportedError: the model is cut in a way that is not supported.
+        UnsupportedError: the model is sharded in a way that is not supported.
 
     Example:
         >>> import torch, pathspace as ps
@@ -59,7 +58,7 @@ def init_skeleton(model: nn.Module, skeleton: Skeleton) -> None:
             mask = mask.index_select(d, torch.from_numpy(index))
         held = local(weight)
         require_values("init_skeleton", [(name, held)])
-        # (of 1 + weight it is the sum that is to have size one)
+        # (for 1 + weight, the sum is set to +-1)
         shift = skeleton.graph.shifts.get(name, 0.0)
         ones = (torch.where(held + shift < 0, -1.0, 1.0) - shift).to(held)
         held.copy_(torch.where(mask.to(held.device), ones, held))

@@ -13,13 +13,13 @@ from pathspace import InputError, InputTypeError
 
 
 class Joined(Optimizer):
-    """Several optimizers that share the parameters of a model, as one; groups and state are those inside.
+    """Several optimizers of one model as a single optimizer, with their groups and states.
 
     Args:
         optimizer: one optimizer of torch's kind, or several.
 
     Raises:
-        InputTypeError: what is given is none.
+        InputTypeError: an argument is not an optimizer.
 
     Example:
         >>> import torch
@@ -40,7 +40,7 @@ class Joined(Optimizer):
 
     @property
     def param_groups(self) -> list[dict[str, Any]]:
-        """The groups of the optimizer, the same objects."""
+        """The groups of the inner optimizers (the same objects)."""
         if len(self.optimizers) == 1:
             result: list[dict[str, Any]] = self.optimizers[0].param_groups
             return result
@@ -48,21 +48,21 @@ class Joined(Optimizer):
 
     @param_groups.setter
     def param_groups(self, groups: list[dict[str, Any]]) -> None:
-        """Torch's constructor lists groups again; they stay where they are."""
+        """No effect; torch's constructor assigns groups."""
 
     @property
     def state(self) -> Any:
-        """The state of the optimizer, the same object (of several, all states together)."""
+        """The state of the inner optimizer (the same object), or of several together."""
         if len(self.optimizers) == 1:
             return self.optimizers[0].state
         return {key: value for one in self.optimizers for key, value in one.state.items()}
 
     @state.setter
     def state(self, state: Any) -> None:
-        """Torch's constructor makes a state; that of the optimizer stays."""
+        """No effect; torch's constructor assigns a state."""
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Groups are added to the optimizers inside; torch's constructor lists those that are there already."""
+        """Ignore the groups that torch's constructor adds; new groups belong to an inner optimizer."""
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Clear all gradients."""
@@ -71,7 +71,7 @@ class Joined(Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """One step of each; with a closure, the loss it returns."""
+        """One step of each inner optimizer; returns the loss of the closure."""
         return self._inner_steps(closure)
 
     def _inner_steps(self, closure: Callable[[], Any] | None) -> Any:
@@ -86,7 +86,7 @@ class Joined(Optimizer):
         return loss
 
     def state_dict(self) -> dict[str, Any]:
-        """All states in the form of one."""
+        """All states as one state dict."""
         for before in self._optimizer_state_dict_pre_hooks.values():
             before(self)
         state = self._state()
@@ -96,10 +96,10 @@ class Joined(Optimizer):
         return state
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Go on from a state.
+        """Load a state.
 
         Raises:
-            InputError: it is that of other optimizers.
+            InputError: the state belongs to other optimizers.
         """
         for before in self._optimizer_load_state_dict_pre_hooks.values():
             changed = before(self, state_dict)
@@ -116,18 +116,18 @@ class Joined(Optimizer):
             one.load_state_dict(part)
 
     def __getstate__(self) -> dict[str, Any]:
-        """For copies and pickles."""
+        """State for copies and pickles."""
         return {key: value for key, value in self.__dict__.items() if "hook" not in key}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        """Come back from a copy or a pickle."""
+        """Restore a copy or a pickle."""
         self.__dict__.update(state)
         self._patch_step_function()
         super().__setstate__({})
 
 
 def join_states(states: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """One state dict out of several: groups in a row, parameters counted on.
+    """One state dict from several, with all groups and consecutive numbers of parameters.
 
     Example:
         >>> one = {"state": {0: "a"}, "param_groups": [{"lr": 1.0, "params": [0]}]}

@@ -1,4 +1,4 @@
-"""The work on whole tensors: one masked reduction and one update, by groups of rows that stay in the cache."""
+"""The computations on whole tensors: one masked reduction and one update, in groups of rows that fit into the cache."""
 
 from __future__ import annotations
 
@@ -14,38 +14,38 @@ from pathspace.training.optim.layout import Part
 Closure = Callable[[], Any]
 Step = Callable[[Closure | None], Any]
 
-# of so many tensors a compiler makes kernels for a processor in a minute
+# largest number of tensors for which kernels for a CPU are compiled within about a minute
 COMPILED = 16
-# so many numbers, and what is computed from them, stay in the cache of a processor
+# number of elements that, with intermediate results, fit into the cache of a CPU
 CACHED = 1 << 17
 
 
 def group_size(weights: int, device: torch.device) -> int:
-    """Numbers per group: few enough for the cache of a processor, more where kernel launches cost.
+    """Number of elements per group: small enough for the cache of a CPU, larger if kernel launches are expensive.
 
     Args:
-        weights: number of weights of all tensors; from two millions on, a group is at most 1/128 of them.
-        device: where they are.
+        weights: number of weights of all tensors; from two million on, a group is at most 1/128 of them.
+        device: their device.
     """
     return max(1 << 14, min(weights // 128, CACHED if device.type == "cpu" else (1 << 22)))
 
 
 def rows_of_group(part: Part, size: int) -> int:
-    """Rows of a tensor per group of so many numbers (0: all at once)."""
+    """Number of rows per group of ``size`` elements (0: all rows)."""
     if not part.by_rows or part.view[0] * part.view[1] <= size:
         return 0
     return max(1, size // max(part.view[1], 1))
 
 
 def worth_compiling(tensors: Sequence[Tensor], most: float = math.inf) -> bool:
-    """Whether a step on these tensors is left to ``torch.compile``.
+    """Whether ``torch.compile`` should compile a step on these tensors.
 
-    On a processor a compiler makes a kernel for nearly every tensor, some seconds each: a ResNet-50 takes it many
-    minutes. It does not work in groups of rows either, which costs more than it saves where tensors are large.
+    For a CPU it creates a kernel for nearly every tensor, in some seconds each: a ResNet-50 takes many minutes. It also
+    does not use groups of rows, which makes steps on large tensors slower.
 
     Args:
         tensors: the weights.
-        most: how many numbers they may have.
+        most: largest number of elements.
     """
     if any(tensor.device.type != "cpu" for tensor in tensors):
         return True
@@ -53,7 +53,7 @@ def worth_compiling(tensors: Sequence[Tensor], most: float = math.inf) -> bool:
 
 
 def taken(take: Step, closure: Closure | None, compiles: bool) -> Any:
-    """Take a step, out of the compiler's sight unless it ``compiles``."""
+    """Take a step, hidden from the compiler unless ``compiles`` is true."""
     if compiles or not torch.compiler.is_compiling():
         return take(closure)
     return _uncompiled(take, closure)
@@ -65,7 +65,7 @@ def _uncompiled(take: Step, closure: Closure | None) -> Any:
 
 
 def groups(count: int, *tensors: Tensor | None) -> Iterator[list[Tensor | None]]:
-    """Go through tensors by ``count`` rows (0: all); those with one row, and ``None``, come every time."""
+    """Iterate over tensors in groups of ``count`` rows (0: all); one-row tensors and ``None`` are in every group."""
     if count == 0:
         yield list(tensors)
         return
@@ -87,13 +87,13 @@ def leaving(part: Part, weight: Tensor, grad: Tensor, count: int) -> Tensor:
 
 
 def by_column(first: Tensor, second: Tensor, count: int) -> Tensor:
-    """Products of two matrices' entries, summed by column, ``count`` rows at a time.
+    """Sums over columns of the products of two matrices' entries, ``count`` rows at a time.
 
     Example:
         >>> by_column(torch.ones(5, 2), torch.full((5, 2), 3.0), 2)
         tensor([15., 15.])
     """
-    # groups of rows are added up element by element, in memory that stays in the cache, and then once by column
+    # add groups of rows elementwise in memory that fits into the cache, then sum over columns once
     (start, *firsts), (other, *seconds) = first.split(count), second.split(count)
     added: Tensor = start * other
     for a, b in zip(firsts, seconds, strict=True):
@@ -102,7 +102,7 @@ def by_column(first: Tensor, second: Tensor, count: int) -> Tensor:
 
 
 def summed(part: Part, product: Tensor) -> Tensor:
-    """Numbers by edge, summed over all edges that share a tail, flat."""
+    """Values by edge, summed over all edges with the same tail, flat."""
     total = product.sum(part.reduced) if part.reduced else product
     return part.gathered(total) if total.dim() == 1 else total.reshape(-1)
 
@@ -128,7 +128,7 @@ def descend(
         count: rows per group (0: all at once).
     """
     both = step is not None and head is not None
-    # without working memory, larger groups are quicker
+    # without working memory, larger groups are faster
     count, work = (count, torch.empty_like(weight[:count])) if both and count else (4 * count, None)
     for w, g, k, s, h in groups(count, weight, grad, keep, step, head):
         assert w is not None and g is not None

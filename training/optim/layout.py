@@ -1,8 +1,8 @@
-"""Which numbers a step needs from every tensor, as index vectors made once.
+"""Index vectors of the values that a step needs from every tensor, computed once.
 
-Per-unit quantities of all tensors are laid end to end, so that a step works on a few long vectors instead of a few
-short ones for every tensor: first the tails of the edges (one per column of a matrix, or channel of a kernel), then the
-edges on the trees.
+The per-unit values of all tensors are concatenated, so that a step works on a few long vectors instead of several
+short ones per tensor: first the tails of the edges (one per column of a matrix, or channel of a kernel), then the edges
+on the trees.
 """
 
 from __future__ import annotations
@@ -26,19 +26,19 @@ class Part:
     """One tensor in a step.
 
     Attributes:
-        order: dimensions by decreasing stride (channels-last weights are walked as they lie in memory), or ``None``.
-        view: shape in which the tensor is worked on: ``(rows, columns)`` where no tail depends on the row.
-        tail: ids of the tails, broadcastable to ``view`` once they are spread over the taps.
-        head: ids of the heads, broadcastable to ``view``.
+        order: dimensions by decreasing stride (for channels-last weights), or ``None`` for their own order.
+        view: shape of the tensor in a step: ``(rows, columns)`` if no tail depends on the row.
+        tail: ids of the tails, which broadcast to ``view`` after repetition over the taps.
+        head: ids of the heads, which broadcast to ``view``.
         reduced: dimensions of ``view`` along which ``tail`` is constant.
         tree: flat positions (in ``view``) of the edges on the trees.
-        kind: ``dynamic`` where path values of chains enter, ``static`` where the factors are constant, ``plain``
-            where they are all 1 (both ends at the root, or outside path space).
-        span: where its tails lie among those of all tensors; ``None`` where none of them moves.
-        edges: where its tree edges lie among those of all tensors.
-        indices: by dimension, what is held here of the whole tensor; ``None``: all.
-        among: which of the tensor's edges on the trees are held here.
-        taps: columns that follow each other with the same tail, as the taps of a kernel do.
+        kind: ``dynamic`` if factors depend on path values of chains, ``static`` if they are constant, ``plain`` if they
+            are all 1 (both ends at the root, or outside path space).
+        span: positions of its tails among those of all tensors; ``None`` if none of them moves.
+        edges: positions of its tree edges among those of all tensors.
+        indices: indices by dimension of the part of the tensor on this device; ``None`` for all.
+        among: the tensor's tree edges that are on this device.
+        taps: number of consecutive columns with the same tail, such as the taps of a kernel.
     """
 
     order: tuple[int, ...] | None
@@ -61,22 +61,22 @@ class Part:
     def spread(self, value: None) -> None: ...
 
     def spread(self, value: Tensor | None) -> Tensor | None:
-        """Numbers by tail, broadcastable to ``view``."""
+        """Values by tail in a shape that broadcasts to ``view``."""
         if value is None or self.taps == 1 or value.shape[1] == 1:
             return value
         return value.unsqueeze(2).expand(-1, -1, self.taps).reshape(1, -1)
 
     def gathered(self, value: Tensor) -> Tensor:
-        """Numbers by column, summed over the taps."""
+        """Values by column, summed over the taps."""
         return value if self.taps == 1 else value.view(-1, self.taps).sum(1)
 
     def shaped(self, value: Tensor) -> Tensor:
-        """A tensor laid out like the parameter, seen as ``view`` (a view whenever memory allows)."""
+        """A tensor in the layout of the parameter, in the shape ``view`` (without a copy if memory allows)."""
         return (value if self.order is None else value.permute(self.order)).reshape(self.view)
 
     @property
     def by_rows(self) -> bool:
-        """Whether the tensor can be worked on in groups of rows."""
+        """Whether the tensor can be processed in groups of rows."""
         return len(self.view) == 2 and self.tail.shape[0] == 1
 
 
@@ -84,20 +84,21 @@ class Part:
 class Layout:
     """Index vectors over all tensors, on the device of the weights.
 
-    ``target`` says to which chain an entry contributes: tails first (``tails`` of them), then the edges on the trees.
-    ``of_tails`` and ``of_edges`` say where in ``[R, 1 / R]`` (ratios of all chains, then their reciprocals) the factor
-    of an entry lies: ``1 / R_tail`` of the tails; ``R_head`` and then ``1 / R_tail`` of the edges on the trees (those
-    in ``T_in`` alone; the root's where a weight stays). The last are left out where all of them are the root's.
+    ``target`` has the chain to which an entry contributes, first for the ``tails`` tails, then for the edges on the
+    trees. ``of_tails`` and ``of_edges`` have the positions of the entries' factors in ``[R, 1 / R]`` (ratios of all
+    chains, then their reciprocals): ``1 / R_tail`` for the tails; ``R_head`` and then ``1 / R_tail`` for the edges on
+    the trees (for those in ``T_in`` alone; the root's for constant weights). The last are left out if all are the
+    root's.
 
     Attributes:
         parts: one per tensor.
-        places: flat positions of all edges on the trees, end to end; those of the parts are views of it.
+        places: flat positions of all edges on the trees, concatenated; the parts have views of it.
         tails: number of tail entries.
         edges: number of tree edges.
         target: chain to which an entry contributes.
-        signs: sign with which it does, 0 where another device counts it, or ``None`` when all are +1.
+        signs: sign of the contribution, 0 if another device counts it, or ``None`` if all are +1.
         of_tails: positions in ``[R, 1 / R]`` of the factors of tails.
-        of_edges: those of the factors of tree edges.
+        of_edges: positions of the factors of tree edges.
         first: the unit that represents each chain.
         count: number of chains, the root's included.
     """
@@ -115,13 +116,13 @@ class Layout:
 
 
 def memory_order(parameter: Tensor) -> tuple[int, ...] | None:
-    """Dimensions by decreasing stride, or ``None`` when that is their own order."""
+    """Dimensions by decreasing stride, or ``None`` if this is their own order."""
     order = tuple(sorted(range(parameter.ndim), key=lambda d: (-parameter.stride()[d], d)))
     return None if parameter.is_contiguous() or order == tuple(range(parameter.ndim)) else order
 
 
 def plain_part(parameter: Tensor, edges: slice) -> Part:
-    """A tensor outside path space."""
+    """The part of a tensor outside path space."""
     ids = torch.zeros([1] * parameter.ndim, dtype=torch.int64)
     empty = torch.zeros(0, dtype=torch.int64, device=parameter.device)
     order = memory_order(parameter)
@@ -146,13 +147,13 @@ def tree_edges(skeleton: Skeleton, block: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def ratio_places(skeleton: Skeleton, count: int, ids: np.ndarray, divides: np.ndarray | bool) -> np.ndarray:
-    """Where in ``[R, 1 / R]`` the factor of some ids lies: that by which they are multiplied, or divided."""
+    """Positions in ``[R, 1 / R]`` of the factors of ids, which are multiplied or divided by them."""
     against = np.where(ids < 0, -1, 1) * skeleton.chain_sign[np.abs(ids)] < 0
     return np.asarray(skeleton.chain[np.abs(ids)] + count * (divides != against), np.int32)
 
 
 def find_held(indices: Indices | None, shape: tuple[int, ...], flat: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Which of some flat positions in a tensor are held, and where these lie in what is held of it."""
+    """The flat positions in a tensor that are on this device, and their positions in the local part."""
     if indices is None or not len(flat):
         return np.arange(len(flat)), flat
     places = []
@@ -173,18 +174,18 @@ def make_part(
     indices: Indices | None,
     start: tuple[int, int],
 ) -> tuple[Part, np.ndarray, np.ndarray, np.ndarray]:
-    """Lay out one tensor of path space.
+    """Create the part of one tensor of path space.
 
     Args:
         skeleton: the skeleton.
-        block: the block of the graph that the tensor is.
-        parameter: the tensor, or what is held of it here.
-        indices: what that is, by dimension; ``None`` for all.
-        start: how many tails and tree edges come before those of this tensor.
+        block: position of the tensor's block in the graph.
+        parameter: the tensor, or its part on this device.
+        indices: indices of that part by dimension; ``None`` for all.
+        start: number of tails and of tree edges before those of this tensor.
 
     Returns:
-        The part; head and tail ids of its tree edges (0 for edges of ``T_out``, which stay); ids of the units whose
-        chains those edges contribute to.
+        The part; head and tail ids of its tree edges (0 for edges of ``T_out``, which are constant); ids of the units
+        to whose chains these edges contribute.
     """
     entry = skeleton.graph.blocks[block]
     order = memory_order(parameter)
@@ -199,7 +200,7 @@ def make_part(
     shape = view = whole if order is None else tuple(whole[d] for d in order)
     taps, reduced = 1, tuple(d for d in range(len(shape)) if tail.shape[d] == 1 and shape[d] > 1)
     if shape and tail.shape[0] == 1:
-        # a row of numbers in memory has one tail each
+        # as a matrix: each row is contiguous in memory, and each column has one tail
         tail, head, taps = _rows_and_columns(tail, head, shape)
         view, reduced = (shape[0], int(np.prod(shape[1:], dtype=int))), (0,)
     if order is not None and len(flat):
@@ -219,7 +220,7 @@ def make_part(
 
 
 def ids_at(ids: Tensor, flat: np.ndarray, view: tuple[int, ...], taps: int = 1) -> np.ndarray:
-    """Ids, broadcastable to a view once they are spread over the taps, at flat positions of that view."""
+    """Ids at flat positions of a view to which they broadcast after repetition over the taps."""
     if not view:
         return ids.reshape(1).expand(len(flat)).numpy()
     index = np.unravel_index(flat, view)
@@ -234,14 +235,14 @@ def make_layout(
     spread: Spread,
     index: torch.dtype = torch.int64,
 ) -> Layout:
-    """Lay out all tensors of an optimizer.
+    """Create the layout of all tensors of an optimizer.
 
     Args:
         skeleton: the skeleton.
         parameters: the tensors.
-        blocks: the block of the graph that each of them is, ``None`` for those outside path space.
-        spread: what is held of them here, and which of them count here.
-        index: type of positions; operations on whole tensors ask for int64, kernels are content with int32.
+        blocks: positions of their blocks in the graph, ``None`` for tensors outside path space.
+        spread: the parts of them on this device, and which of them this device counts.
+        index: type of positions; operations on whole tensors need int64, kernels int32.
     """
     chain, sign = skeleton.chain, skeleton.chain_sign
     parts: list[Part] = []
@@ -263,7 +264,7 @@ def make_layout(
     if not chain[np.abs(other)].any():
         other = none
     target = np.concatenate([tail, toward])
-    # what several devices hold is counted by one of them
+    # parts on several devices are counted by one of them
     signs = np.where(target < 0, -1, 1) * sign[np.abs(target)] * np.concatenate(counted[0] + counted[1])
     first = np.unique(chain, return_index=True)[1]
     device = parameters[0].device if parameters else torch.device("cpu")

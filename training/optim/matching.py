@@ -1,4 +1,4 @@
-"""Which parameter of an optimizer is which block of the reduction graph."""
+"""Matching of an optimizer's parameters with the blocks of the reduction graph."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pathspace.structure import Structure
 
 
 def named(groups: Sequence[dict[str, Any]]) -> list[tuple[str | None, Tensor]]:
-    """All parameters of some groups with their names, ``None`` where they came without."""
+    """All parameters of some groups with their names, ``None`` for those without a name."""
     result: list[tuple[str | None, Tensor]] = []
     for group in groups:
         names = group.get("param_names") or [None] * len(group["params"])
@@ -26,7 +26,7 @@ def refuse_complex(owner: str, parameters: Sequence[tuple[str | None, Tensor]]) 
     """Refuse complex parameters.
 
     Raises:
-        UnsupportedError: naming the first of them.
+        UnsupportedError: a parameter is complex.
     """
     for name, parameter in parameters:
         if parameter.is_complex():
@@ -36,10 +36,10 @@ def refuse_complex(owner: str, parameters: Sequence[tuple[str | None, Tensor]]) 
 
 
 def refuse_shifts(owner: str, graph: Structure) -> None:
-    """Refuse graphs in which the sum of a parameter and a constant scales.
+    """Refuse graphs in which the sum of a parameter and a constant is rescaled.
 
     Raises:
-        UnsupportedError: naming the first such parameter.
+        UnsupportedError: there is such a parameter.
     """
     block = next((block for block in graph.blocks if block.shift), None)
     if block is not None:
@@ -51,7 +51,7 @@ def refuse_shifts(owner: str, graph: Structure) -> None:
 
 
 def find_names(given: Iterable[str], wanted: Iterable[str]) -> dict[str, str]:
-    """Wanted name -> given name: the same, or the same but for what wrappers put into names.
+    """Wanted name -> given name, which is the same without the parts that wrappers insert.
 
     Example:
         >>> find_names(["module._orig_mod.0.weight", "1.weight"], ["0.weight", "1.weight", "2.weight"])
@@ -69,10 +69,10 @@ def find_names(given: Iterable[str], wanted: Iterable[str]) -> dict[str, str]:
 
 
 def refuse_parts(owner: str, parameters: Sequence[tuple[str | None, Tensor]]) -> None:
-    """Refuse what wrappers make of parameters when they join them and cut what comes out.
+    """Refuse parameters that a wrapper has concatenated and split.
 
     Raises:
-        UnsupportedError: naming the wrapper.
+        UnsupportedError: there are such parameters.
     """
     words = {part for name, _ in parameters for part in (name or "").split(".")}
     makers = {
@@ -94,22 +94,23 @@ def refuse_parts(owner: str, parameters: Sequence[tuple[str | None, Tensor]]) ->
 def match(
     owner: str, parameters: Sequence[tuple[str | None, Tensor]], graph: Structure
 ) -> tuple[list[int | None], dict[int, Tensor]]:
-    """The block of every parameter, ``None`` for those outside path space; and weights that were not given.
+    """Match parameters with blocks of the graph.
 
-    The traced model's own parameters are known by identity. What is left over is matched by name: copies of the model,
-    and parameters that were replaced since. Of the traced model itself, weights may be left out.
+    Parameters of the traced model are matched by identity; all others by name: those of copies of the model, and
+    parameters that were replaced later. Weights of the traced model itself may be missing.
 
     Args:
-        owner: who asks, for messages.
-        parameters: names, if there are any, and parameters.
+        owner: name of the optimizer, for messages.
+        parameters: names (or ``None``) and parameters.
         graph: the reduction graph of the skeleton.
 
     Returns:
-        Positions in ``graph.blocks``; position -> weight of the traced model that is not among the parameters.
+        The position in ``graph.blocks`` of every parameter, ``None`` outside path space; and position -> weight of the
+        traced model that is not among the parameters.
 
     Raises:
         InputError: a block has no parameter, two of them, or one of another shape.
-        UnsupportedError: complex parameters, parts of parameters, or parameters that a constant is added to.
+        UnsupportedError: parameters are complex or split, or the model adds a constant to one.
     """
     refuse_complex(owner, parameters)
     refuse_shifts(owner, graph)
@@ -142,7 +143,7 @@ def match(
     missing = {i: block.name for i, block in enumerate(graph.blocks) if i not in seen}
     if missing:
         refuse_parts(owner, parameters)
-    # of a copy nobody knows where the rest is
+    # (the other weights of a copy are not known)
     own_only = bool(taken) and seen <= taken and all(name in graph.parameters for name in missing.values())
     if missing and not own_only:
         raise InputError(

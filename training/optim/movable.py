@@ -1,4 +1,4 @@
-"""The gauge that trained weights have by themselves, while all others keep their values."""
+"""The gauge transformations of trained weights that do not change frozen weights."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from pathspace.structure import Structure
 
 
 def movable(graph: Structure, names: Collection[str]) -> tuple[Structure, csr_array]:
-    """Join units between which a frozen weight lies: it keeps its value only if both ends move alike.
+    """Merge units connected by a frozen weight, which is constant only if both ends have the same scale.
 
-    Units that frozen weights connect to the root are fixed; so are all factors of a product that one of them touches.
+    Units that frozen weights connect to the root are fixed, and so are all factors of a product at a frozen weight.
 
     Args:
         graph: the reduction graph.
         names: the tensors that may change.
 
     Returns:
-        The graph of those tensors, over joined units; and the integer matrix ``(H, joined)`` that turns log-scales of
-        joined units into those of units.
+        The graph of these tensors over merged units; and the integer matrix ``(H, merged)`` from log-scales of merged
+        units to those of units.
 
     Example:
         >>> import torch, pathspace as ps

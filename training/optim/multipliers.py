@@ -1,8 +1,8 @@
-r"""By what a step on path values multiplies the learning rate: known before the first step.
+r"""Multipliers of the learning rate in a step on path values, known before the first step.
 
-A step of G-SGD moves a weight ``u -> v`` by ``lr / |p_u p_v|`` times its gradient in the gauge where
-``|pre_v| = |s_v|``, and the logarithm of a chain's path value by ``lr / p_k^2`` times its derivative. Both are
-invariant under rescaling. Products of many small weights make them as large as ``1e13``.
+A step of G-SGD changes a weight ``u -> v`` by ``lr / |p_u p_v|`` times its gradient in the gauge with
+``|pre_v| = |s_v|``, and the logarithm of a chain's path value by ``lr / p_k^2`` times its derivative. Both factors are
+invariant under rescaling. With products of many small weights they reach ``1e13``.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ from torch import Tensor
 from pathspace import Skeleton
 from pathspace.log_prefix import log_prefixes, log_suffixes
 
-# above this, rates that suit most weights make the largest step overflow
+# above this, the largest step overflows at learning rates that suit most weights
 LARGE = 1e4
 BAR = 40
 
 
 @dataclass(frozen=True)
 class Multipliers:
-    """How the multipliers of a skeleton are distributed.
+    """The distribution of the multipliers of a skeleton.
 
     Attributes:
-        decades: power of ten -> how many scalars and chains have a multiplier between it and the next.
+        decades: power of ten -> number of scalars and chains with a multiplier between it and the next power.
         median: their median.
         largest: the largest.
     """
@@ -47,13 +47,13 @@ class Multipliers:
 
 
 def multipliers(skeleton: Skeleton) -> Multipliers:
-    """Multipliers of all edges outside of the trees and of all chains.
+    """Multipliers of all edges outside the trees and of all chains.
 
     Args:
-        skeleton: the skeleton, with the weights as they are now.
+        skeleton: the skeleton; the current weights are used.
 
     Returns:
-        Their distribution: to a tenth of a decade for the median.
+        Their distribution; the median is exact to a tenth of a decade.
 
     Raises:
         InputError: a skeleton weight is 0.
@@ -76,7 +76,7 @@ def multipliers(skeleton: Skeleton) -> Multipliers:
     def count(powers: np.ndarray, times: int) -> None:
         nonlocal largest
         if powers.size:
-            # rounding of sums of logarithms must not move a 1 to the decade below
+            # rounding errors of sums of logarithms must not move a 1 to the decade below
             tenths, numbers = np.unique(np.floor(10 * powers + 1e-6).astype(np.int64), return_counts=True)
             for tenth, number in zip(tenths.tolist(), numbers.tolist(), strict=True):
                 fine[tenth] = fine.get(tenth, 0) + times * number
@@ -103,13 +103,13 @@ def _power(exponent: float) -> float:
 
 
 def warn_of_multipliers(owner: str, skeleton: Skeleton, given: Mapping[str, Tensor], bound: float | None) -> None:
-    """Warn where an ordinary learning rate would overflow.
+    """Warn if an ordinary learning rate would overflow.
 
     Args:
-        owner: the optimizer that is made.
-        skeleton: its skeleton, which may be that of another copy of the model.
-        given: name -> parameter that the optimizer has.
-        bound: its bound on the multipliers, if there is one.
+        owner: name of the optimizer.
+        skeleton: its skeleton, perhaps of another copy of the model.
+        given: name -> parameter of the optimizer.
+        bound: its bound on the multipliers, or ``None``.
     """
     if bound is not None:
         return
@@ -132,13 +132,13 @@ def warn_of_zeros(
     given: Mapping[str, Tensor],
     bound: float | None,  # noqa: ARG001
 ) -> None:
-    """Warn where relative steps cannot move what should be trained.
+    """Warn about trained weights of value 0, which relative steps do not change.
 
     Args:
-        owner: the optimizer that is made.
+        owner: name of the optimizer.
         skeleton: its skeleton.
-        given: name -> parameter that the optimizer has.
-        bound: none; there is nothing to bound.
+        given: name -> parameter of the optimizer.
+        bound: not used.
     """
     trained = {name: p for name, p in given.items() if p.requires_grad}
     zeros = {name: int((p.detach() == 0).sum()) for name, p in trained.items()}

@@ -1,4 +1,4 @@
-r"""Path-SGD: gradient descent where each weight's step is divided by the curvature of the path norm.
+r"""Path-SGD: gradient descent in which the step of each weight is divided by the curvature of the path norm.
 
 ``gamma^2 = sum over paths of the product of squared weights`` is the sum of the outputs of the network with squared
 weights on inputs of ones (all activations are then at least 0, so every ReLU passes them). With ``theta = w^2``::
@@ -6,9 +6,9 @@ weights on inputs of ones (all activations are then at least 0, so every ReLU pa
     kappa = 1/2 d^2 gamma^2 / dw^2 = d gamma^2 / d theta + 2 theta d^2 gamma^2 / d theta^2
     w <- w - lr dL/dw / kappa
 
-The first term takes one forward and one backward pass of the squared network: for a feedforward network it is
-``gamma_in(tail) gamma_out(head)``, and the second vanishes. Where paths pass a weight several times (recurrence) the
-second does not, and near identity it dominates the diagonal of the recurrent matrix.
+The first term needs one forward and one backward pass of the squared network: for a feedforward network it is
+``gamma_in(tail) gamma_out(head)``, and the second is 0. If paths pass a weight several times (recurrence), the second
+is not 0, and for weights near the identity it dominates on the diagonal of the recurrent matrix.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ from pathspace.training.optim.settings import check_group, expect_parameters, nu
 from pathspace.training.optim.sharding import refuse_shards
 
 CHUNK = 256
-# choices among paths, sizes, and gates: no sums over paths
+# operations that are no sums over paths: choices, sizes, and gates
 CROOKED = frozenset(
     ["maximum pooling", "norm pooling", "maximum", "order", "norm", "normalisation", "gated recurrence", "attention"]
 )
 
 
 def ones_like_inputs(example: Any) -> Any:
-    """Nested example inputs with one sample of ones in place of every floating point tensor's batch."""
+    """Nested example inputs in which every floating-point tensor is one sample of ones."""
     return pytree.tree_map(
         lambda x: torch.ones_like(x) if isinstance(x, Tensor) and x.is_floating_point() else x, example
     )
@@ -50,7 +50,7 @@ def ones_like_inputs(example: Any) -> Any:
 
 @contextmanager
 def evaluating(model: nn.Module) -> Iterator[None]:
-    """A model in evaluation mode for a while: dropout would remove paths at random."""
+    """A context with the model in evaluation mode, because dropout would remove paths at random."""
     modes = [(module, module.training) for module in model.modules()]
     try:
         model.eval()
@@ -61,11 +61,11 @@ def evaluating(model: nn.Module) -> Iterator[None]:
 
 
 class PathNorm:
-    """``gamma^2`` of a model, as a function of squared weights, and its curvatures.
+    """``gamma^2`` of a model as a function of squared weights, and its curvatures.
 
     Args:
         model: a network of linear and convolutional layers, ReLU-like activations, sums and averages.
-        args: example inputs; use a single sample, since all samples of ones are alike.
+        args: example inputs; a single sample is enough, because all samples of ones are equal.
         reused: names of parameters that paths pass several times; ``None`` finds those of ``nn.RNN`` layers and those
             that the forward pass uses more than once.
 
@@ -117,7 +117,7 @@ class PathNorm:
                 for key, p in module.named_parameters(recurse=False)
                 if key.startswith("weight_hh")
             ]
-            # and whatever the forward pass uses more than once
+            # parameters that the forward pass uses more than once
             captured, uses = graph.captured, Counter[str]()
             for node in captured.graph.graph.nodes:
                 kind, name = captured.sources.get(node.name, ("", ""))
@@ -131,12 +131,12 @@ class PathNorm:
         self._check([block.name for block in graph.blocks])
 
     def _check(self, names: Iterable[str]) -> None:
-        """Refuse a network that is not a sum over paths: at positive weights, no ``kappa`` is negative or 0 throughout.
+        """Refuse a network that is not a sum over paths, for which ``kappa`` is positive at positive weights.
 
         Raises:
-            UnsupportedError: naming the first parameter.
+            UnsupportedError: ``kappa`` of a parameter is negative, or 0 for all of its scalars.
         """
-        # such that no sum grows with the width
+        # (scaled so that sums do not grow with the width)
         even = {name: torch.full_like(p, len(p) / p.numel() if p.ndim else 1.0) for name, p in self._squares()}
         with evaluating(self.model):
             kappa = grad(self.value)(even)
@@ -195,14 +195,14 @@ class PathSGD(Optimizer):
         model: the model whose parameters these are.
         example: example inputs, one sample.
         second: include the second term for weights that paths pass several times (see the module's text).
-        every: recompute ``kappa`` only every so many steps.
+        every: number of steps between computations of ``kappa``.
         reused: names of parameters that paths pass several times; ``None`` finds those of ``nn.RNN`` layers and those
             that the forward pass uses more than once.
-        min_kappa: a weight whose ``kappa`` is not above this (on no path, or on paths of value 0 alone) does not move.
-        maximize: ascend instead.
+        min_kappa: a weight whose ``kappa`` is not above this (on no path, or only on paths of value 0) does not move.
+        maximize: maximise the loss.
 
     Raises:
-        InputError: parameters without names, or a setting out of range.
+        InputError: parameters have no names, or a setting is out of range.
         UnsupportedError: the model has layers whose outputs are not sums over paths, or sharded parameters.
 
     Example:
@@ -246,10 +246,10 @@ class PathSGD(Optimizer):
         self._find_names()
 
     def _find_names(self) -> None:
-        """Names of the parameters in the model.
+        """Find the names of the parameters in the model.
 
         Raises:
-            InputError: one of them is not the model's.
+            InputError: a parameter does not belong to the model.
         """
         self._name = {id(p): name for name, p in self.path_norm.model.named_parameters()}
         strange = [p for group in self.param_groups for p in group["params"] if id(p) not in self._name]
@@ -271,12 +271,12 @@ class PathSGD(Optimizer):
             raise
 
     def __getstate__(self) -> dict[str, Any]:
-        """For copies and pickles: the model comes along."""
+        """State for copies and pickles, including the model."""
         kept = ("path_norm", "second", "every", "min_kappa", "_count")
         return {**super().__getstate__(), **{name: getattr(self, name) for name in kept}}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        """Come back from a copy or a pickle."""
+        """Restore a copy or a pickle."""
         super().__setstate__(state)
         if "path_norm" in state:
             self._patch_step_function()
@@ -305,7 +305,7 @@ class PathSGD(Optimizer):
         return loss
 
     def state_dict(self) -> dict[str, Any]:
-        """State, with the number of steps (which says when ``kappa`` is due)."""
+        """State, with the number of steps, which determines the next computation of ``kappa``."""
         return {**super().state_dict(), "count": self._count}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:

@@ -1,13 +1,13 @@
-r"""What optimizers on path values share: the exact passage between steps on path values and steps on weights.
+r"""The base of optimizers on path values: exact conversion of steps on path values to steps on weights.
 
-Weights on ``T_out`` stay constant. A step changes the value of the chain ``p_k`` by the ratio ``R_k`` and the value of
+Weights on ``T_out`` are constant. A step changes the value of the chain ``p_k`` by the ratio ``R_k`` and the value of
 ``P(e)``, for an edge ``e`` in neither tree, from ``v_e`` to ``v_e'``. The weights then are::
 
     w_e <- v_e' / (pre_tail s_head) / R_tail                  edges in neither tree
     w_e <- w_e R_head / R_tail                                edges of T_in that are not in T_out
     pre_v <- pre_v R_v
 
-and the derivative by the logarithm of ``p_k`` is, with ``lambda_e = w_e dL/dw_e``::
+and the derivative with respect to the logarithm of ``p_k`` is, with ``lambda_e = w_e dL/dw_e``::
 
     c_k = sum over e in T_in \\ T_out entering k of lambda_e  -  sum over e not in T_out leaving k of lambda_e
 """
@@ -41,16 +41,16 @@ from pathspace.training.optim.vectors import Parts
 
 @dataclass(frozen=True)
 class Step:
-    """What the rule of a step sees.
+    """The arguments of a rule in one step.
 
     Attributes:
-        space: the weights, laid out.
+        space: the path space.
         groups: the parameter groups.
-        state: what is kept of every parameter.
+        state: the state of every parameter.
         kept: the rule's own vectors, by name.
         parts: the vectors of path space.
-        weights: the weights in the shapes they are worked on.
-        grads: their gradients as given (zeros where there are none).
+        weights: the weights in the shapes of their views.
+        grads: their gradients (zeros if there are none).
         heads: factors by head.
     """
 
@@ -64,7 +64,7 @@ class Step:
     heads: Sequence[Tensor | None]
 
     def downhill(self) -> list[Tensor]:
-        """Gradients with the sign in which each tensor moves against them."""
+        """Gradients of the loss to minimise: negated for groups with ``maximize``."""
         pairs = zip(self.grads, self.space.slots, strict=True)
         return [-grad if self.groups[slot.group]["maximize"] else grad for grad, slot in pairs]
 
@@ -74,19 +74,19 @@ class Step:
 
 
 class Rule(ABC):
-    """How path values change: what tells one optimizer on path values from another."""
+    """How path values change in a step; each optimizer on path values has its own rule."""
 
     manner: Manner
-    # names of moments that are kept by chain, and by tensor
+    # names of the moments of chains, and of tensors
     chains: ClassVar[tuple[str, ...]]
     buffers: ClassVar[tuple[str, ...]]
 
     @abstractmethod
     def vectors(self, chains: Tensor, tensors: int) -> dict[str, Tensor]:
-        """What is kept from step to step beside path space, at its start.
+        """Initial values of the vectors that the rule keeps between steps.
 
         Args:
-            chains: a vector of the right shape, type and device.
+            chains: a vector with the shape, type and device of vectors over chains.
             tensors: number of tensors.
         """
 
@@ -96,23 +96,23 @@ class Rule(ABC):
 
     @abstractmethod
     def move(self, step: Step) -> None:
-        """Move the weights that are in neither tree."""
+        """Update the weights in neither tree."""
 
 
 class PathOptimizer(Optimizer):
-    """Base of the optimizers on path values: torch's conventions around one rule in one path space.
+    """Base class of the optimizers on path values: torch's interface for one rule in one path space.
 
     Args:
         params: ``model.named_parameters()``, named parameter groups, or parameters of the traced model itself.
         defaults: the settings of a group.
         skeleton: the skeleton of the traced model.
-        min_ratio: how much smaller a path value may get than it was at the start.
+        min_ratio: smallest absolute ratio of a path value to its value at the start.
         rule: how path values change.
 
     Raises:
         InputError: a parameter of the skeleton is missing, given twice or of another shape.
-        UnsupportedError: complex parameters, parts of parameters that FullyShardedDataParallel or ZeRO have made, a
-            skeleton weight of 0, or path values too small to be divided by.
+        UnsupportedError: parameters are complex or split by FullyShardedDataParallel or ZeRO, a skeleton weight is 0,
+            or path values are too small to divide by.
 
     Reference:
         The two-tree basis and its closed form: ``docs/g-sgd.md``.
@@ -126,7 +126,7 @@ class PathOptimizer(Optimizer):
         expect_parameters(owner, params)
         number(owner, "min_ratio", min_ratio, low=SMALLEST, high=1.0)
         warn_of_dead(owner, skeleton)
-        # weights at dead units stay as they are
+        # weights at dead units are constant
         self.skeleton, self.min_ratio, self._rule = skeleton.live, min_ratio, rule
         self._space: PathSpace | None = None
         self._kept: dict[str, Tensor] = {}
@@ -136,13 +136,13 @@ class PathOptimizer(Optimizer):
         blocks, self._absent = match(owner, named(self.param_groups), self.skeleton.graph)
         self._connect(blocks)
         if not any(map(sharded, self.weights.values())):
-            # (of shards no process has all)
+            # (no process has all weights of a sharded model)
             (warn_of_zeros if rule.manner.relative else warn_of_multipliers)(
                 owner, skeleton, self.weights, rule.manner.cap
             )
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Add a group; its parameters must lie outside path space, since those inside are all there already."""
+        """Add a group of parameters outside path space; those inside are already in the optimizer."""
         super().add_param_group(param_group)
         group = self.param_groups[-1]
         try:
@@ -161,12 +161,12 @@ class PathOptimizer(Optimizer):
 
     @property
     def weights(self) -> dict[str, Tensor]:
-        """Name in the reduction graph -> parameter as given, of those in path space."""
+        """Name in the reduction graph -> parameter in path space."""
         blocks = self.skeleton.graph.blocks
         return {blocks[slot.block].name: slot.parameter for slot in self.space.slots if slot.block is not None}
 
     def _connect(self, blocks: Sequence[int | None]) -> None:
-        """Lay out the weights as they lie now; what the rule keeps goes on."""
+        """Create the path space for the current memory of the weights; the rule's vectors are kept."""
         owner, manner = type(self).__name__, self._rule.manner
         given = owner, self.param_groups, blocks, self.skeleton, manner, self.min_ratio, self._absent
         space = PathSpace(*given, before=self._space)
@@ -182,7 +182,7 @@ class PathOptimizer(Optimizer):
         if self._space is not None:
             for name, vector in (*kept.items(), ("counts", space.counts)):
                 old = self._kept[name]
-                # tensors that joined since have taken no step
+                # new tensors have taken no step
                 if name == "steps" or old.shape == vector.shape:
                     vector[: len(old)] = old.to(vector.device)[: len(vector)]
         if self.max_multiplier is not None:
@@ -195,12 +195,12 @@ class PathOptimizer(Optimizer):
 
     @property
     def space(self) -> PathSpace:
-        """Path space, laid out for these parameters."""
+        """The path space of these parameters."""
         assert self._space is not None
         return self._space
 
     def _ready(self) -> bool:
-        """Whether there are gradients; if so, look after what others have done to the weights."""
+        """Whether there are gradients; if so, update path space after changes of weights by other code."""
         found = [slot.grad for slot in self.space.slots if slot.grad is not None]
         if any(grad.is_sparse or grad.is_complex() for grad in found):
             raise UnsupportedError(
@@ -221,7 +221,7 @@ class PathOptimizer(Optimizer):
         return True
 
     def _working(self) -> Step:
-        """What a step works on; gradients of 0 where there are none."""
+        """The arguments of a step, with zeros for missing gradients."""
         space = self.space
         found = [local_gradient(slot.parameter) if slot.given else None for slot in space.slots]
         grads = [torch.zeros_like(s.held) if g is None else g for s, g in zip(space.slots, found, strict=True)]
@@ -254,8 +254,8 @@ class PathOptimizer(Optimizer):
     def resync(self) -> None:
         """Recompute all products along the trees from the weights.
 
-        Called by itself when weights were changed by in-place operations other than this optimizer's (loading a model's
-        state, clipping weights); call it after changing ``parameter.data``, which leaves no trace.
+        The optimizer calls it after other in-place operations on weights (loading a model's state, clipping weights).
+        Call it after changes of ``parameter.data``, which the optimizer cannot detect.
 
         Raises:
             UnsupportedError: a skeleton weight is 0.
@@ -264,22 +264,22 @@ class PathOptimizer(Optimizer):
 
     @property
     def dead(self) -> np.ndarray:
-        """Ids of the units that only weights of 0 connect to the root; all weights at them keep their values."""
+        """Ids of the units with only weights of 0 between them and the root; all weights at them are constant."""
         return self.skeleton.dead
 
     @property
     def clip_counts(self) -> Tensor:
-        """How many path values have changed sign, and how many were stopped before 0 (two integers)."""
+        """Number of sign changes of path values, and number of path values stopped before 0 (two integers)."""
         return self.space.counts.sum(1)
 
     @torch.no_grad()
     def clip_path_grad_norm_(self, max_norm: float) -> Tensor:
         """Scale all gradients so that the norm of ``dL/dv`` over basis path values is at most ``max_norm``.
 
-        Call it where ``torch.nn.utils.clip_grad_norm_`` would be called. The norm of ``dL/dw`` depends on the scales of
-        the weights, this one does not. Its square is the sum of ``M_e (dL/dw_e)^2`` with the multipliers ``M_e`` of the
-        step; where these are bounded (``max_multiplier``), it is taken with the bounded ones; where steps are relative,
-        it is the norm of ``v dL/dv``. Parameters outside path space count with their own gradients.
+        Call it instead of ``torch.nn.utils.clip_grad_norm_``. The norm of ``dL/dw`` depends on the scales of the
+        weights; this norm does not. Its square is the sum of ``M_e (dL/dw_e)^2`` with the multipliers ``M_e`` of the
+        step, bounded with ``max_multiplier``; for relative steps it is the norm of ``v dL/dv``. Parameters outside path
+        space count with their own gradients.
 
         Args:
             max_norm: the bound.
@@ -314,22 +314,22 @@ class PathOptimizer(Optimizer):
     # --- state dicts, copies and pickles
 
     def fingerprint(self) -> str:
-        """A hash of the two trees, kept with the state so that a state of another skeleton is refused."""
+        """A hash of the two trees, stored in the state, so that a state of another skeleton is refused."""
         return state.fingerprint(self.skeleton)
 
     def state_dict(self) -> dict[str, Any]:
-        """State of the optimizer, with copies of what is kept by unit and the skeleton's fingerprint."""
+        """State of the optimizer, with copies of the vectors of path space and the skeleton's fingerprint."""
         fresh = not self.state
         state.publish(type(self).__name__, self.space, self._kept, self.state)
         try:
             return super().state_dict()
         finally:
             if fresh:
-                # before the first step there are no moments yet, and who looks for a state is to find that
+                # before the first step there are no moments, so the state must be empty
                 self.state.clear()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Load a state made with the same skeleton; weights may be loaded before or after.
+        """Load a state of the same skeleton; weights may be loaded before or after.
 
         Raises:
             InputError: the state belongs to another optimizer or another skeleton.
@@ -344,7 +344,7 @@ class PathOptimizer(Optimizer):
                 f"{owner} found a state of type {type(state_dict).__name__}, expected the dict of "
                 "optimizer.state_dict()."
             )
-        # after the hooks of others, which may change the state
+        # (registered last, because other hooks may change the state)
         handle = self.register_load_state_dict_pre_hook(check)
         try:
             super().load_state_dict(state_dict)
@@ -354,7 +354,7 @@ class PathOptimizer(Optimizer):
         state.publish(owner, self.space, self._kept, self.state)
 
     def __getstate__(self) -> dict[str, Any]:
-        """For copies and pickles: everything but the traced model."""
+        """State for copies and pickles, without the traced model."""
         return {
             **super().__getstate__(),
             "skeleton": state.without_model(self.skeleton),
@@ -366,7 +366,7 @@ class PathOptimizer(Optimizer):
         }
 
     def __setstate__(self, found: dict[str, Any]) -> None:
-        """Come back from a copy or a pickle."""
+        """Restore a copy or a pickle."""
         blocks, kept = found.pop("_blocks", None), found.pop("_kept", None)
         super().__setstate__(found)
         if blocks is None:

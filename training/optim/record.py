@@ -1,9 +1,9 @@
-"""Factors by tail and weights on the trees in an order that the skeleton alone decides, for states that are saved.
+"""Factors by tail and weights on the trees for saved states, in an order that depends only on the skeleton.
 
-A step keeps them as the tensors of a device lie in memory. A state is to be read by other numbers of devices, so it
-holds one factor per tail of the graph and all edges on the trees. Where tensors are whole, the record is filled in when
-a state is asked for. Where they are cut, a device knows its own part only, and saving must not wait for the others.
-Each device then carries all of the record along, by the ratios that all of them know.
+A step stores them in the memory order of a device's tensors. A state must be readable with another number of devices,
+so it has one factor per tail of the graph and all edges on the trees. For unsharded tensors the record is filled when
+a state is requested. For sharded tensors a device knows only its own part, and saving must not wait for the others; so
+each device updates the whole record in every step, by the ratios that all devices know.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ from pathspace.training.optim.vectors import Vectors
 
 
 class Record:
-    """What a state holds of tails and of edges on the trees.
+    """The part of a state for tails and for edges on the trees.
 
     Args:
         skeleton: the skeleton.
         blocks: the block of each tensor, ``None`` outside path space.
-        vectors: what is kept as the tensors lie.
-        carried: whether every step changes the record, too.
+        vectors: the vectors in the memory order of the tensors.
+        carried: whether every step updates the record, too.
 
     Attributes:
         ids: the tails of the graph.
-        factor: by tail, ``1 / pre`` to the power that a step takes, shape ``(len(ids),)``.
+        factor: ``1 / pre`` of the tails to the power in the step, shape ``(len(ids),)``.
         tree: weights on the trees, block by block, in float64.
-        spans: where those of each block lie in it.
+        spans: the range of each block in ``tree``.
     """
 
     def __init__(self, skeleton: Skeleton, blocks: Sequence[int | None], vectors: Vectors, carried: bool) -> None:
@@ -61,7 +61,7 @@ class Record:
 
     @staticmethod
     def _followed(skeleton: Skeleton, count: int, edges: Sequence[np.ndarray]) -> list[np.ndarray]:
-        """Of all edges on the trees, what they are multiplied by at the head, and then what they are divided by."""
+        """Positions of the factors of all tree edges: first those at the heads, then the divisors at the tails."""
         heads, tails = [], []
         for number, (block, flat) in enumerate(zip(skeleton.graph.blocks, edges, strict=True)):
             moves = np.arange(len(flat)) < len(tree_edges(skeleton, number)[0])
@@ -71,7 +71,7 @@ class Record:
         return [ratio_places(skeleton, count, ids, divides) for some, divides in sides for ids in some]
 
     def _found(self, skeleton: Skeleton, edges: Sequence[np.ndarray], tree_in: bool) -> tuple[np.ndarray, np.ndarray]:
-        """The units that have an edge in a tree, and where that edge lies."""
+        """The units with an edge in a tree, and the position of this edge."""
         tree = skeleton.tree_in if tree_in else skeleton.tree_out
         places = np.full(len(tree.block), -1)
         for block, units in tree.by_block():
@@ -82,10 +82,10 @@ class Record:
         return units, places[units]
 
     def start(self, factor: Tensor, tables: Sequence[Tensor]) -> None:
-        """Begin with these numbers.
+        """Set the initial values.
 
         Args:
-            factor: by tail.
+            factor: factors by tail.
             tables: by unit, the weight of its edge in ``T_in`` and in ``T_out``.
         """
         self.factor.copy_(factor)
@@ -93,11 +93,11 @@ class Record:
             self.tree[torch.from_numpy(places)] = table[torch.from_numpy(units)].to(self.tree)
 
     def follow(self, ratios: Tensor, linear: bool) -> None:
-        """Carry out the ratios of a step.
+        """Apply the ratios of a step.
 
         Args:
-            ratios: those of all chains, then their reciprocals.
-            linear: whether a step takes ``1 / pre`` or its square.
+            ratios: ratios of all chains, then their reciprocals.
+            linear: whether the step has ``1 / pre`` instead of its square.
         """
         keep = ratios.index_select(0, self._of_ids)
         for _ in range(1 if linear else 2):
@@ -106,13 +106,13 @@ class Record:
             self.tree.mul_(ratios.index_select(0, places))
 
     def fill(self) -> None:
-        """Take over what is kept as the tensors lie."""
+        """Copy the values from the vectors to the record."""
         if not self.carried:
             self.factor[self._tails] = self.vectors.factor
             self.tree[self._edges] = self.vectors.kept.tree
 
     def hand_out(self) -> None:
-        """Put the numbers where the steps look for them."""
+        """Copy the values from the record to the vectors."""
         self.vectors.factor.copy_(self.factor[self._tails])
         self.vectors.kept.tree.copy_(self.tree[self._edges])
 

@@ -1,4 +1,4 @@
-"""Settings of optimizers, refused in one sentence where they make no sense."""
+"""Checks of the settings of optimizers."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ SMALLEST = sys.float_info.min
 
 
 def expect_parameters(owner: str, params: object) -> None:
-    """Refuse what holds no parameters, such as the model itself.
+    """Refuse arguments that are not parameters, such as the model itself.
 
     Raises:
-        InputTypeError: it is a module, a tensor, a string, or cannot be iterated.
+        InputTypeError: the argument is a module, a tensor, a string, or not iterable.
     """
     if isinstance(params, nn.Module | Tensor | str) or not isinstance(params, Iterable):
         raise InputTypeError(
@@ -33,14 +33,14 @@ def number(owner: str, name: str, value: Any, low: float = 0.0, high: float = fl
     """Refuse a setting that is out of range.
 
     Args:
-        owner: the class that is asking.
-        name: the setting.
-        value: what was found.
-        low: smallest value allowed.
-        high: values below this are allowed.
+        owner: name of the optimizer.
+        name: name of the setting.
+        value: its value: a number or a one-element tensor.
+        low: smallest allowed value.
+        high: upper limit; only smaller values are allowed.
 
     Raises:
-        InputError: it is no number, or out of range.
+        InputError: the value is not a number, or out of range.
     """
     found = value
     if isinstance(value, Tensor):
@@ -56,10 +56,10 @@ def number(owner: str, name: str, value: Any, low: float = 0.0, high: float = fl
 
 
 def pair(owner: str, name: str, value: Any) -> None:
-    """Refuse what is not a pair of numbers of at least 0 and below 1.
+    """Refuse a value that is not a pair of numbers of at least 0 and below 1.
 
     Raises:
-        InputError: it is none.
+        InputError: the value is not such a pair.
     """
     if not isinstance(value, tuple | list) or len(value) != 2:
         raise InputError(f"{owner} found {name}={value!r}, expected two numbers.")
@@ -68,10 +68,10 @@ def pair(owner: str, name: str, value: Any) -> None:
 
 
 def check_bound(owner: str, max_multiplier: float | None, relative: bool) -> None:
-    """Refuse bounds that are none, and bounds where there is nothing to bound.
+    """Refuse bounds that are not positive, and bounds for relative steps.
 
     Raises:
-        InputError: either was given.
+        InputError: the bound is not valid.
     """
     if max_multiplier is not None:
         number(owner, "max_multiplier", max_multiplier, low=SMALLEST)
@@ -86,7 +86,7 @@ def check_group(owner: str, group: dict[str, Any]) -> None:
     """Refuse settings of a group that are out of range.
 
     Raises:
-        InputError: naming the first of them.
+        InputError: a setting is out of range.
     """
     for name in ("lr", "momentum", "weight_decay", "eps"):
         if name in group:
@@ -96,15 +96,15 @@ def check_group(owner: str, group: dict[str, Any]) -> None:
 
 
 def modes(owner: str, fused: bool | None, differentiable: bool) -> None:
-    """Refuse the modes of torch's optimizers that make no sense here.
+    """Refuse modes of torch's optimizers that are not supported.
 
     Args:
-        owner: the class that is asking.
-        fused: as given by the user.
-        differentiable: as given by the user.
+        owner: name of the optimizer.
+        fused: the user's argument.
+        differentiable: the user's argument.
 
     Raises:
-        UnsupportedError: either was asked for.
+        UnsupportedError: one of them is true.
     """
     if fused:
         raise UnsupportedError(

@@ -1,9 +1,9 @@
-"""Where the weights are: whole on every device, or cut along any dimension over the dimensions of a mesh.
+"""Sharded weights: whole on every device, or split along any dimension over the dimensions of a mesh.
 
-A step needs one thing from other devices: sums over all edges of a unit. Each device adds up the edges it holds; those
-that several hold are counted by the first of them. One ``all_reduce`` over a vector of one entry per chain then adds
-the devices up, for each dimension of the mesh along which something is cut, and everything that is kept by unit is the
-same everywhere. Weights and gradients never travel.
+A step needs only sums over all edges of a unit from other devices. Each device sums over its own edges; edges on
+several devices are counted by the first of them. Then, for each dimension of the mesh along which tensors are split,
+one ``all_reduce`` over a vector with one entry per chain sums over the devices, and all values by unit are equal on all
+devices. Weights and gradients are not sent.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ if TYPE_CHECKING:
     from torch.distributed.tensor import DTensor
     from typing_extensions import TypeIs
 
-# by dimension of a tensor, the indices that are held
+# the local indices for each dimension of a tensor
 Indices = tuple[np.ndarray, ...]
 
 
 @dataclass(frozen=True)
 class Spread:
-    """How the tensors of an optimizer are spread over devices.
+    """How the tensors of an optimizer are sharded.
 
     Attributes:
-        groups: the processes along each dimension of the mesh over which a tensor is cut; none: all are whole.
-        indices: what this device holds of each tensor; ``None``: all.
-        counted: whether this device counts each tensor where several hold the same of it.
+        groups: the processes along each dimension of the mesh over which a tensor is split; empty without sharding.
+        indices: local indices of each tensor; ``None`` for all.
+        counted: for each tensor, whether this device counts it if several devices hold the same part.
     """
 
     groups: tuple[dist.ProcessGroup, ...]
@@ -49,17 +49,17 @@ class Spread:
 
 
 def sharded(tensor: Tensor) -> TypeIs[DTensor]:
-    """Tell whether a tensor is spread over several devices."""
+    """Whether a tensor is sharded over several devices."""
     if type(tensor) in (Tensor, torch.nn.Parameter):
         return False
-    # importing this takes half a second, which only those pay who have such tensors
+    # (this import takes half a second)
     from torch.distributed.tensor import DTensor
 
     return isinstance(tensor, DTensor)
 
 
 def local(tensor: Tensor) -> Tensor:
-    """What this device holds of a tensor: itself, or its shard (the same memory)."""
+    """The part of a tensor on this device: the tensor itself, or its shard (the same memory)."""
     if not sharded(tensor):
         return tensor
     with torch.no_grad():
@@ -67,7 +67,7 @@ def local(tensor: Tensor) -> Tensor:
 
 
 def local_gradient(parameter: Tensor) -> Tensor | None:
-    """The gradient of what this device holds of a parameter; sums that are still to be made over devices are made."""
+    """The gradient of the local part of a parameter, after pending sums over devices."""
     grad = parameter.grad
     if grad is not None and sharded(grad) and sharded(parameter) and grad.placements != parameter.placements:
         grad = grad.redistribute(placements=parameter.placements)
@@ -75,42 +75,42 @@ def local_gradient(parameter: Tensor) -> Tensor | None:
 
 
 def whole(tensor: Tensor) -> Tensor:
-    """All of a tensor; of shards, gathered from all devices."""
+    """The whole tensor; shards are gathered from all devices."""
     return tensor.full_tensor() if sharded(tensor) else tensor
 
 
 def version(tensor: Tensor) -> int:
-    """How often a tensor was written to, as a whole or on this device alone."""
+    """Number of in-place changes of a tensor, as a whole or on this device."""
     return tensor._version + local(tensor)._version if sharded(tensor) else tensor._version
 
 
 def refuse_shards(owner: str, tensors: Sequence[Tensor], why: str) -> None:
-    """Refuse sharded tensors where they make no sense.
+    """Refuse sharded tensors.
 
     Args:
-        owner: who is asking.
-        tensors: what was given.
-        why: the rest of the sentence: the reason, and what to do.
+        owner: name of the optimizer.
+        tensors: the tensors.
+        why: the end of the sentence: the reason, and what to do.
 
     Raises:
-        UnsupportedError: one of them is sharded.
+        UnsupportedError: a tensor is sharded.
     """
     if any(sharded(tensor) for tensor in tensors):
         raise UnsupportedError(f"{owner} found parameters sharded over several devices, expected whole tensors: {why}")
 
 
 def piece(held: np.ndarray, parts: int, number: int) -> np.ndarray:
-    """One of the parts into which a device mesh cuts indices; the last ones may be shorter, or empty."""
+    """One of the parts into which a device mesh splits indices; the last ones may be shorter, or empty."""
     size = -(-len(held) // parts)
     return held[number * size : (number + 1) * size]
 
 
 def find_indices(owner: str, name: str | None, tensor: Tensor) -> Indices | None:
-    """What this device holds of a tensor; ``None``: all of it.
+    """The local indices of a tensor by dimension; ``None`` for all.
 
     Raises:
         UnsupportedError: the device holds terms of a sum, or is not in the mesh.
-        InputError: the device holds another part than its place in the mesh says.
+        InputError: the local part does not match the device's position in the mesh.
     """
     if not sharded(tensor):
         return None
@@ -128,7 +128,7 @@ def find_indices(owner: str, name: str | None, tensor: Tensor) -> Indices | None
                 "expected shards or whole tensors; redistribute it first."
             )
         if not placement.is_replicate():
-            # what tensor parallelism has cut before, fully_shard cuts piece by piece
+            # fully_shard splits each piece of a tensor that tensor parallelism has split before
             before: int = getattr(placement, "split_factor", 1)
             dim: int = getattr(placement, "dim")  # noqa: B009 (shards have it, placements in general do not)
             pieces = [piece(piece(indices[dim], before, number), size, place) for number in range(before)]
@@ -143,15 +143,15 @@ def find_indices(owner: str, name: str | None, tensor: Tensor) -> Indices | None
 
 
 def find_spread(owner: str, named: Sequence[tuple[str | None, Tensor]]) -> Spread:
-    """How the parameters of an optimizer are spread over devices.
+    """How the parameters of an optimizer are sharded.
 
     Args:
-        owner: the class that is asking.
+        owner: name of the optimizer.
         named: all its parameters, in the same order on all devices.
 
     Raises:
-        UnsupportedError: they are cut in a way that is not supported.
-        InputError: a device does not hold what it should.
+        UnsupportedError: they are sharded in a way that is not supported.
+        InputError: the local part of a tensor does not match its mesh.
     """
     indices = tuple(find_indices(owner, name, tensor) for name, tensor in named)
     groups: dict[tuple[int, ...], dist.ProcessGroup] = {}

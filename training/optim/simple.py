@@ -1,7 +1,7 @@
-"""The three optimizers of the evolution notes (2.2 to 2.4), corrected, with torch's own code wherever it has the same.
+"""The three optimizers of the evolution notes (2.2 to 2.4), corrected, with torch's own code where it is equivalent.
 
-* Moving-average descent is ``torch.optim.SGD`` with ``dampening = momentum`` started from a zero buffer.
-* Rescaled descent divides each tensor's gradient by its root mean square over elements; torch has no such thing.
+* Moving-average descent is ``torch.optim.SGD`` with ``dampening = momentum`` and a zero initial buffer.
+* Rescaled descent divides each tensor's gradient by its root mean square over elements; torch has no equivalent.
 * Sign descent without memory is ``torch.optim.Adam(betas=(0, 0), eps=0)``; with memory it is Lion with equal betas.
 """
 
@@ -23,13 +23,13 @@ from pathspace.training.optim.settings import expect_parameters, modes, number
 class EMASGD(SGD):
     r"""Moving-average descent: ``g <- gamma g + (1 - gamma) dL/dw``, ``w <- w - lr g``, from ``g = 0``.
 
-    This is ``torch.optim.SGD(momentum=gamma, dampening=gamma)``, whose first step alone differs: torch fills its
-    buffer with the whole first gradient, the notes start from zero. All of torch's code is reused.
+    It differs from ``torch.optim.SGD(momentum=gamma, dampening=gamma)`` only in the first step: torch initialises its
+    buffer with the first gradient, the notes with zero. All of torch's code is reused.
 
     Args:
         params: parameters, as for every torch optimizer.
         lr: learning rate.
-        gamma: decay of the average, at least 0 and below 1 (1 would never move).
+        gamma: decay of the average, at least 0 and below 1 (with 1 the weights would never move).
         maximize: ascend instead.
         foreach: as for ``torch.optim.SGD``.
         capturable: accepted; nothing waits for the device either way.
@@ -66,7 +66,7 @@ class EMASGD(SGD):
         fused: bool | None = None,
         differentiable: bool = False,
     ) -> None:
-        # its buffers start outside of what would be differentiated
+        # (differentiable is refused because the buffers start outside the differentiated graph)
         modes("EMASGD", None, differentiable)
         number("EMASGD", "lr", lr)
         number("EMASGD", "gamma", gamma, high=1.0)
@@ -87,16 +87,16 @@ class EMASGD(SGD):
                 state = self.state[parameter]
                 if parameter.grad is not None and group["momentum"] and state.get("momentum_buffer") is None:
                     state["momentum_buffer"] = torch.zeros_like(parameter)
-        # torch's own step without the wrapper that calls hooks, which are called for this one already
+        # torch's step without its wrapper, because hooks are already called for this step
         inspect.unwrap(SGD.step)(self)
         return loss
 
 
 class _PerTensor(Optimizer, ABC):
-    """Optimizers that average gradients from zero and then change the direction tensor by tensor.
+    """Base class of optimizers with a moving average from zero and a direction for each tensor.
 
-    ``foreach`` and ``capturable`` are accepted as by torch (a step works on one tensor after the other, and never waits
-    for the device), ``fused`` and ``differentiable`` refused.
+    ``foreach`` and ``capturable`` are accepted as by torch (a step processes one tensor after the other, and never
+    waits for the device); ``fused`` and ``differentiable`` are refused.
     """
 
     def __init__(
@@ -116,7 +116,7 @@ class _PerTensor(Optimizer, ABC):
 
     @abstractmethod
     def _direction(self, average: Tensor, group: dict[str, Any]) -> Tensor:
-        """What a tensor moves against, given its average gradient."""
+        """The negative direction of a tensor's step, given its average gradient."""
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
@@ -149,15 +149,15 @@ class _PerTensor(Optimizer, ABC):
 class RescaleSGD(_PerTensor):
     r"""Rescaled descent: ``w <- w - lr g / rms(g)`` for every tensor, ``g`` a moving average from zero.
 
-    The notes print the standard deviation; that of a one-element tensor is 0 and that of a nearly constant gradient
-    blows the step up, so the root of the mean square is taken. All gradients are taken at one point. The step has a
-    fixed length: it circles around a minimum unless the learning rate decays.
+    The notes use the standard deviation, which is 0 for a tensor of one element and close to 0 for a nearly constant
+    gradient; here it is the root mean square. All gradients are computed at one point. Steps have a fixed length, so
+    they oscillate around a minimum unless the learning rate decays.
 
     Args:
         params: parameters, as for every torch optimizer.
         lr: learning rate.
         gamma: decay of the average.
-        eps: added to the root mean square; relative to nothing, so keep it far below any gradient.
+        eps: constant added to the root mean square; it is absolute, so choose it far below all gradients.
         maximize: ascend instead.
         foreach: accepted as by torch.
         capturable: accepted as by torch.
@@ -199,19 +199,19 @@ class RescaleSGD(_PerTensor):
         super().__init__(params, lr, gamma, maximize, more, eps=eps)
 
     def _direction(self, average: Tensor, group: dict[str, Any]) -> Tensor:
-        # divided by the largest entry first: squares of small gradients would vanish
+        # divide by the largest entry first, because squares of small gradients underflow
         top = average.abs().amax().clamp(min=torch.finfo(average.dtype).tiny)
         shape = average / top
         bottom = shape.square().mean().sqrt() + group["eps"]
-        # a gradient of zero has no direction, whatever is left of eps in its type
+        # a zero gradient has no direction, even if eps underflows in its type
         return torch.where(bottom == 0, shape, shape / bottom)
 
 
 class SignProp(_PerTensor):
     r"""Sign descent: ``w <- w - lr sign(g)``, ``g`` a moving average from zero.
 
-    With ``gamma = 0`` this is ``torch.optim.Adam(betas=(0, 0), eps=0)`` (which divides 0 by 0 where a gradient
-    vanishes); with ``gamma > 0`` it is Lion with equal betas.
+    With ``gamma = 0`` this is ``torch.optim.Adam(betas=(0, 0), eps=0)`` (which divides 0 by 0 for zero gradients); with
+    ``gamma > 0`` it is Lion with equal betas.
 
     Args:
         params: parameters, as for every torch optimizer.
@@ -256,5 +256,5 @@ class SignProp(_PerTensor):
         super().__init__(params, lr, gamma, maximize, more)
 
     def _direction(self, average: Tensor, group: dict[str, Any]) -> Tensor:  # noqa: ARG002
-        # what is no number stays none: torch takes the sign of it for 0
+        # keep NaN, whose sign is 0 in torch
         return torch.where(average.isnan(), average, average.sign())

@@ -1,7 +1,7 @@
-"""Path space as an optimizer sees it: its weights, laid out, with the products along the trees.
+"""The path space of an optimizer: the layout of its weights, with the products along the trees.
 
-Factors by tail and head, path values and weights on the trees are made from the weights once, and again where someone
-else has changed those. What a step does to them is said by its rule.
+Factors by tail and head, path values and weights on the trees are computed from the weights once, and again after
+changes of the weights by other code. The rule of a step determines how they change.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ Groups = Sequence[dict[str, Any]]
 
 @dataclass(frozen=True)
 class Manner:
-    """What the products along the trees must know of the rule of a step.
+    """The properties of a rule on which the products along the trees depend.
 
     Attributes:
-        linear: whether a step takes ``1 / scale`` or its square.
+        linear: whether a step has ``1 / scale`` instead of its square.
         cap: upper bound of the multipliers.
-        relative: whether path values change by parts of their size, so that there are no multipliers.
-        way_out: what else than other weights helps where path values are too small.
+        relative: whether steps are relative to path values, without multipliers.
+        way_out: further advice for the error about path values that are too small.
     """
 
     linear: bool = False
@@ -51,18 +51,18 @@ class Slot:
     """One tensor of an optimizer.
 
     Attributes:
-        parameter: as given.
+        parameter: the parameter.
         group: the position of its group.
         block: its block of the graph; ``None`` outside path space.
-        part: how it is laid out.
-        held: what this device holds of it.
-        weight: the same, in the part's view.
-        flat: the view as one row, where it is the memory itself; ``None``: a copy is worked on and written back.
-        rows: rows that are worked on at once (0: all).
-        head: ``1 / s_head`` to the power that a step takes; ``None`` for 1.
-        tail: ``1 / pre_tail``, where no chain is involved.
+        part: its layout.
+        held: its part on this device.
+        weight: the same in the part's view.
+        flat: the view as one row of the same memory; ``None`` if a copy is needed and written back.
+        rows: number of rows that are processed together (0: all).
+        head: ``1 / s_head`` to the power in the step; ``None`` for 1.
+        tail: ``1 / pre_tail`` if no chain is involved.
         still: whether it is frozen.
-        given: whether the optimizer has it; otherwise it is a weight of the traced model that stays.
+        given: whether the optimizer has it; otherwise it is a constant weight of the traced model.
     """
 
     parameter: Tensor
@@ -85,7 +85,7 @@ class Slot:
 
     @property
     def idle(self) -> bool:
-        """Whether this step leaves it alone."""
+        """Whether this step does not change it."""
         return self.still or (self.block is None and self.parameter.grad is None)
 
 
@@ -96,20 +96,20 @@ def power(table: Tensor, ids: Tensor) -> Tensor:
 
 
 class PathSpace:
-    """The weights of an optimizer, laid out along the trees of a skeleton.
+    """The weights of an optimizer with the trees of a skeleton.
 
     Args:
         owner: the optimizer's class, for messages.
         groups: its parameter groups.
         blocks: the block of every parameter.
         skeleton: the skeleton, without dead units.
-        manner: what the rule of a step asks for.
-        min_ratio: how much smaller a path value may get than it is now.
-        absent: block -> weight of the traced model that the optimizer was not given.
-        before: path space as these weights were laid out before.
+        manner: properties of the rule.
+        min_ratio: smallest absolute ratio of a path value to its current value.
+        absent: block -> weight of the traced model that the optimizer does not have.
+        before: the previous path space of these weights.
 
     Raises:
-        UnsupportedError: path space lies on several devices, a skeleton weight is 0, or path values are too small.
+        UnsupportedError: path space is on several devices, a skeleton weight is 0, or path values are too small.
     """
 
     def __init__(
@@ -143,7 +143,7 @@ class PathSpace:
         dtypes = [None if block is None else p.dtype for p, block in zip(held, blocks, strict=True)]
         self.vectors = Vectors(self.layout, dtypes, self.device, fused)
         self.slots = self._slots(groups, held, absent)
-        # by unit, what leads to the balanced gauge, and suffixes when it was found; the largest factors by tail
+        # factors by unit to the balanced gauge, and suffixes when it was computed; upper bounds of factors by tail
         ids = 0 if manner.cap is None else 1 + skeleton.graph.num_units + skeleton.graph.forms.shape[0]
         self.balancing = torch.ones(ids, dtype=torch.float64)
         self.limits: Tensor | None = None
@@ -151,14 +151,14 @@ class PathSpace:
         if before is not None:
             self.balancing, self.suffix_then = before.balancing.clone(), before.suffix_then
             self.vectors.value.copy_(before.vectors.value)
-        # what takes the place of path values where steps are relative
+        # replaces path values for relative steps
         self.one = torch.ones_like(self.vectors.value)
         self.one[0] = torch.inf
         self._find_groups()
         self.counts = torch.zeros(2, self.layout.count, dtype=torch.int32, device=self.device)
-        # whether a state was loaded
+        # whether a state was loaded, and whether a tensor is frozen
         self.loaded = self.frozen = False
-        # how often the factors that no step changes were computed
+        # number of computations of the constant factors
         self.constants = 0
         self.held: Tensor | None = None
         self._freeze([s.block is not None and not (s.given and s.parameter.requires_grad) for s in self.slots])
@@ -172,7 +172,7 @@ class PathSpace:
         owned += [(p, 0) for p in absent.values()]
         count = sum(p.numel() for p in held)
         size = group_size(count, self.device)
-        # so few numbers that what costs is to start an operation, not to carry it out
+        # with so few elements, the cost of a step is the number of operations
         self.few = count <= size
         slots: list[Slot] = []
         for (parameter, g), block, part, tensor in zip(owned, self.blocks, self.layout.parts, held, strict=True):
@@ -184,16 +184,16 @@ class PathSpace:
         return slots
 
     def _find_groups(self) -> None:
-        """A chain has the settings of the group of its first unit's entering edge."""
+        """Assign to each chain the settings of the group of its first unit's entering edge."""
         group_of = {slot.block: slot.group for slot in self.slots if slot.block is not None and slot.given}
         blocks = self.skeleton.tree_in.block
         groups = [group_of.get(int(blocks[u]), 0) if u < len(blocks) else 0 for u in self.layout.first.tolist()]
-        # with one group for all of path space, its settings are numbers; otherwise vectors over chains
+        # with a single group, settings are numbers; otherwise vectors over chains
         self.one_group = groups[-1] if len(set(groups)) == 1 else None
         self.group_index = None if self.one_group is not None else torch.tensor(groups, device=self.device)
 
     def setting(self, groups: Groups, name: str, place: int | None = None) -> Any:
-        """A setting of path space, or one of a pair: a number or one-element tensor, or a vector over chains."""
+        """A setting of path space, or an element of a pair: a number, one-element tensor or vector over chains."""
         found = [group[name] if place is None else group[name][place] for group in groups]
         if self.one_group is not None:
             return found[self.one_group]
@@ -202,28 +202,28 @@ class PathSpace:
         return torch.stack([v.reshape(()) for v in values])[self.group_index]
 
     def rows(self, slot: Slot) -> int:
-        """Rows of a tensor that are worked on at once (0: all); a compiler finds groups of its own."""
+        """Number of rows of a tensor that are processed together (0: all, also for compiled steps)."""
         return 0 if torch.compiler.is_compiling() else slot.rows
 
     def views(self, tensors: Iterable[Tensor]) -> list[Tensor]:
-        """Tensors laid out like the parameters, in the shapes they are worked on."""
+        """Tensors like the parameters, in the shapes of their views."""
         return [
             tensor if part.order is None and tensor.shape == part.view else part.shaped(tensor)
             for part, tensor in zip(self.layout.parts, tensors, strict=True)
         ]
 
     def weights(self) -> list[Tensor]:
-        """The weights in the shapes they are worked on."""
+        """The weights in the shapes of their views."""
         if torch.compiler.is_compiling():
-            # a compiler wants to see where these views come from
+            # a compiler needs the origin of these views
             views = self.views([slot.held.detach() for slot in self.slots])
             return [v if s.flat is not None else v.contiguous() for v, s in zip(views, self.slots, strict=True)]
         return [s.weight if s.flat is not None else s.part.shaped(s.held.detach()).contiguous() for s in self.slots]
 
     def moments(self, slot: Slot, state: dict[str, Any], key: str) -> Tensor:
-        """A tensor of the state of a parameter, in the view in which the parameter is worked on.
+        """A tensor of the state of a parameter, in the parameter's view.
 
-        A state that was loaded, or a parameter that was moved since, may lie otherwise in memory or be of another type.
+        After loading a state or moving a parameter, the tensor can have another memory layout or type.
         """
         held = local(state[key])
         shaped = slot.part.shaped(held)
@@ -236,7 +236,7 @@ class PathSpace:
 
     @cached_property
     def record(self) -> Record:
-        """What a state holds of tails and of edges on the trees."""
+        """The part of a state for tails and for edges on the trees."""
         return Record(self.skeleton, self.blocks, self.vectors, self.cut)
 
     # --- products along the trees
@@ -256,7 +256,7 @@ class PathSpace:
         vectors.factor.copy_(self._factors_by_tail(prefix))
         vectors.value.copy_(value)
         parts.least.fill_(self.min_ratio)
-        # the root has no path value: dividing by infinity leaves its ratio at 1
+        # the root has no path value: with infinity its ratio is 1
         vectors.value[0] = torch.inf
         parts.tree.copy_(self._tree_weights())
         if self.cut:
@@ -266,7 +266,7 @@ class PathSpace:
         self.note_versions()
 
     def _balance(self, suffix: Tensor, value: Tensor) -> None:
-        """Find the balanced gauge; of a network that was only rescaled since, it is the same."""
+        """Compute the balanced gauge, which does not change if the network is only rescaled."""
         before, old = self.suffix_then, self.vectors.value.cpu()
         self.suffix_then = suffix
         if before is not None and torch.allclose(old[1:], value[1:], rtol=1e-4, atol=0.0):
@@ -277,23 +277,23 @@ class PathSpace:
         self.balancing.copy_(balancing_factors(self.skeleton.graph, tensors))
 
     def recall(self) -> None:
-        """Recompute what a state does not hold, from the weights that belong to it."""
+        """Recompute the values that a state does not have, from its weights."""
         self._constants(*self._products()[:2])
 
     def _tree_weights(self) -> Tensor:
-        """Present weights of the edges on the trees, in the order of the layout, in float64."""
+        """Current weights of the edges on the trees, in the order of the layout, in float64."""
         inside = [slot for slot in self.slots if slot.block is not None]
         some = [s.part.shaped(s.held.detach()).reshape(-1)[s.part.tree.long()].double() for s in inside]
         return torch.cat(some) if some else torch.zeros(0, dtype=torch.float64)
 
     def _as_written(self) -> Tensor:
-        """The tree weights as the tensors hold them: rounded to their types."""
+        """The tree weights rounded to the types of their tensors."""
         tree = self.vectors.kept.tree
         some = [tree[s.part.edges].to(s.held.dtype).double() for s in self.slots if s.block is not None]
         return torch.cat(some) if some else tree
 
     def _products(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Prefixes and suffixes of all units, from the weights, and the weights of their edges in both trees."""
+        """Prefixes and suffixes of all units, and the weights of their edges in both trees."""
         skeleton, tables = self.skeleton, []
         slots = zip(self.slots, self.spread.counted, strict=True)
         slot_of = {slot.block: slot for slot, counted in slots if slot.block is not None and counted}
@@ -326,14 +326,14 @@ class PathSpace:
         return skeleton.prefixes(tables[0]), skeleton.suffixes(tables[1]), tables[0], tables[1]
 
     def _inverse(self, table: Tensor, ids: Tensor) -> Tensor:
-        """What a step takes from ``1 / table``, for some ids; 0 at dead units, so that weights there stay."""
+        """``1 / table`` to the power in the step, for some ids; 0 at dead units, whose weights are constant."""
         lost = self.skeleton.lost
         values = power(table, ids).reciprocal()
         values = values.masked_fill_(torch.from_numpy(lost)[ids.abs()], 0.0) if lost.any() else values
         return values if self.manner.linear else values.square()
 
     def _factors_by_tail(self, prefix: Tensor) -> Tensor:
-        """``1 / pre`` of all tails that move, to the power that a step takes."""
+        """``1 / pre`` of all tails that move, to the power in the step."""
         return self._inverse(prefix, self._moving_tails()).to(self.vectors.factor)
 
     def _moving_tails(self) -> Tensor:
@@ -341,7 +341,7 @@ class PathSpace:
         return torch.cat(tails) if tails else torch.zeros(0, dtype=torch.int64)
 
     def _constants(self, prefix: Tensor, suffix: Tensor) -> None:
-        """Factors that a step never changes: ``1 / s_head``, and ``1 / pre_tail`` where no chain is involved."""
+        """Compute the constant factors: ``1 / s_head``, and ``1 / pre_tail`` if no chain is involved."""
         self.constants += 1
         cap, linear = self.manner.cap, self.manner.linear
         if cap is not None:
@@ -356,17 +356,17 @@ class PathSpace:
             slot.tail = None if slot.part.kind != STATIC or bool((tail == 1).all()) else tail.to(slot.held)
 
     def share(self, number: int) -> float:
-        """What a bound leaves of the step of a tensor whose multiplier is 1."""
+        """The factor by which a bound reduces the step of a tensor with multiplier 1."""
         return 1.0 if self.slots[number].part.kind != PLAIN else min(1.0, self.manner.cap or 1.0)
 
     @property
     def bounded_factor(self) -> Tensor:
-        """By tail, ``1 / pre`` to the power that a step takes, bounded."""
+        """Bounded ``1 / pre`` to the power in the step, by tail."""
         factor = self.vectors.factor
         return factor if self.limits is None else factor.clamp(-self.limits, self.limits)
 
     def applied(self, number: int) -> list[Tensor]:
-        """By head and by tail, what a step multiplies the gradient of a tensor by, broadcastable to its view."""
+        """The factors of a tensor's gradient in a step, by head and by tail, which broadcast to its view."""
         slot = self.slots[number]
         if self.manner.relative:
             return [slot.part.shaped(slot.held.detach())] if slot.block is not None else []
@@ -377,9 +377,9 @@ class PathSpace:
 
     @property
     def scales(self) -> Tensor:
-        """By chain, what derivatives by logarithms are divided by for those by what a step moves; the root's infinite.
+        """Divisors by chain that convert derivatives with respect to logarithms; infinite for the root.
 
-        The path value (bounded, for steps that take ``1 / scale`` itself), or 1 where steps are relative.
+        They are path values (bounded, for steps with ``1 / scale``), or 1 for relative steps.
         """
         value, cap = self.vectors.value, self.manner.cap
         if self.manner.relative:
@@ -387,15 +387,15 @@ class PathSpace:
         return value if cap is None or not self.manner.linear else value.abs().clamp_(min=1 / cap).copysign_(value)
 
     def divisors(self) -> Tensor:
-        """By chain, what a step divides the derivative by the logarithm by: the square of the path value, bounded."""
+        """Divisors by chain of the derivatives with respect to logarithms in a step: bounded squares of path values."""
         square, cap = self.scales.square(), self.manner.cap
         return square if cap is None or self.manner.linear else square.clamp_(min=1 / cap)
 
     def _check_range(self) -> None:
-        """Refuse products of skeleton weights so small that what a step divides by them is no number.
+        """Refuse products of skeleton weights that are too small to divide by.
 
         Raises:
-            UnsupportedError: naming the first tensor.
+            UnsupportedError: a quotient exceeds the range of a tensor's type.
         """
         if self.manner.relative:
             return
@@ -404,7 +404,7 @@ class PathSpace:
             sizes = [float(factor.abs().amax()) for factor in self.applied(i) if factor.numel()]
             numbers = torch.finfo(slot.held.dtype)
             if self.manner.linear:
-                # squares of moments are kept: those of gradients as small as one rounding should be numbers
+                # second moments of gradients as small as a rounding error must be representable
                 sizes += [math.prod(sizes), (math.prod(sizes) * numbers.eps) * (math.prod(sizes) * numbers.eps)]
             bad.append(not all(size <= numbers.max for size in sizes))
         everywhere = self.spread.sum(torch.tensor(bad, device=self.device).to(torch.int64)).tolist()
@@ -417,30 +417,30 @@ class PathSpace:
                 f"{self.manner.way_out}, or compute in float64."
             )
 
-    # --- what others do to the weights
+    # --- changes of the weights by other code
 
     def note_versions(self) -> None:
-        """Remember how the weights are now."""
+        """Store the current versions of the weights."""
         self._seen = self._look()
 
     def _look(self) -> list[tuple[int, int, tuple[int, ...]]]:
-        """Where the weights are, how often they were written to, and how they lie."""
+        """Address, version and strides of each weight."""
         if self.cut:
             pairs = [(version(slot.parameter), local(slot.parameter)) for slot in self.slots]
             return [(held.data_ptr(), count, held.stride()) for count, held in pairs]
         return [(s.held.data_ptr(), s.held._version, s.held.stride()) for s in self.slots]
 
     def refresh(self) -> bool:
-        """Look after weights that others have changed or frozen, without asking the device for anything if none was.
+        """Update path space after other code has changed or frozen weights; otherwise without waiting for the device.
 
         Returns:
-            Whether the weights lie elsewhere than they did: then nothing is done, and all has to be laid out again.
+            Whether the memory of the weights has changed: then nothing is done, and a new layout is needed.
         """
         now = self._look()
         if now != self._seen or self.loaded:
             if any(new[::2] != old[::2] for new, old in zip(now, self._seen, strict=True)):
                 return True
-            # weights off the trees may change freely; with shards, all devices decide together
+            # weights outside the trees can change freely; with shards, all devices decide together
             changed = self._tree_weights() != self._as_written()
             if bool(self.spread.sum(changed.any().to(torch.int64))):
                 self.resync()
@@ -452,12 +452,12 @@ class PathSpace:
         return False
 
     def look_for_frozen(self) -> None:
-        """Note which tensors of path space are not to move, and which path values stay with them.
+        """Find the frozen tensors of path space and the constant path values.
 
-        Those that ask for no gradient; all of them where no gradient has reached any.
+        Tensors without ``requires_grad`` are frozen, and all tensors are if none has a gradient.
         """
         parameters = [slot.parameter for slot in self.slots]
-        # quickly, where all moved and all have gradients
+        # (a fast exit if nothing is frozen and all have gradients)
         if self.held is None and not self.frozen and all(p.grad is not None and p.requires_grad for p in parameters):
             return
         asked = [slot.given and slot.parameter.requires_grad for slot in self.slots]
@@ -480,13 +480,13 @@ class PathSpace:
     # --- parts of a step
 
     def log_gradient(self, groups: Groups, parts: Parts, weights: Sequence[Tensor], grads: Sequence[Tensor]) -> Tensor:
-        """``c_k`` of all chains, shape ``(chains,)``; whatever is added to the root's does no harm.
+        """``c_k`` of all chains, shape ``(chains,)``; the root's entry is not used.
 
         Args:
             groups: the parameter groups.
             parts: the vectors.
-            weights: the weights in the shapes they are worked on.
-            grads: their gradients, alike.
+            weights: the weights in the shapes of their views.
+            grads: their gradients in the same shapes.
         """
         layout = self.layout
         entries = self._entries(weights, grads)
@@ -502,7 +502,7 @@ class PathSpace:
         return total if self.held is None else total.masked_fill_(self.held, 0.0)
 
     def _entries(self, weights: Sequence[Tensor], grads: Sequence[Tensor]) -> list[Tensor]:
-        """``w g`` by tail, then the gradients of the edges on the trees."""
+        """Sums of ``w g`` by tail, then the gradients of the edges on the trees."""
         chained = [i for i, slot in enumerate(self.slots) if slot.part.span is not None]
         if self.few and not torch.compiler.is_compiling() and chained:
             products = torch._foreach_mul([weights[i] for i in chained], [grads[i] for i in chained])
@@ -516,13 +516,13 @@ class PathSpace:
         ]
 
     def carry(self, parts: Parts) -> None:
-        """Carry out the ratios on everything that is kept by unit."""
+        """Apply the ratios to all vectors of path space."""
         self.vectors.carry(parts, self.counts, self.held, self.manner.linear, self.limits)
         if self.cut:
             self.record.follow(self.vectors.ratios, self.manner.linear)
 
     def finish(self, parts: Parts, weights: Sequence[Tensor]) -> None:
-        """Put the tree weights, which are kept in float64, into the tensors; write back where there was no view."""
+        """Write the tree weights, which are stored in float64, to the tensors, and write back copies."""
         if self.manner.linear:
             self.vectors.settle(parts)
         compiling = torch.compiler.is_compiling()

@@ -1,8 +1,8 @@
-"""What is kept of an optimizer on path values: states tied to the two trees, to be saved, checked and restored.
+"""Saving, checking and loading of the state of an optimizer on path values, which belongs to the two trees.
 
-All of it lies inside ``state``, as tensors that are the same on every device: with the first tensor of path space what
-is kept by chain and by tail, with each tensor its weights on the trees and how many steps it has taken. So
-``torch.distributed.checkpoint`` carries it, and any number of devices reads it.
+All values are in ``state``, as tensors that are equal on every device: vectors by chain and by tail in the entry of
+the first tensor of path space, and for each tensor its weights on the trees and its number of steps. So
+``torch.distributed.checkpoint`` can save them, and any number of devices can load them.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from torch import Tensor
 from pathspace import InputError, Skeleton
 from pathspace.training.optim.space import PathSpace
 
-# what lies elsewhere than with the first tensor
+# names of vectors that are not stored with the first tensor
 _APART = ("factor", "tree", "steps")
 
 
@@ -33,7 +33,7 @@ def fingerprint(skeleton: Skeleton) -> str:
 
 
 def without_model(skeleton: Skeleton) -> Skeleton:
-    """The skeleton without the model it was traced from."""
+    """The skeleton without the traced model."""
     graph = dataclasses.replace(skeleton.graph, captured=None, parameters={})  # type: ignore[arg-type]
     return dataclasses.replace(skeleton, graph=graph)
 
@@ -51,13 +51,13 @@ def _by_chain(kept: Mapping[str, Tensor]) -> dict[str, Tensor]:
 def publish(
     owner: str, space: PathSpace, kept: Mapping[str, Tensor], state: MutableMapping[Tensor, dict[str, Any]]
 ) -> None:
-    """Put copies of everything that belongs to path space into the state of an optimizer.
+    """Add copies of all vectors of path space to the state of an optimizer.
 
     Args:
-        owner: its class.
+        owner: name of its class.
         space: its path space.
-        kept: the vectors it keeps from step to step, by name.
-        state: what it keeps of every parameter; added to.
+        kept: the rule's vectors, by name.
+        state: the state of every parameter; it is changed.
     """
     record = space.record
     record.fill()
@@ -67,7 +67,7 @@ def publish(
         state[slot.parameter]["path_space"] = {"tree": own.clone()}
         if "steps" in kept:
             state[slot.parameter]["path_space"]["steps"] = kept["steps"][number].clone()
-    # a loader of shards reads states of trained parameters only
+    # (loaders of sharded states read only states of trained parameters)
     first = min(given, key=lambda slot: (not slot.parameter.requires_grad, slot.block is None))
     state[first.parameter]["path_space"] |= {
         "fingerprint": _owned(owner, space.skeleton).to(space.device),
@@ -77,10 +77,10 @@ def publish(
 
 
 def checked(owner: str, state: dict[str, Any], space: PathSpace, kept: Mapping[str, Tensor]) -> list[dict[str, Any]]:
-    """What a state holds of path space, parameter by parameter, if it belongs here.
+    """The entries of path space in a state, by parameter.
 
     Raises:
-        InputError: it belongs to another optimizer or another skeleton, or is damaged.
+        InputError: the state belongs to another optimizer or another skeleton, or is damaged.
     """
     entries: Any = state.get("state")
     keys = [key for group in state.get("param_groups", ()) for key in group.get("params", ())]
@@ -113,12 +113,12 @@ def checked(owner: str, state: dict[str, Any], space: PathSpace, kept: Mapping[s
 
 
 def restore(found: list[dict[str, Any]], space: PathSpace, kept: Mapping[str, Tensor]) -> None:
-    """Take over what a state holds of path space; weights may be loaded before or after.
+    """Load the vectors of path space from a state; weights may be loaded before or after.
 
     Args:
-        found: what :func:`checked` returned.
+        found: a result of :func:`checked`.
         space: the path space.
-        kept: the vectors, written in place.
+        kept: the rule's vectors, written in place.
     """
     record = space.record
     record.fill()
@@ -127,13 +127,13 @@ def restore(found: list[dict[str, Any]], space: PathSpace, kept: Mapping[str, Te
     for name, vector in _by_chain(kept).items():
         vector.copy_(inside[name])
     for number, (slot, entry) in enumerate(zip(space.slots, found, strict=False)):
-        # of weights that were frozen, a loader of shards may have left them out
+        # (loaders of sharded states may omit frozen weights)
         if slot.block is not None and "tree" in entry:
             record.tree[record.spans[slot.block]] = entry["tree"].to(record.tree)
         if "steps" in kept and "steps" in entry:
             kept["steps"][number] = entry["steps"].to(kept["steps"])
     record.hand_out()
-    # the next step compares the weights with the state, whichever of them was loaded last
+    # the next step compares the weights with the state, in whichever order they are loaded
     space.loaded = True
 
 

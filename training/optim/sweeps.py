@@ -1,11 +1,11 @@
-r"""Keep a network in its canonical gauge while it is trained, a set of units at a time.
+r"""Keep a network in its canonical gauge during training, one set of units at a time.
 
-A unit whose neighbours stay is balanced exactly by ``phi += 1/4 log(L / E)``, with ``E`` the squares that enter and
-``L`` those that leave; a unit of fixed norm gets it by ``phi -= 1/2 mean log(E / target)``. Units are put together in
-sets without weights between them, and every step of an optimizer treats one set: its price is one reading of the
-weights at the set, and one multiplication of them and of what the optimizer remembers of them. Where weights lie
-between units of one set (recurrent layers), ``1/4`` is divided by the most scales that one weight meets: the sum of
-squares still falls, by the mean of arithmetic and geometric kind.
+If its neighbours do not change, a unit is balanced exactly by ``phi += 1/4 log(L / E)``, with ``E`` the squares of
+entering and ``L`` of leaving weights; a unit of fixed norm is corrected by ``phi -= 1/2 mean log(E / target)``. Units
+form sets without weights between them, and every step of an optimizer treats one set: it reads the weights at the set
+once, and multiplies them and their buffers once. If there are weights between units of one set (recurrent layers),
+``1/4`` is divided by the largest number of scales at one weight: the sum of squares then still decreases, by the
+inequality of arithmetic and geometric means.
 """
 
 from __future__ import annotations
@@ -20,27 +20,27 @@ from torch import Tensor
 from pathspace.structure import Structure
 from pathspace.training.optim.canonical_gauge import BALANCED, KEPT, Canonical, Side, incidence, sides
 
-# a set reads about this part of all weights, so that a step costs little
+# a set has about 1 / PART of all weights, so that a step is cheap
 PART = 8
 
 
 @dataclass(frozen=True, eq=False)
 class UnitSet:
-    """Units that are treated at once.
+    """Units that are treated together.
 
     Attributes:
-        units: which, counted from 0.
+        units: the units, counted from 0.
         summed: sides over which squares are summed.
-        moved: these sides, then the running statistics that follow.
-        unit: for every pair of a unit and an entry, the place of the unit in ``units``.
-        entry: the place of the entry.
-        power: by which power of the unit's scale the entry is multiplied.
-        summed_pairs: how many of the pairs belong to ``summed``; they come first.
-        balanced: which units are balanced.
-        rate: what ``log(L / E)`` is multiplied by.
-        voters: places of the entries whose squares are compared with a target, and the group they are summed in.
-        votes: places of units, the groups that decide on them, and what the logarithm counts.
-        target: squares wanted, by group.
+        moved: these sides, then the running statistics that are rescaled with them.
+        unit: for every pair of a unit and an entry, the position of the unit in ``units``.
+        entry: the position of the entry.
+        power: the power of the unit's scale by which the entry is multiplied.
+        summed_pairs: number of the pairs that belong to ``summed``; they come first.
+        balanced: mask of the units that are balanced.
+        rate: the factor of ``log(L / E)``.
+        voters: positions of the entries whose squares are compared with a target, and the groups of their sums.
+        votes: positions of units, their groups, and the weights of the logarithms.
+        target: target squares, by group.
     """
 
     units: Tensor
@@ -57,7 +57,7 @@ class UnitSet:
     target: Tensor
 
     def step(self, tensors: Mapping[str, Tensor]) -> tuple[Tensor, list[tuple[Side, Tensor]]]:
-        """How the units' log-scales change, and the factors of all tensors at them.
+        """The change of the units' log-scales, and the factors of all tensors at them.
 
         Args:
             tensors: parameters by name.
@@ -68,7 +68,7 @@ class UnitSet:
         squares = torch.cat([side.squares(tensors[side.name]).reshape(-1) for side in self.summed])
         n, count = self.summed_pairs, len(self.units)
         power = self.power[:n]
-        # what enters, then what leaves
+        # sums of entering, then of leaving squares
         place = self.unit[:n] + count * (power < 0)
         both = squares.new_zeros(2 * count).index_add_(0, place, squares[self.entry[:n]] * power.abs())
         entering, leaving = both[:count], both[count:]
@@ -87,12 +87,12 @@ class UnitSet:
 
 
 def unit_sets(graph: Structure, found: Canonical, device: torch.device, norms: str) -> list[UnitSet]:
-    """Put units together in independent sets.
+    """Divide the units into independent sets.
 
     Args:
         graph: the reduction graph.
         found: its canonical representative.
-        device: where the parameters are.
+        device: the device of the parameters.
         norms: as for :func:`pathspace.training.optim.canonical_gauge.canonical`.
     """
     every = sides(graph)
@@ -122,7 +122,7 @@ def _layers(units: int, count: int, unit: np.ndarray, side: np.ndarray) -> np.nd
 def _color(
     touched: Mapping[int, set[int]], every: list[Side], numel: Mapping[str, int], products: bool
 ) -> list[list[int]]:
-    """Layers that go together: no tensor lies between them, and they do not touch too many weights."""
+    """Sets of layers without a tensor between them and with a limited number of weights."""
     most = 2 * sum(numel[name] for name in {side.name for side in every}) / PART
     sets: list[tuple[list[int], set[tuple[str, int]], float]] = []
     for layer, own in touched.items():
@@ -189,7 +189,7 @@ def _meets(graph: Structure, side: Side, inside: np.ndarray) -> bool:
 
 
 def _width(summed: list[Side], starts: np.ndarray, entry: np.ndarray, power: np.ndarray) -> float:
-    """The most scales of the set that one weight meets, counted with their powers."""
+    """The largest number of scales of the set at one weight, counted with their powers."""
     widest: dict[str, float] = {}
     for i, side in enumerate(summed):
         some = (entry >= starts[i]) & (entry < starts[i + 1])
@@ -207,7 +207,7 @@ def _voters(
     starts: np.ndarray,
     norms: str,
 ) -> tuple[np.ndarray, ...]:
-    """Entries that are compared with targets, and who is decided on: the arrays of a set's ``voters`` and ``votes``."""
+    """Entries that are compared with targets, and their units: the arrays ``voters`` and ``votes`` of a set."""
     owners = {number: np.abs(every[number].ids.reshape(-1).numpy()) - 1 for number in found.targets}
     count = np.zeros(graph.num_units)
     for number, target in found.targets.items():
@@ -222,7 +222,7 @@ def _voters(
         mine = inside[owner[voting]] >= 0
         if not mine.any():
             continue
-        # a norm by tensor is decided by all of it, also by units of other sets
+        # the norm of a tensor depends on all of it, also on units of other sets
         together = norms == "tensor"
         some = voting if together else voting[mine]
         group = np.zeros(len(some)) if together else np.arange(len(some))

@@ -1,7 +1,7 @@
-"""The few long vectors that a step works on, and the passage of path values from one step to the next.
+"""The long vectors of a step, and their update by the ratios of path values.
 
-One buffer in float64 holds, end to end, what entries are multiplied by where chains sum them (-1 for each tail, then
-the weights on the trees), the step by tail and ``1 / R`` by tail.
+One float64 buffer has, concatenated, the coefficients of entries in the sums of chains (-1 for each tail, then the
+weights on the trees), the step by tail and ``1 / R`` by tail.
 """
 
 from __future__ import annotations
@@ -17,22 +17,22 @@ from pathspace.training.optim.layout import Layout
 
 @dataclass(frozen=True)
 class Parts:
-    """Views of the vectors that an optimizer keeps.
+    """Views of the vectors of an optimizer.
 
     Attributes:
-        both: ratios of all chains and their sizes, then reciprocals, shape ``(2, chains)``.
-        ratio: the first row: what chains are multiplied by.
-        inverse: the second: what they are divided by.
+        both: ratios of all chains, then their reciprocals, shape ``(2, chains)``.
+        ratio: the first row, the ratios.
+        inverse: the second row, their reciprocals.
         zero: 0 for all chains.
-        least: smallest ratios allowed: by those, path values come as close to 0 as they may.
-        coefficient: by tail -1, then the weights on the trees: by these, entries are multiplied where chains sum them.
+        least: smallest allowed ratios, at which path values reach their limits.
+        coefficient: coefficients of entries in the sums of chains: -1 for each tail, then the weights on the trees.
         tree: the weights on the trees.
-        step: by tail, what gradients are multiplied by.
-        keep: by tail, ``1 / R``.
-        rounded: by type other than float64, the tree weights, step and ``1 / R``.
+        step: factors of gradients, by tail.
+        keep: ``1 / R``, by tail.
+        rounded: type other than float64 -> tree weights, step and ``1 / R`` in this type.
         exact: the same in float64.
-        columns: of every tensor, ``1 / R`` and the step by tail, in its shape and type.
-        on_tree: of every tensor, its weights on the trees, in its type.
+        columns: for every tensor, ``1 / R`` and the step by tail, in its shape and type.
+        on_tree: for every tensor, its weights on the trees, in its type.
     """
 
     both: Tensor
@@ -51,17 +51,17 @@ class Parts:
 
 
 class Vectors:
-    """What is kept by chain, by tail and by tree edge.
+    """The vectors by chain, by tail and by tree edge.
 
     Args:
         layout: the index vectors.
         dtypes: the type of every tensor; ``None`` for those outside path space.
-        device: where the tensors are.
-        fused: whether kernels round numbers as they write them, so that no rounded vectors are kept.
+        device: the device of the tensors.
+        fused: whether kernels round values, so that no rounded vectors are needed.
 
     Attributes:
-        factor: by tail, ``1 / pre`` to the power that a step takes, shape ``(tails,)``.
-        value: path values ``p_k``, the root's infinite, shape ``(chains,)``.
+        factor: ``1 / pre`` of the tails to the power in the step, shape ``(tails,)``.
+        value: path values ``p_k``, infinite for the root, shape ``(chains,)``.
     """
 
     def __init__(
@@ -82,19 +82,19 @@ class Vectors:
 
     @property
     def parts(self) -> Parts:
-        """Views of the vectors; a compiler wants to see where they come from, and cannot start from a view."""
+        """Views of the vectors, created again for a compiler, which cannot start from views."""
         return self.cut() if torch.compiler.is_compiling() else self.kept
 
     def make_rounded(self) -> dict[torch.dtype, Tensor]:
-        """Room for the tree weights, step and ``1 / R`` by type other than float64."""
+        """Memory for the tree weights, step and ``1 / R`` in each type other than float64."""
         others = {dtype for dtype in self.dtypes if dtype is not None} - {torch.float64}
         exact = self.buffer[self.layout.tails :]
         return {dtype: torch.empty_like(exact, dtype=dtype) for dtype in sorted(others, key=str)}
 
     def cut(self) -> Parts:
-        """Cut the vectors into parts."""
+        """Create the views."""
         layout, buffer = self.layout, self.buffer
-        # a compiled step is one on whole tensors
+        # (compiled steps use whole tensors)
         rounded = self.make_rounded() if not self.rounded and torch.compiler.is_compiling() else self.rounded
         tails, edges = layout.tails, layout.edges
         both = self.ratios.view(2, layout.count)
@@ -132,15 +132,15 @@ class Vectors:
         linear: bool,
         limits: Tensor | None,
     ) -> None:
-        """Carry out the ratios on everything that is kept by unit, and prepare what the tensors need.
+        """Apply the ratios to all vectors, and prepare the factors of the tensors.
 
         Args:
             parts: the vectors.
-            counts: by chain, how often its value changed sign, and how often it was stopped before 0; added to.
-            held: chains that stay; ``None``: none of them.
-            linear: whether a step takes ``1 / pre`` or its square. In the first case :attr:`factor` is left as it was,
-                for :meth:`settle`.
-            limits: by tail, the largest size of the factor of a step.
+            counts: numbers of sign changes, and of values stopped before 0, by chain; they are increased.
+            held: mask of constant chains; ``None`` if there are none.
+            linear: whether the step has ``1 / pre`` instead of its square. Then :attr:`factor` is updated later, by
+                :meth:`settle`.
+            limits: upper bounds of the factors of a step, by tail.
         """
         ratio, size = parts.ratio, torch.abs(parts.ratio, out=parts.inverse)
         if held is not None:
@@ -152,7 +152,7 @@ class Vectors:
         self.value.mul_(ratio)
         torch.reciprocal(ratio, out=parts.inverse)
         torch.index_select(self.ratios, 0, self.layout.of_tails, out=parts.keep)
-        # 1 / (pre^n R): the step that comes together with the change of the tail; then 1 / (pre R)^n
+        # 1 / (pre^n R): the factor of the step that includes the change of the tail; then 1 / (pre R)^n
         torch.mul(self.factor, parts.keep, out=parts.step)
         bounded = None if limits is None else self.factor.clamp(-limits, limits).mul_(parts.keep)
         if not linear:
@@ -165,7 +165,7 @@ class Vectors:
             rounded.copy_(parts.exact)
 
     def settle(self, parts: Parts) -> None:
-        """The rest of a step that takes ``1 / pre`` itself: its factor, once nobody needs the old one."""
+        """Update :attr:`factor` at the end of a step with ``1 / pre``, when the old value is no longer needed."""
         torch.mul(self.factor, parts.keep, out=self.factor)
 
 
