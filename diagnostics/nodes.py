@@ -33,6 +33,7 @@ class ChainNode:
         scale: ``z_l = scale * operand``, for ``torch.add(..., alpha=)`` and subtractions.
         shape: shape of ``x_l`` on the example inputs.
         in_place: whether the addition overwrites one of its operands.
+        then: the operation that takes ``x_l``, if it is the only one.
         readout: parameters of the branch's last layers, in which ``z_l`` is jointly linear; empty if they are also
             used elsewhere.
         encloses: names of the nodes inside this node's branch.
@@ -48,6 +49,7 @@ class ChainNode:
     scale: float
     shape: tuple[int, ...]
     in_place: bool
+    then: str
     readout: tuple[str, ...]
     encloses: tuple[str, ...]
     source: str

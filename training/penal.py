@@ -2,7 +2,8 @@
 
 The gradient is the only thing that changes: outputs, parameters and ``state_dict`` are those of the model. A gradient
 of that gradient is refused. Where ``x_l`` and ``x_{l-1}`` are kept by autograd anyway (a norm layer reads them),
-``z_l = x_l - x_{l-1}`` costs no memory; nor does it where a norm ends the branch, which computes ``z_l`` again.
+``z_l = x_l - x_{l-1}`` costs no memory; nor does it where a norm ends the branch, which computes ``z_l`` again. Where a
+ReLU follows the sum, only the entries of ``x_l`` that it sets to 0 are kept.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from pathspace.diagnostics.penalty_disabled import PENAL
 from pathspace.errors import InputError, UnsupportedError
 from pathspace.training.norms_again import NORMS, NormsAgain
 from pathspace.training.penal_gradients import Again, learns, penalised, penalised_sum, penalised_zero, transforming
+from pathspace.training.sums_again import RELUS, Before, SumsAgain
 
 Model = TypeVar("Model", bound=nn.Module)
 Tau = float | Mapping[str, float | Callable[[int], float]] | Callable[[int], float]
@@ -96,10 +98,10 @@ class PenalConnection:
         for node in chain.nodes:
             self.by_site.setdefault((node.site.module, node.site.order), []).append(node)
         self.batch, self.batch_dim, self.met = 1, batch_dim, 0
-        self.overwritten = _overwritten(chain)
+        self.sums_overwritten, self.streams_overwritten = _overwritten(chain)
         self.traced = Traced(chain)
-        self.norms = NormsAgain()
-        others: dict[Any, Any] = dict.fromkeys(NORMS, self.norms.run)
+        self.norms, self.sums = NormsAgain(), SumsAgain()
+        others: dict[Any, Any] = dict.fromkeys(NORMS, self.norms.run) | dict.fromkeys(RELUS, self.sums.run)
         self.sites = Sites(self._meet, end=self.traced.check, compiled=True, others=others)
         self.handles: list[Any] = []
 
@@ -191,23 +193,41 @@ class PenalConnection:
             )
         if not coefficient or not learns(branch):
             return addition.run()
-        again, kept = self._again(branch)
+        again, rest = self._again(branch)
+        exact = torch.float32 in (stream.dtype, branch.dtype) or torch.float64 in (stream.dtype, branch.dtype)
+        before = self._before_relu(addition, node, stream) if exact and again is None else None
         if addition.in_place:
-            return _in_place(addition, node, stream, branch, (coefficient * node.scale**2, again, *kept))
+            penalty = (coefficient * node.scale**2, before or again, *rest)
+            return self._expected(_in_place(addition, node, stream, branch, penalty), before)
         if node.direction == 0 and addition.alpha != 1:
             stream = stream * addition.alpha  # alpha belongs to the right operand, which is the stream here
-        exact = torch.float32 in (stream.dtype, branch.dtype) or torch.float64 in (stream.dtype, branch.dtype)
-        if exact and again is None and node.site not in self.overwritten:
-            return penalised_sum(stream, branch, node.scale, coefficient)
-        marked = penalised(branch, coefficient * node.scale**2, again, *kept)
+        kept = node.site not in self.sums_overwritten | self.streams_overwritten
+        if before is not None or (exact and again is None and kept):
+            return self._expected(penalised_sum(stream, branch, node.scale, coefficient, before), before)
+        marked = penalised(branch, coefficient * node.scale**2, again, *rest)
         return torch.add(stream, marked, alpha=node.scale) if node.scale != 1 else stream + marked
 
     def _again(self, branch: Tensor) -> tuple[Again | None, list[Tensor]]:
         """How a branch that ends in a norm is computed again, instead of being kept."""
+        return (self._plain() and self.norms.recipe(branch)) or (None, [])
+
+    def _before_relu(self, addition: Addition, node: ChainNode, stream: Tensor) -> Before | None:
+        """How the direction is found again where a ReLU takes the sum, and autograd keeps the stream."""
+        kept = node.kind == "identity" and stream.dtype == addition.left.dtype == addition.right.dtype
+        written = addition.in_place and node.direction == 1
+        # a capture of a CUDA graph cannot pack what is unknown in number
+        captured = stream.is_cuda and torch.cuda.is_current_stream_capturing()
+        scaled = node.direction == 0 and addition.alpha != 1
+        if not kept or written or captured or scaled or node.site in self.streams_overwritten or not self._plain():
+            return None
+        return Before(stream) if node.then in ("relu", "relu_") else None
+
+    def _expected(self, total: Tensor, before: Before | None) -> Tensor:
+        return total if before is None else self.sums.expect(total, before)
+
+    def _plain(self) -> bool:
         # what is recomputed keeps nothing, and is to keep the same both times
-        if self.sites.recomputed or torch.compiler.is_compiling() or transforming():
-            return None, []
-        return self.norms.recipe(branch) or (None, [])
+        return not (self.sites.recomputed or torch.compiler.is_compiling() or transforming())
 
 
 def _in_place(addition: Addition, node: ChainNode, stream: Tensor, branch: Tensor, penalty: tuple[Any, ...]) -> Tensor:
@@ -308,20 +328,19 @@ class _Attribute:
         self.model.__dict__.pop(PENAL, None)
 
 
-def _overwritten(chain: MarkovChain) -> frozenset[Any]:
-    """Sites after which the running model overwrites ``x_l`` or ``x_{l-1}``: z must be saved there."""
+def _overwritten(chain: MarkovChain) -> tuple[set[Any], set[Any]]:
+    """Sites after which the running model overwrites ``x_l``, and those after which it overwrites ``x_{l-1}``."""
     known = chain.by_site()
-    held: list[tuple[Any, Tensor, int]] = []
+    held: tuple[list[tuple[Any, Tensor, int]], ...] = ([], [])
 
     def note(addition: Addition) -> Tensor:
         result = addition.run()
         if addition.site in known:
             stream, _ = known[addition.site].split(addition)
-            held.extend((addition.site, value, value._version) for value in (result, stream))
+            for kept, value in zip(held, (result, stream), strict=True):
+                kept.append((addition.site, value, value._version))
         return result
 
     run_noting(chain.model, chain.example, note)
-    return frozenset(site for site, value, version in held if value._version != version)
-
-
-__all__ = ["PenalConnection", "penal", "penal_add", "penalize"]
+    sums, streams = ({site for site, value, version in kept if value._version != version} for kept in held)
+    return sums, streams

@@ -131,32 +131,33 @@ class _Sum(_Penalised):
     """``stream + scale * branch``, which finds ``z`` again as the difference of two tensors kept anyway."""
 
     @staticmethod
-    def forward(
-        stream: Tensor, branch: Tensor, scale: float, _coefficient: float, _application: _Application | None
-    ) -> Tensor:
+    def forward(stream: Tensor, branch: Tensor, scale: float, *_rest: Any) -> Tensor:
         return torch.add(stream, branch, alpha=scale) if scale != 1 else stream + branch
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Tensor) -> None:
-        stream, branch, ctx.scale, ctx.coefficient, application = inputs
+        stream, branch, ctx.scale, ctx.coefficient, ctx.again, application = inputs
         ctx.types = stream.dtype, branch.dtype
-        _Penalised.remember(ctx, application, stream, output)
+        _Penalised.remember(ctx, application, *((stream, output) if ctx.again is None else ()))
 
     @staticmethod
     @_first_derivative
     def backward(ctx: Any, *gradients: Tensor) -> Any:
-        stream, out = ctx.saved_tensors
         to_stream = gradients[0].to(ctx.types[0]) if ctx.needs_input_grad[0] else None
         to_branch = None
         if ctx.needs_input_grad[1]:
-            whole = out - stream
+            whole = (_difference if ctx.again is None else ctx.again)(*ctx.saved_tensors)
             if whole.dtype == gradients[0].dtype and not transforming():
                 # into the tensor that is there already: half the memory traffic of another new one
                 torch.add(gradients[0], whole, alpha=ctx.coefficient, out=whole)
             else:
                 whole = torch.add(gradients[0], whole, alpha=ctx.coefficient)
             to_branch = (ctx.scale * whole if ctx.scale != 1 else whole).to(ctx.types[1])
-        return to_stream, to_branch, None, None, None
+        return to_stream, to_branch, None, None, None, None
+
+
+def _difference(stream: Tensor, out: Tensor) -> Tensor:
+    return out - stream
 
 
 class _Nothing(_Penalised):
@@ -208,7 +209,9 @@ def penalised_zero(direction: Tensor, coefficient: float, again: Again | None = 
     return _apply(_Nothing, direction, coefficient, again, *kept)[0]  # type: ignore[no-any-return]
 
 
-def penalised_sum(stream: Tensor, branch: Tensor, scale: float, coefficient: float) -> Tensor:
+def penalised_sum(
+    stream: Tensor, branch: Tensor, scale: float, coefficient: float, again: Again | None = None
+) -> Tensor:
     """``stream + z`` with ``z = scale * branch``, whose gradient by ``z`` becomes ``g + coefficient * z``.
 
     Args:
@@ -216,8 +219,9 @@ def penalised_sum(stream: Tensor, branch: Tensor, scale: float, coefficient: flo
         branch: what is added.
         scale: what multiplies it.
         coefficient: what multiplies ``z`` in the gradient.
+        again: computes ``z``; without it both sides of the addition are kept.
     """
-    return _apply(_Sum, stream, branch, scale, coefficient)  # type: ignore[no-any-return]
+    return _apply(_Sum, stream, branch, scale, coefficient, again)  # type: ignore[no-any-return]
 
 
 __all__ = ["Again", "learns", "penalised", "penalised_sum", "penalised_zero", "transforming"]
