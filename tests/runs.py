@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -192,6 +193,7 @@ class Run:
     chosen: Callable[[nn.Module], Any] = lambda model: model.parameters()
     loss: Callable[[Tensor, Tensor], Tensor] = loss_of
     repeat: bool = False
+    clip: float = 0.0
 
     def watched(self, seed: int = 0, **options: Any) -> Any:
         """Train and watch."""
@@ -208,6 +210,8 @@ class Run:
                 if self.zero:
                     optimizer.zero_grad()
                 self.loss(model(batch), y[index]).backward()
+                if self.clip:
+                    nn.utils.clip_grad_norm_(model.parameters(), self.clip)
                 optimizer.step()
         return watch
 
@@ -310,6 +314,14 @@ HEALTHY = {
     "binary": Run(mlp, loss=binary),
     "sigmoid-brier": Run(lambda: squashed(nn.Sigmoid()), loss=brier),
     "smoothed": Run(mlp, loss=smoothed(0.3)),
+    "clipped": Run(mlp, **SGD, options={"lr": 0.1}, clip=0.1),
+    "column": Run(
+        lambda: mlp((20, 48, 1)),
+        lambda: (vectors()[0], vectors()[0].norm(dim=1, keepdim=True)),
+        loss=lambda z, y: (z - y).square().mean(),
+    ),
+    "judge": Run(lambda: mlp((20, 48, 1)), loss=lambda z, _: (z - 1).square().mean(), options={"lr": 1e-4}),
+    "dropout": Run(lambda: nn.Sequential(nn.Dropout(0.5), *mlp())),
     "full-batch": Run(mlp, lambda: vectors(64), repeat=True),
 }
 
@@ -399,5 +411,20 @@ BROKEN: dict[str, tuple[str, str, Run]] = {
     "smoothed-away": ("uniform targets", "", Run(mlp, loss=smoothed(1.0))),
     "repeated": ("repeated batch", "", Run(mlp, repeat=True)),
     "zero-inputs": ("input scale", "", Run(mlp, inputs=0.0)),
+    "broadcast": (
+        "uniform targets",
+        "",
+        Run(
+            lambda: mlp((20, 48, 1)),
+            lambda: (vectors()[0], vectors()[0].norm(dim=1)),
+            loss=lambda z, y: (z - y).square().mean(),
+        ),
+    ),
+    "negated": ("negated loss", "", Run(mlp, loss=lambda z, y: -F.cross_entropy(z, y))),
+    "rectified": ("rectified outputs", "", Run(lambda: squashed(nn.ReLU()))),
+    "dropped": ("dropped", "0", Run(lambda: nn.Sequential(nn.Dropout(0.95), *mlp()))),
+    "clipped": ("clipped", "", Run(mlp, **SGD, options={"lr": 0.1}, clip=1e-4)),
+    "adam-eps": ("optimizer eps", "", Run(mlp, options={"lr": 1e-3, "eps": 1.0})),
+    "copied": ("untrained", "", Run(mlp, chosen=lambda m: copy.deepcopy(m).parameters())),
     "saturated": ("saturated", "1", Run(lambda: mlp(act=nn.Tanh), spoil=fill("0.bias", 12.0))),
 }

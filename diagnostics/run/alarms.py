@@ -274,9 +274,39 @@ def _rate(run: Sequence[Snapshot]) -> Found:
 def _slow(run: Sequence[Snapshot]) -> Found:
     if len(run) < 4 or run[-1].rate is None:
         return
-    moved = [t.moved for snap in run for t in snap.tensors if t.matrix and t.moved is not None]
-    if moved and max(moved) < 1e-7:
-        yield "", max(moved), f"No step has moved any tensor by more than {max(moved):.1g} of its size."
+    # rates that fall to 0 at the end of a schedule are larger in most of the last measured steps
+    for steps, least, which in ((run, 1e-7, "No step"), (run[-4:], 1e-9, "None of the last measured steps")):
+        moved = [t.moved for snap in steps for t in snap.tensors if t.matrix and t.moved is not None]
+        if moved and max(moved) < least:
+            yield "", max(moved), f"{which} has moved any tensor by more than {max(moved):.1g} of its size."
+            return
+
+
+def _clipped(run: Sequence[Snapshot]) -> Found:
+    """The norm of all gradients is the same in every step, though what reaches the layers is not, and too small."""
+    last = run[-4:]
+    if len(last) < 4 or last[-1].rate is None:
+        return
+    norms = [math.hypot(*(t.gradient or 0.0 for t in snap.tensors)) for snap in last]
+    reach = [max((layer.gradient or 0.0 for layer in snap.layers.layers), default=0.0) for snap in last]
+    moved = max((t.moved or 0.0 for snap in last for t in snap.tensors if t.matrix), default=0.0)
+    same = max(norms) < (1 + 1e-4) * min(norms)
+    if same and min(norms) > 0 and max(reach) > 1.01 * min(reach) and moved < 1e-5:
+        text = f"Gradients are clipped to the norm {norms[-1]:.3g} in every step"
+        yield "", norms[-1], f"{text}, and no tensor moves by more than {moved:.1g} of its size."
+
+
+def _optimizer_eps(run: Sequence[Snapshot]) -> Found:
+    value = run[-1].eps
+    if len(run) > 3 and value is not None and value > 10:
+        text = f"eps of the optimizer is {value:.3g} times the usual size of the largest gradients"
+        yield "", value, f"{text}, and shrinks every step by as much."
+
+
+def _dropped(run: Sequence[Snapshot]) -> Found:
+    for layer in run[-1].layers.layers:
+        if layer.dropped > 0.85:
+            yield layer.name, layer.dropped, f"{_layer(layer)} sets {layer.dropped:.0%} of its input to 0."
 
 
 def _rounded(run: Sequence[Snapshot]) -> Found:
@@ -389,6 +419,13 @@ RULES = (
         "Look at the targets, and at label smoothing: at 1 nothing is left of them.",
         _MOVES | {"vanishing", "no gradient"},
     ),
+    Rule(
+        "negated loss",
+        _loss("negated loss"),
+        "Look at the sign of the loss: optimizers make it smaller.",
+        _SIZES | _MOVES | {"unbalanced"},
+    ),
+    Rule("rectified outputs", _loss("rectified outputs"), "Take the last activation away.", frozenset({"dead"})),
     Rule("copies", _copies, "Initialise it at random.", _SIZES | _MOVES | {"unbalanced"}),
     Rule(
         "unbalanced",
@@ -410,6 +447,7 @@ RULES = (
         _SIZES | _MOVES | {"unbalanced"},
     ),
     Rule("stale gradients", _stale, "Call optimizer.zero_grad() in every step.", _SIZES | _MOVES | {"unbalanced"}),
+    Rule("dropped", _dropped, "Lower the share of dropout; it is rarely more than a half.", _SIZES),
     Rule("evaluation mode", _evaluating, "Call model.train() before the training loop."),
     Rule("untrained", _untrained, "Hand it to the optimizer, or set requires_grad to False."),
     Rule(
@@ -429,6 +467,14 @@ RULES = (
         "Scale the branch down at the start (zero-initialise its last layer), or train it with a penal connection.",
     ),
     Rule("no gradient", _no_gradient, "Look for detach, no_grad or an output that the loss does not use."),
+    Rule(
+        "clipped",
+        _clipped,
+        "Raise the norm to which gradients are clipped.",
+        frozenset({"slow", "rounded"}),
+        late=True,
+    ),
+    Rule("optimizer eps", _optimizer_eps, "Lower the eps of the optimizer.", frozenset({"slow", "rounded"}), late=True),
     Rule(
         "rounded",
         _rounded,
@@ -469,9 +515,19 @@ def judge(run: Sequence[Snapshot], before: Sequence[Alarm] = ()) -> list[Alarm]:
     return result
 
 
+def not_held(steps: int) -> Alarm:
+    """The alarm of a run whose optimizers hold other tensors than the model's, as after the model was copied.
+
+    Args:
+        steps: how many steps they made.
+    """
+    text = f"None of the {steps} optimizer steps was one of an optimizer that holds a weight of the model."
+    return Alarm("untrained", "", float(steps), 0, text, "Make the optimizer after the model is in its final form.")
+
+
 def causes(alarms: Sequence[Alarm]) -> list[Alarm]:
     """The alarms that no other one explains."""
     return [alarm for alarm in alarms if not alarm.because]
 
 
-__all__ = ["RULES", "Alarm", "Rule", "causes", "judge", "same_batch"]
+__all__ = ["RULES", "Alarm", "Rule", "causes", "judge", "not_held", "same_batch"]

@@ -1,4 +1,4 @@
-"""What a loss makes of the outputs, told from its gradient by them: squashed twice, or the same for all targets.
+"""What a loss makes of the outputs, told from its gradient by them: squashed twice, negated, the same for all targets.
 
 Cross-entropy of outputs ``z`` has the gradient ``w (softmax(z) - t)`` in every row. Where ``z`` are probabilities
 already, or are made ones before the loss squashes them again, the gradient says so, and the loss has a floor above 0.
@@ -36,8 +36,8 @@ class Judged:
     """What is wrong with a loss.
 
     Attributes:
-        kind: ``"squashed twice"`` or ``"uniform targets"``.
-        value: the loss of a perfect prediction; the number of classes.
+        kind: ``"squashed twice"``, ``"uniform targets"``, ``"negated loss"`` or ``"rectified outputs"``.
+        value: the loss of a perfect prediction; the number of classes; the value that is asked for; the share of zeros.
         text: one sentence.
     """
 
@@ -71,7 +71,7 @@ def judged(output: Tensor, gradient: Tensor) -> Judged | None:
             return None
         if z.shape[1] > 1 and bool((g.sum(-1).abs() < close * g.abs().sum(-1)).all()):
             return _by_classes(z, g, close)
-    return _by_entries(z, g, close)
+    return _by_entries(z, g, close) or _one_value(z, g, close)
 
 
 def _by_classes(z: Tensor, g: Tensor, close: float) -> Judged | None:
@@ -94,7 +94,40 @@ def _by_classes(z: Tensor, g: Tensor, close: float) -> Judged | None:
         floor = math.log(math.e + classes - 1) - 1
         text = f"Probabilities go through a softmax once more: with {classes} classes the loss stays above {floor:.3g}."
         return Judged("squashed twice", floor, text)
+    return None if given else _by_logits(z, g, close)
+
+
+def _by_logits(z: Tensor, g: Tensor, close: float) -> Judged | None:
+    """Cross-entropy as it should be, but of the wrong sign, or of logits that cannot be negative."""
+    share, zeros = z.softmax(-1), float((z == 0).float().mean())
+    for sign in (1, -1):
+        target = torch.zeros_like(g).scatter_(1, (sign * g / share.clamp(min=1e-12)).argmin(-1, keepdim=True), 1.0)
+        if _missed(sign * g, share - target, torch.ones_like(g)) > close:
+            continue
+        if sign < 0:
+            return Judged("negated loss", -1.0, "The loss asks for less probability of the targets, not for more.")
+        if zeros > 0.2 and bool((z >= 0).all()):
+            text = f"{zeros:.0%} of the logits are 0 and none is below: what is set to 0 learns nothing from the loss."
+            return Judged("rectified outputs", zeros, text)
     return None
+
+
+def _one_value(z: Tensor, g: Tensor, close: float) -> Judged | None:
+    """A square loss that asks the same number of all samples, as where a column meets a row of targets."""
+    z, g = z.flatten(), g.flatten()
+    slope = g - g.mean()
+    if len(z) < 8 or float(z.std()) < 1e-3 * float(z.norm()):
+        return None
+    factor = float((slope * z).sum() / (z - z.mean()).square().sum())
+    value = float(z.mean() - g.mean() / factor) if factor > 0 else 0.0
+    # whole batches of the target 0 or 1 are those of networks that judge, by a square loss or a logistic one
+    if factor <= 0 or any(abs(value - number) < 1e-2 for number in (-1, 0, 1)):
+        return None
+    missed, logistic = (_missed(slope[None], (f - f.mean())[None], torch.ones_like(g)) for f in (z, z.sigmoid()))
+    if missed > close or logistic < MISSES * close:
+        return None
+    text = f"The gradient asks for the output {value:.3g} from each of {len(z)} samples, whatever their targets are."
+    return Judged("uniform targets", value, text)
 
 
 def _by_entries(z: Tensor, g: Tensor, close: float) -> Judged | None:

@@ -17,6 +17,7 @@ from torch.utils._pytree import tree_leaves
 from pathspace.diagnostics.layers import select
 from pathspace.diagnostics.run.outputs_judged import Judged, judged, judged_inside
 
+DROPPING = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout, nn.FeatureAlphaDropout)
 SQUASHING = (nn.Tanh, nn.Sigmoid, nn.Softsign, nn.Hardtanh, nn.Hardsigmoid, nn.LogSigmoid)
 
 
@@ -37,6 +38,7 @@ class LayerFacts:
         eps_share: for a norm, the median of ``eps / (variance + eps)``.
         direct: whether its input is exactly the output of the layer called before.
         flat: for a squashing activation, the share of outputs whose derivative is below 0.001.
+        dropped: for dropout in training, the share that it sets to 0.
     """
 
     name: str
@@ -51,6 +53,7 @@ class LayerFacts:
     eps_share: float | None = None
     direct: bool = False
     flat: float | None = None
+    dropped: float = 0.0
 
 
 @dataclass
@@ -168,6 +171,8 @@ class Probe:
         weight = getattr(module, "weight", None)
         weighted = isinstance(weight, Tensor) and weight.ndim > 1 and not isinstance(module, nn.Embedding)
         facts = LayerFacts(name, type(module).__name__, weighted or isinstance(module, nn.RNNBase))
+        if isinstance(module, DROPPING) and module.training:
+            facts.dropped = module.p
         self.current.layers.append(facts)
         later = self._later
         facts.direct, self._last = source is not None and source is self._last, result

@@ -48,6 +48,7 @@ class Snapshot:
         rate: the largest learning rate of the optimizer's groups; ``None`` outside of training.
         batches: how many batches the data has, where that is known.
         decay: the largest share of a weight that weight decay takes off in a step.
+        eps: the optimizer's eps over the largest root mean square of gradients that it keeps for a tensor.
         seconds: what measuring cost.
     """
 
@@ -58,6 +59,7 @@ class Snapshot:
     chain: ChainRecord | None = None
     rate: float | None = None
     decay: float | None = None
+    eps: float | None = None
     batches: int | None = None
     seconds: float = 0.0
 

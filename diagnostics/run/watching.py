@@ -21,12 +21,12 @@ from torch.optim.optimizer import (
 from pathspace import ReductionGraph, Skeleton, path_statistics, trace
 from pathspace.diagnostics.chain import MarkovChain
 from pathspace.diagnostics.efficiency import ChainRecord, Observer
-from pathspace.diagnostics.run.alarms import Alarm, judge, same_batch
+from pathspace.diagnostics.run.alarms import Alarm, judge, not_held, same_batch
 from pathspace.diagnostics.run.log import RunLog
 from pathspace.diagnostics.run.outputs import Csv, Page, TensorBoard
 from pathspace.diagnostics.run.probe import Pass, Probe
 from pathspace.diagnostics.run.snapshot import Snapshot, UnitFacts
-from pathspace.diagnostics.run.weights import TensorFacts, Units, fan_in, moves, tensor_facts, usual_squares
+from pathspace.diagnostics.run.weights import TensorFacts, Units, eps_share, fan_in, moves, tensor_facts, usual_squares
 from pathspace.errors import AT_LEAST_1, SEED, InputError, PathspaceError, expect_arguments, expect_numbers
 
 EVERY = 100
@@ -68,6 +68,7 @@ class Watching(RunLog):
         self._ids = {id(p) for p in self.model.parameters()}
         self._held = self._probe.held
         self._first: Optimizer | None = None
+        self._others = 0
         self._handles: list[Any] = []
         self._measuring = self._prepared = False
         self._began: tuple[float, float, int] | None = None
@@ -99,6 +100,9 @@ class Watching(RunLog):
         self._handles.clear()
         self._disarm()
         self._measuring = self.running = False
+        if self._first is None and kind is None:
+            self._raise([not_held(self._others)] if self._others else [])
+            self.notes += [] if self._others else ["Nothing is measured: no optimizer made a step."]
         if self.rows and not self._prepared:
             self.notes.append(
                 "Units and chain are not measured: tracing the model would have been more than 1 % of this run; "
@@ -136,6 +140,7 @@ class Watching(RunLog):
         self._held |= mine
         if mine and self._first is None:
             self._first = optimizer
+        self._others += not mine
         return optimizer is self._first
 
     def _before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> tuple[Any, Any] | None:
@@ -189,6 +194,7 @@ class Watching(RunLog):
         rates = [float(group["lr"]) for group in groups if "lr" in group]
         snapshot = Snapshot(self.steps, self._pass, self._tensors, units, self._record, max(rates, default=None))
         snapshot.decay, snapshot.batches = max(decays, default=None), self.batches
+        snapshot.eps = eps_share(optimizer)
         snapshot.seconds = time.perf_counter() - started
         self._keep(snapshot)
         self._tensors = []
@@ -197,16 +203,19 @@ class Watching(RunLog):
 
     def _keep(self, snapshot: Snapshot) -> None:
         self.snapshots.append(snapshot)
-        for alarm in judge(self.snapshots, self.alarms):
-            self.alarms.append(alarm)
-            _log.warning("%s", alarm)
-            if self.on_alarm is not None:
-                self.on_alarm(alarm)
+        self._raise(judge(self.snapshots, self.alarms))
         self.rows.append(snapshot.row())
         for old in self.snapshots[:-3]:
             old.chain = None
             for layer in old.layers.layers:
                 layer.live = None
+
+    def _raise(self, alarms: list[Alarm]) -> None:
+        for alarm in alarms:
+            self.alarms.append(alarm)
+            _log.warning("%s", alarm)
+            if self.on_alarm is not None:
+                self.on_alarm(alarm)
 
     def _write(self) -> None:
         for output in self.outputs:

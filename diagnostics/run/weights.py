@@ -104,9 +104,9 @@ def tensor_facts(
     return found
 
 
-def _norms(tensors: Sequence[Tensor]) -> list[float]:
+def _norms(tensors: Sequence[Tensor], power: int = 2) -> list[float]:
     dense = [t.to_dense() if t.is_sparse else t for t in tensors]
-    return torch.stack([n.float().cpu() for n in torch._foreach_norm(dense)]).tolist() if dense else []
+    return torch.stack([n.float().cpu() for n in torch._foreach_norm(dense, power)]).tolist() if dense else []
 
 
 def _excess(weight: Tensor, fan: int) -> float | None:
@@ -140,6 +140,25 @@ def moves(
             slope = now[each.name].grad
             if slope is not None and now[each.name].element_size() == 2 and bool((slope != 0).any()):
                 each.still = float((now[each.name] == before[each.name])[slope != 0].float().mean())
+
+
+def eps_share(optimizer: torch.optim.Optimizer) -> float | None:
+    """The eps of an optimizer like Adam over the largest root mean square that it divides a tensor's step by.
+
+    Args:
+        optimizer: any; ``None`` comes back for those that keep no mean of squares.
+    """
+    found = []
+    for group in optimizer.param_groups:
+        states = [state for state in map(optimizer.state.get, group["params"]) if state and state.get("step")]
+        squares = [(s["exp_avg_sq"], float(s["step"])) for s in states if isinstance(s.get("exp_avg_sq"), Tensor)]
+        if not squares or not group.get("betas") or not isinstance(group.get("eps"), float):
+            continue
+        rate = group["betas"][1]
+        sums = zip(_norms([kept for kept, _ in squares], 1), squares, strict=True)
+        usual = max(total / max(kept.numel(), 1) / (1 - rate**step) for total, (kept, step) in sums)
+        found.append(group["eps"] / math.sqrt(usual) if usual > 0 else 0.0)
+    return min(found, default=None)
 
 
 def usual_squares(model: nn.Module, fans: Mapping[str, int]) -> dict[str, float]:
@@ -219,4 +238,4 @@ class Units:
         return found
 
 
-__all__ = ["GroupFacts", "TensorFacts", "Units", "fan_in", "moves", "tensor_facts", "usual_squares"]
+__all__ = ["GroupFacts", "TensorFacts", "Units", "eps_share", "fan_in", "moves", "tensor_facts", "usual_squares"]
