@@ -63,9 +63,9 @@ def image(setting: Setting) -> Record:
         ),
         cells=[cells["ResNet50", "tau 3e-7" if arm.base.tau else "baseline"] for arm in arms],
         remarks=(
-            "How strong a tau is depends on batch, sizes and loss.",
-            "The paper's last column takes the best of four strengths on its test set, without repeated seeds; here "
-            "each strength is a claim of its own, and p-values are corrected for their number.",
+            "The effect of tau depends on the sizes of batch and model, and on the loss.",
+            "The paper's last column takes the best of four values of tau on its test set, without repeated seeds. "
+            "Here each value is a claim of its own, and p-values are corrected for the number of claims.",
         ),
         caption="Training loss and validation error, mean over seeds and range",
     )
@@ -115,7 +115,7 @@ def depth(setting: Setting) -> Record:
             (("ResNet", "92.1", "92.6", "93.2", "92.2"), ("Markov chain", "92.3", "93.2", "93.4", "93.4")),
         ),
         cells=[cell for cell, _ in pairs],
-        remarks=("Smaller strengths of the penal connection were not tried here.",) * (setting.scale == "embedded"),
+        remarks=("Smaller values of tau were not tried here.",) * (setting.scale == "embedded"),
         caption="Training loss and validation error, mean over seeds and range",
     )
     return record
@@ -161,8 +161,8 @@ def rcnn(setting: Setting) -> Record:
         ),
         cells=[cell for cell, _ in pairs],
         remarks=(
-            "Momentum of G-SGD is that of path values. With batch norm, the norm's weights are part of the paths, as "
-            "this library reads them; the paper does not say how it treats them.",
+            "The momentum of G-SGD is that of path values. In this library, the weights of batch norm are part of the "
+            "paths; the paper does not say how it treats them.",
         ),
         caption="Training loss and validation error, mean over seeds and range",
     )

@@ -57,17 +57,17 @@ class Setting:
     def protocol(self) -> tuple[str, ...]:
         """Say how rates were chosen."""
         return (
-            f"Learning rates: the same grid size and budget for every arm, chosen by the mean validation metric of "
-            f"{_count(len(self.tuning_seeds), 'tuning seed')} at the last epoch; * marks a choice at the edge of the "
-            "grid.",
-            "Reported: fresh seeds at the chosen rate, each shown the test split once"
+            "Learning rates: every arm has a grid of the same size and the same budget. The rate with the best mean "
+            f"validation metric of {_count(len(self.tuning_seeds), 'tuning seed')} at the last epoch is chosen; * "
+            "marks a choice at the edge of the grid.",
+            "Reported: fresh seeds at the chosen rate; each is evaluated on the test split once. "
             + (
-                f"; the first {len(self.seeds)} say how many find the paper's effect with a probability of 80 %."
+                f"The first {len(self.seeds)} determine how many find the paper's effect with a probability of 80 %."
                 if self.by_power
-                else f", {len(self.seeds)} of them."
+                else f"There are {len(self.seeds)} of them."
             ),
-            "A run that diverged counts with the error that its task calls hopeless; an arm that fails more often than "
-            "another is never better.",
+            "A run that diverged counts with the error of a useless model, which the task defines. An arm that fails "
+            "more often than another is never better.",
             *((f"Runs computed on the device {self.device}.",) * (self.device != "cpu")),
             *((f"Budgets were divided by {self.shrink}: a trial of the command, not a result.",) * (self.shrink > 1)),
         )

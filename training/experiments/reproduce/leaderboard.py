@@ -294,29 +294,32 @@ def record(entries: Sequence[Entry], setting: Setting) -> Record:
         ours=Table(("task", "contender", *(f"{start} start" for start in starts)), rows),
         differs=(
             "Tasks: 8 x 8 digits (MLP of three hidden layers, CNN, ResNet of 8 layers, transformer of 2 blocks), "
-            "characters of Python's documentation (transformer of 2 blocks), adapters of rank 4 beside a frozen MLP "
-            "that was trained on digits and meets them turned by 90 degrees.",
-            "A scrambled start is the default start, rescaled by factors between 1/100 and 100 (1/10 and 10), even in "
-            "logarithm; for adapters, by their own gauge.",
-            "Muon moves matrices; all else, kernels included, moves by AdamW at a tenth of its rate. G-SGD and "
-            "G-Adam take the magnitude rule, G-SGD with max_multiplier=1. A balanced or conditioned start is the same "
-            "function in another gauge, from which plain AdamW goes on: of least squares, or of least spread of the "
-            "path kernel's diagonal. Path-SGD and conditioning take sums over paths only (Path-SGD no maxima); LoRA+ "
-            "and LoRA-RITE are for adapters.",
+            "characters of Python's documentation (transformer of 2 blocks), and adapters of rank 4 beside a frozen "
+            "MLP, which was trained on digits and now receives digits turned by 90 degrees.",
+            "A scrambled 100 start is the default start, rescaled by random factors between 1/100 and 100, uniform in "
+            "the logarithm (scrambled 10: between 1/10 and 10). Adapters are rescaled by their own gauge.",
+            "Muon updates matrices; AdamW updates all other parameters, convolution kernels included, at a tenth of "
+            "Muon's rate. G-SGD and G-Adam use the magnitude rule, G-SGD with max_multiplier=1.",
+            "A balanced start is the same function in the gauge with the least sum of squares; a conditioned start, in "
+            "the gauge with the least spread of the path kernel's diagonal. Plain AdamW trains from both. Path-SGD and "
+            "conditioning need models whose outputs are sums over paths (Path-SGD: without maxima). LoRA+ and "
+            "LoRA-RITE are for adapters.",
             *((f"Not run: {', '.join(lacking)}.",) if lacking else ()),
         ),
         protocol=(
-            f"Batches of 32, the rate falling to 0 in a straight line, steps: {steps}. For each contender, task and "
-            f"start 8 rates by factors of about 3, chosen by the mean validation loss of {len(TUNING_SEEDS)} tuning "
-            "seeds; in brackets the rate, * at the edge of the search.",
-            f"Reported: {len(setting.seeds)} fresh seeds for {RIVAL} and {OURS} from {DEFAULT} and {SCRAMBLED} "
-            f"starts (twice as many on {', '.join(CHEAP)}), as many for all else on {', '.join(CHEAP)} and for "
-            f"contenders of one task, {max(2, len(setting.seeds) // 2)} otherwise; mean test loss with its 95 % "
-            "interval. A run that fails (not finite, ends above its start, or refused) counts as a guess.",
+            f"Batches of 32; the learning rate falls linearly to 0. Steps: {steps}. For each contender, task and "
+            f"start, 8 rates by factors of about 3 are tried; the mean validation loss of {len(TUNING_SEEDS)} tuning "
+            "seeds decides. The rate is in brackets; * marks a rate at the edge of the search.",
+            f"Reported: mean test loss with its 95 % interval. {RIVAL} and {OURS} have {len(setting.seeds)} fresh "
+            f"seeds from {DEFAULT} and {SCRAMBLED} starts (twice as many on {', '.join(CHEAP)}). All other cases have "
+            f"{len(setting.seeds)} on {', '.join(CHEAP)} and for contenders of one task, and "
+            f"{max(2, len(setting.seeds) // 2)} otherwise.",
+            "A run that fails (not finite, ends above its start, or refused) counts as a guess.",
             f"The question is whether {OURS} ends lower than {RIVAL} from {SCRAMBLED} starts: p-values are corrected "
-            f"for the {len(table.rows)} claims of that family. Claims that scrambling hurts {RIVAL}, that it hurts "
-            "SGD, and all others are families of their own. Seeds 0 to 4 were spent on finding how many seeds are "
-            "needed. On the ViT 80 steps left all contenders at chance; 200 took their place.",
+            f"for the {len(table.rows)} claims of this family. The claims that scrambling hurts {RIVAL}, the claims "
+            "that it hurts SGD, and all others are three more families.",
+            "Seeds 0 to 4 were used to find how many seeds are needed, and are not reported. On the ViT, all "
+            "contenders were at chance level after 80 steps, so it has 200 steps.",
             *((f"Budgets were divided by {setting.shrink}.",) * (setting.shrink > 1)),
         ),
         claims=judged(claims_of(by)),

@@ -12,40 +12,42 @@ from pathspace.training.experiments.reproduce.record import Record, Table
 
 HEAD = """# The papers' experiments, rerun
 
-This page is written by `pathspace reproduce` from the records in `{folder}/*.json`; `pathspace reproduce page` writes
-it again. No number on it is typed by hand, and no verdict is a matter of taste:
+`pathspace reproduce` writes this page from the records in `{folder}/*.json`; `pathspace reproduce page` writes it
+again. All numbers and verdicts are computed from the records:
 
-* All arms of an experiment have the same data, budget, batches and number of learning rates to choose from. Rates are
-  chosen on validation data with seeds of their own; the seeds reported here had no part in the choice.
-* Figures are means over those seeds with a 95 % t-interval. Arms are compared seed by seed.
-* A claim says that a quantity is positive. The verdict is **better** or **worse** where it differs from zero (paired
-  t-test), **no difference that matters** where it lies within a margin on both sides of zero (two one-sided tests), and
-  **undecided** otherwise. The margin is the effect that the paper prints, and 5 % (or 0.05) where it prints none. A
-  difference can be there and be smaller than the margin; the verdict then says so.
-* Both kinds of p-values are corrected for the number of claims of the experiment (Holm). At most one experiment in
-  twenty finds a difference where there is none; at most one in twenty misses one as large as the margin.
-* An undecided claim says how many repetitions decide it with a probability of 80 %. They follow from the spread that
-  was found, for an effect of the size of the margin as well as for none.
-* A run that diverged counts with the error that its task calls hopeless. An arm that is no better than simple means
-  (logistic regression, a table of pairs of characters) decides nothing: such claims are undecided.
-* Where the data is a stand-in for the paper's, a verdict is about the direction on this data, and not about the size.
-* The intervals describe the chance in initialisation and in the order of batches. Test sets are the same for all seeds,
-  which no number of seeds makes up for; where there are fewer than 10,000 test items, that weighs.
-* Runs on another processor end apart, as those of another seed do, because sums are taken in another order. There is no
-  determinism across processors. Every record names commit, processor and libraries.
+* An *arm* is a method with its options. All arms of an experiment have the same data, budget and batches, and equally
+  many learning rates to choose from. Rates are chosen on validation data, with seeds of their own; the seeds reported
+  here had no part in the choice.
+* Figures are means over the reported seeds with a 95 % t-interval. Arms are compared seed by seed.
+* A claim states that a quantity is positive. The verdict is **better** or **worse** if the quantity differs from zero
+  (paired t-test, column *p, zero*), **no difference that matters** if it lies within a margin on both sides of zero
+  (two one-sided tests, column *p, margin*), and **undecided** otherwise. The margin is the effect that the paper
+  prints, or 5 % (0.05) if the paper prints none. A difference can exist and be smaller than the margin; then the
+  verdict says so.
+* The p-values of both tests are corrected for the number of claims of the experiment (Holm). At most one experiment in
+  twenty finds a difference where there is none; at most one in twenty misses a difference as large as the margin.
+* For an undecided claim, the page says how many repetitions would decide it with a probability of 80 %. The number
+  follows from the measured spread. It is enough for an effect as large as the margin and for no effect.
+* A run that diverged counts with the error of a useless model, which the task defines. If an arm is no better than a
+  simple method (logistic regression, a table of pairs of characters), claims about it are undecided.
+* If other data replaces the paper's, a verdict is about the direction of the effect on this data, not about its size.
+* The intervals describe the chance in initialisation and in the order of batches. All seeds share one test set, so the
+  intervals leave out the chance in its choice. With fewer than 10,000 test items, this matters.
+* Another processor adds numbers in another order. Its results differ as much as those of another seed. Records name
+  their versions, and newer records also commit and processor.
 
-Some choices were made after test results had been seen, and weigh on what they touch:
+Some choices were made after test results had been seen. They weaken the conclusions that depend on them:
 
-* translation: the claim about efficiency, the paper's own, was added when its curves were known. The penalty shrinks
-  the directions, and shrinking alone makes efficiencies positive, so it says little about the theory.
-* image: the smallest tau was added after the results of the larger two. Adam in place of momentum came from validation.
-* smnist, toy, language and depth: the grids were widened by a rate or two where choices lay at their edge. A choice at
-  the edge of a grid (marked *) makes a comparison weaker.
+* translation: the claim about efficiency is the paper's own, but it was added after its curves had been seen. The
+  penalty shrinks the directions. This alone makes efficiencies positive, so the claim says little about the theory.
+* image: the smallest tau was added after the results of the two larger ones. Validation data chose Adam over momentum.
+* smnist, toy, language and depth: one or two learning rates were added to a grid if the choice lay at its edge. A
+  choice at the edge of a grid (marked *) weakens a comparison.
 
-The scale is what fits on one thread of a small computer. `--scale fetched` takes hours, and data that
-`pathspace data fetch` brings; an interrupted run goes on where it was. `--scale full` runs the paper's own setting
-where its data is given with `--data`; its options are tested, its length has not been run. Minutes vary with what else
-a machine does: all runs but those of `time` shared theirs.
+The default scale fits on one thread of a small computer. `--scale fetched` takes hours and uses data that
+`pathspace data fetch` downloads; an interrupted run continues where it stopped. `--scale full` runs the paper's own
+setting on the paper's data, in the folder that `--data` names; its options are tested, but it has not been run to the
+end. Minutes depend on the other programs on the computer; only the runs of `time` had it to themselves.
 """
 
 
@@ -106,13 +108,13 @@ def _section(record: Record, folder: str) -> str:
         f"## {record.name}\n",
         f"{record.title}. {record.source}.\n",
         f"```console\n$ pathspace reproduce {record.name}{scale}\n```\n",
-        f"All runs together took {record.seconds / 60:.1f} minutes by the clock, on one thread.\n",
+        f"All runs together took {record.seconds / 60:.1f} minutes on one thread.\n",
         *([f"Computed with {_named(record.versions)}.\n"] if "processor" in record.versions else []),
         "**The paper**\n",
         markdown_table(record.paper),
         "**Ours**\n",
         markdown_table(record.ours),
-        "**Claims on trial**\n",
+        "**Claims**\n",
         markdown_table(claims),
         f"![{record.caption}]({folder}/{record.name}.png)\n",
         f"*{record.caption}*\n",
@@ -151,7 +153,9 @@ def _verdict(claim: dict[str, Any]) -> str:
     why = ""
     if claim["verdict"] == "undecided":
         why = (
-            f": {claim['nothing']}" if claim["nothing"] else f", needs about {claim['needed']}" * bool(claim["needed"])
+            f": {claim['nothing']}"
+            if claim["nothing"]
+            else f", needs about {claim['needed']} repetitions" * bool(claim["needed"])
         )
     elif claim["verdict"] in ("better", "worse") and (claim["equivalence"] or 0) < LEVEL:
         why = ", by less than the margin"
@@ -159,18 +163,22 @@ def _verdict(claim: dict[str, Any]) -> str:
 
 
 def markdown_table(table: Table) -> str:
-    """A table in Markdown.
+    """A table in Markdown; columns of numbers are aligned right, unless they come first.
 
     Example:
-        >>> print(markdown_table(Table(("a", "b"), (("1", "2"),))))
-        | a | b |
-        | --- | ---: |
-        | 1 | 2 |
+        >>> print(markdown_table(Table(("a", "b", "c"), (("1", "2", "two"),))))
+        | a | b | c |
+        | --- | ---: | --- |
+        | 1 | 2 | two |
         <BLANKLINE>
     """
 
     def line(cells: Iterable[str]) -> str:
         return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
 
-    rule = line(["---", *(["---:"] * (len(table.columns) - 1))])
+    def numbers(cells: Iterable[str]) -> bool:
+        return not any(cell[:1].isalpha() or cell[:1] in ("*", "[") for cell in cells)
+
+    columns = list(zip(*table.rows, strict=True))
+    rule = line(["---", *("---:" if numbers(cells) else "---" for cells in columns[1:])])
     return "\n".join([line(table.columns), rule, *(line(row) for row in table.rows), ""])

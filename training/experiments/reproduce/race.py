@@ -37,11 +37,11 @@ def run(setting: Setting, rates: tuple[float, ...] = RATES) -> Record:
             for label, optimizer, init in ARMS
         ],
         [
-            PairedComparison("Of SGD, the unit skeleton is the better start", UNIT, DEFAULT),
+            PairedComparison("SGD errs less from the unit skeleton than from the default start", UNIT, DEFAULT),
             PairedComparison("From the same start, G-SGD errs less than SGD", PATHS, UNIT),
         ],
         name="race",
-        title="A ReLU RNN reads digits row by row: the start and the optimizer, told apart",
+        title="A ReLU RNN reads digits row by row: the effects of the start and of the optimizer",
         source="Path space for recurrent neural networks with ReLU activations, section 5.1, at a small scale",
         paper=Table(("error in %", "G-SGD", "SGD"), (("sMNIST-28", "1.50", "1.59"),)),
         cells=[cells["sMNIST-28", "G-SGD" if optimizer == "gsgd" else "SGD"] for _, optimizer, _ in ARMS],
@@ -52,7 +52,7 @@ def run(setting: Setting, rates: tuple[float, ...] = RATES) -> Record:
 
 RACE = Experiment(
     name="race",
-    summary="the start and the optimizer told apart, on 8 x 8 digits",
+    summary="effects of the start and of the optimizer, on 8 x 8 digits",
     minutes=3,
     needs="",
     run=run,

@@ -86,12 +86,13 @@ def run(setting: Setting) -> Record:
         ours=_ours(names, measured, bars),
         differs=(
             *listed(pairs, setting, seeds),
-            *(() if setting.scale == "full" else ("Errors are not comparable in size, only the order of arms is.",)),
-            "The skeleton's weights are set to ±1 for every arm, because the step of G-SGD needs it; SGD and Adam are "
-            "also run from torch's own start.",
+            *(() if setting.scale == "full" else ("The order of arms is comparable, the sizes of errors are not.",)),
+            "The skeleton's weights are set to ±1 for every arm, because the step of G-SGD needs this. SGD and Adam "
+            "also run from torch's default start.",
             "G-SGD is the corrected step (see the page on G-SGD), with the skeleton of Algorithm 1.",
-            "Path-SGD uses the first term of the scaling of Neyshabur et al., as their published code means to; run "
-            "today that code leaves the gradient unchanged, and whether the paper's authors noticed is unknown.",
+            "Path-SGD uses the first term of the scaling of Neyshabur et al., as their published code intends. With "
+            "today's versions that code leaves the gradient unchanged; it is unknown whether the paper's authors "
+            "noticed this.",
         ),
         protocol=setting.protocol,
         claims=judged(claims),

@@ -69,8 +69,8 @@ def language(setting: Setting) -> Record:
         ),
         cells=[cell for cell, _ in pairs],
         remarks=(
-            "The paper's Figure 4 gives its numbers as bars only, so no size of the effect is put on trial.",
-            "Path-SGD is left out: its scaling is defined for inputs that can be set to one, which tokens cannot.",
+            "The paper's Figure 4 shows its numbers as bars only, so no size of the effect is tested.",
+            "Path-SGD is left out: its scaling sets all inputs to one, and tokens cannot be set to one.",
         ),
         caption="Training loss and validation bits per character, mean over seeds and range",
         show=Show("bits per character", 1.0, ".3f"),
@@ -112,10 +112,10 @@ def translation(setting: Setting) -> Record:
         ),
         cells=[cell for cell, _ in pairs],
         remarks=(
-            "How strong a tau is against a mean loss depends on the batch.",
-            "Error is one minus the accuracy of the next token, the true ones before it being given. Efficiency is the "
-            "mean cosine per example with the gradient of the loss alone, on 64 validation pairs; the paper does not "
-            "state its average.",
+            "The effect of tau relative to a mean loss depends on the batch size.",
+            "Error is one minus the accuracy of the next token, given the true tokens before it. Efficiency is the "
+            "mean over examples of the cosine with the gradient of the loss alone, on 64 validation pairs; the paper "
+            "does not say how it averages.",
         ),
         caption="Validation error, and efficiency of the chain, against epochs: mean over seeds and range",
         show=PERCENT,

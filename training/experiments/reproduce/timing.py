@@ -26,7 +26,7 @@ STEPS = 4
 # Rounds are taken until the mean ratio is known to this, but at least and at most so many.
 PRECISION, LEAST, MOST = 0.01, 8, 2000
 ONE_THREAD = (
-    "One processor thread in place of a GPU; processor time of the thread, so that other programs do not count.",
+    "One processor thread in place of a GPU; the time is the thread's processor time, without other programs.",
 )
 # ours, the paper's column, model, inputs of a batch, the paper's increase for G-SGD, with Path-SGD or not
 CASES: tuple[tuple[str, Callable[[], nn.Module], tuple[int, ...], float, bool], ...] = (
@@ -112,7 +112,7 @@ def run(setting: Setting) -> Record:
         ours=Table(("model", "rounds", "SGD, ms per step", "G-SGD more by", "Path-SGD more by"), tuple(rows)),
         differs=(
             *(ONE_THREAD if setting.device == "cpu" else ()),
-            "A step is forward, backward and update on random inputs of the shape; nothing is loaded.",
+            "A step is forward pass, backward pass and update, on random inputs of the right shape; no data is loaded.",
             "The stack has 200 units in place of 1550, the recurrent network 16 maps in place of 96.",
             "Path-SGD computes the first term of its scaling at every step, on one sample.",
         ),
@@ -121,10 +121,10 @@ def run(setting: Setting) -> Record:
                 (f"Steps computed on the device {setting.device}, G-SGD's in fused kernels.",)
                 * (setting.device != "cpu")
             ),
-            f"Rounds of {steps} steps per optimizer, taken in turn; ratios are formed round by round, and the interval "
-            "is over rounds. A first round warms up and is not counted.",
+            f"The optimizers take turns, {steps} steps each in a round. Ratios are computed round by round, and the "
+            "interval is over rounds. A first round is a warm-up and does not count.",
             f"Rounds were added until the 95 % interval of every ratio was within {PRECISION:.0%} of its mean"
-            + (f", but for {', '.join(wide)}, where {most} rounds did not suffice." if wide else "."),
+            + (f"; {most} rounds were not enough for {', '.join(wide)}." if wide else "."),
         ),
         claims=judged(judge(claims)),
         caption="Time of a step relative to SGD, one dot per round; the line is the paper's increase for G-SGD",

@@ -205,17 +205,18 @@ def toy(setting: Setting) -> Record:
             tuple(rows),
         ),
         differs=(
-            "Widths: the paper gives three layers and 28 parameters; 2-4-4-1 without biases, ReLU, skip around "
-            "the middle.",
-            "The paper gives neither learning rate, batch nor tau. Batches of 64 fresh points, three strengths of tau.",
+            "Widths: the paper gives three layers and 28 parameters. Here they are 2-4-4-1, without biases, with ReLU "
+            "and a skip connection around the middle layer.",
+            "The paper gives no learning rate, batch size or tau. Here: batches of 64 fresh points, three values of "
+            "tau.",
             f"{steps} SGD steps{', as in the paper' if steps == STEPS else ''}.",
         ),
         protocol=(
             f"Learning rates: {', '.join(f'{lr:g}' for lr in RATES)} for every arm, chosen by "
             f"{len(TUNING_SEEDS)} tuning "
             "seeds on points of their own; * marks a choice at the edge.",
-            f"Reported: {len(SEEDS)} fresh seeds; arms share first weights and points seed by seed. Claims compare "
-            "logarithms, because a few failed seeds would decide a mean.",
+            f"Reported: {len(SEEDS)} fresh seeds. With the same seed, all arms have the same initial weights and "
+            "points. Claims compare logarithms, because a few failed seeds would dominate a mean.",
         ),
         claims=judged(judge(claims)),
         caption="Error on held-out points over the run: geometric mean over seeds and range",
@@ -314,14 +315,15 @@ def ideal_direction(setting: Setting) -> Record:
             tuple((f"{eta:g}", t_interval(means[eta]).show(".1%"), f"{min(means[eta]):.1%}") for eta in ETAS),
         ),
         differs=(
-            "The paper states no step size, so the share is measured at three: it is one point of a curve.",
-            "Loss and gradient are those of a single sample, the chain is run again from the changed state.",
-            "The toy 2-4-4-1 with a skip connection, SGD at learning rate 0.05 (nothing is compared, so nothing "
-            "is tuned).",
+            "The paper states no step size, so the share is measured at three step sizes.",
+            "Loss and gradient are those of a single sample; the rest of the chain is computed again from the changed "
+            "state.",
+            "The network is the toy 2-4-4-1 with a skip connection, trained by SGD at learning rate 0.05. Nothing is "
+            "compared, so nothing is tuned.",
         ),
         protocol=(
             f"{len(seeds)} seeds; 512 points every 100 of {steps} steps; points with a zero gradient are left out.",
-            "The interval is over seeds, each seed's value being the mean over its training.",
+            "The interval is over seeds; the value of a seed is the mean over its training.",
         ),
         claims=judged(judge(claims)),
         caption="Share of points whose loss falls, against training steps (hundreds): mean over seeds and range",

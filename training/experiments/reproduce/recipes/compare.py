@@ -84,7 +84,8 @@ def describe(trial: Trial, rates: Sequence[float], seeds: int, tuning_seeds: int
     warm = schedule in ("cosine", "inverse-root")
     start = trial.init or kind.init
     rule = "" if trial.rule == "modulo" else f", skeleton by the rule {trial.rule}"
-    searched = f"by validation data, with {tuning_seeds} seeds of its own" if len(rates) > 1 else NONE
+    own = "a seed" if tuning_seeds == 1 else f"{tuning_seeds} seeds"
+    searched = f"by validation data, with {own} of its own" if len(rates) > 1 else NONE
     run = {
         **COMMON,
         "data": DATA.get(trial.task, f"those of the task {trial.task}"),

@@ -24,11 +24,11 @@ SHOWN: dict[Verdict, str] = {
 }
 HEAD = """# The statements of the three documents
 
-Every statement of the documents that this library implements: what it says in our words, the verdict, what the verdict
-rests on, and the command that shows it. `pathspace reproduce claims --out {records}` writes this page
-from `training/experiments/reproduce/statements/*.toml`. Verdicts on experiments are computed from the records of
-[the experiments, rerun](reproduction.md) and from `data/markov.json`; none of them is typed. A statement about several
-settings is false where it is refuted in one, and undecided where one is undecided.
+This page lists every statement of the documents that this library implements: the statement in our words, the verdict,
+the evidence, and the command that shows it. `pathspace reproduce claims --out {records}` writes this page from
+`training/experiments/reproduce/statements/*.toml`. Verdicts on experiments are computed from the records of
+[the experiments, rerun](reproduction.md) and from `data/markov.json`. A statement about several settings is false if
+one setting refutes it; otherwise it is undecided if one setting is undecided.
 
 """
 
