@@ -358,3 +358,21 @@ def test_complex_weights_are_pinned_and_the_way_out_is_named() -> None:
     certificate = ps.verify(Spectral(real=True), x)
     assert certificate.holds, certificate
     assert certificate.units == 8
+
+
+class Renormed(nn.Module):
+    """An operation that torch decomposes into steps, one of which has the same name as what it is applied to."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(3, 4), nn.Linear(4, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.down(torch.renorm(self.up(x) + x.sum(1, keepdim=True), 2, 0, 1.0))
+
+
+def test_steps_of_a_decomposition_do_not_replace_its_operand() -> None:
+    torch.manual_seed(0)
+    certificate = ps.verify(Renormed(), torch.randn(2, 3))
+    assert certificate.holds, certificate
+    assert certificate.units == 0

@@ -57,6 +57,13 @@ def decomposed(node: fx.Node) -> fx.GraphModule | None:
     calls = [inner for inner in graph.graph.nodes if inner.op == "call_function"]
     if any(operation_name(inner.target) == operation_name(target) for inner in calls):
         return None
+    # a step inside must not have the name of an operand, which would be lost
+    taken = {operand.name for operand in operands}
+    for inner in graph.graph.nodes:
+        if inner.op != "placeholder":
+            while inner.name in taken:
+                inner.name += "_"
+            taken.add(inner.name)
     for placeholder, operand in zip((n for n in graph.graph.nodes if n.op == "placeholder"), operands, strict=True):
         placeholder.name = operand.name
     return graph

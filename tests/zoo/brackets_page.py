@@ -50,8 +50,9 @@ OPEN: dict[str, str] = {
     "cannot be told from none",
     "hf_glpn": "its singular values fall through the threshold of 1e-8 without a gap, at queries and keys of the last "
     "stages, so that small derivatives cannot be told from none",
-    "hf_pvt": "one joint scale of the last stage's position table and of the norm before it is left over, far below "
-    "the threshold; why is not known",
+    "hf_pvt": "a symmetry that the rules miss: the outputs depend on the class token of the last stage only, so the "
+    "other tokens matter in one attention alone, behind a layer norm, and the scale of their positions and of the norm "
+    "before them is free; the rules also read the sums of these tokens that nothing uses",
     "crepe-tiny": "its singular values cross the threshold of 1e-8 without a gap, so the test cannot distinguish "
     "small derivatives from zero",
 }

@@ -71,8 +71,9 @@ def render(rows: Iterable[dict[str, Any]]) -> str:
 
 def main() -> None:
     found: dict[tuple[str, str, str], dict[str, Any]] = {}
-    for name in sys.argv[1:]:
-        for row in map(trim, json.loads(Path(name).read_text())):
+    # what was measured before stays, unless there is something newer
+    for file in (DATA, *map(Path, sys.argv[1:])):
+        for row in map(trim, json.loads(file.read_text())):
             found[row["family"], row["name"], row["mode"]] = row
     keep(found.values(), DATA, PAGE, render(found.values()))
 

@@ -65,10 +65,14 @@ def packages(rows: Rows) -> list[str]:
 def graphs(rows: Rows) -> list[str]:
     """Weights, units at both levels, the bound from above (that of the page of brackets, where one took more time)."""
     body = []
-    brackets = {row["name"]: row["at_most"] for row in json.loads((DOCS / "data" / "brackets.json").read_text())}
+    brackets = {row["name"]: row for row in json.loads((DOCS / "data" / "brackets.json").read_text())}
+    unbounded = {}
     for name, row in rows.items():
         facts, certificate = row["graph"], row["certificate"]
-        most = certificate.get("units_at_most") or brackets.get(name)
+        bracket = brackets.get(name, {})
+        most = certificate.get("units_at_most") or bracket.get("at_most")
+        if most is None and bracket:
+            unbounded[name] = bracket["evidence"].removeprefix("not attempted: ")
         other = ", ".join(f"{count:,} {kind}" for kind, count in facts["other"].items()) or "-"
         body.append(
             [name, f"{TRAINED[name].weights:,}", f"{facts['weights']:,}", other, f"{facts['units']:,}",
@@ -76,6 +80,9 @@ def graphs(rows: Rows) -> list[str]:
         )  # fmt: skip
     heads = ["network", "scalars", "in path space", "others", "units", "of them exact", "at most", "dimension"]
     lines = table(heads, body)
+    if unbounded:
+        lines += ["No upper bound, because the test was not attempted:", ""]
+        lines += [*(f"* {name}: {reason}" for name, reason in unbounded.items()), ""]
     lines += ["What fixes scales in them:", ""]
     for name, row in rows.items():
         pins = "; ".join(f"{count} x {what}" for what, count in row["graph"]["pins"].items()) or "nothing"
