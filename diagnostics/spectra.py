@@ -1,4 +1,4 @@
-"""Spectra of Jacobians that are never formed: everything from products J u and v J."""
+"""Spectra of Jacobians, computed from products ``J u`` and ``v J`` without the matrix."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from pathspace.diagnostics.tables import Estimate
 from pathspace.errors import AT_LEAST_1, COUNT, SEED, InputError, UnsupportedError, expect_arguments, expect_numbers
 
 _SMALL = 64
-# steps after which the host looks whether singular values have converged
+# numbers of steps after which convergence of the singular values is tested
 _CHECKS = (30, 60, 120, 240, 480)
 
 
 class Products(LinearOperator):  # type: ignore[misc]
-    """A linear map of shape ``(M, N)`` given by products on a device; numpy arrays go there and come back.
+    """A linear map of shape ``(M, N)`` given by products on a device; numpy arrays are copied to it and back.
 
     Args:
         shape: ``(M, N)``.
-        device: where the products are taken.
-        rounding: relative error of one product: what a tolerance cannot go below.
+        device: the device of the products.
+        rounding: relative error of one product, the smallest useful tolerance.
     """
 
     def __init__(self, shape: tuple[int, int], device: torch.device, rounding: float) -> None:
@@ -35,11 +35,11 @@ class Products(LinearOperator):  # type: ignore[misc]
         super().__init__(np.dtype(np.float64), shape)
 
     def push(self, u: Tensor) -> Tensor:
-        """``J u`` in float64, shape ``(M,)``; nothing waits for the device."""
+        """``J u`` in float64, shape ``(M,)``, without a wait for the device."""
         raise NotImplementedError
 
     def pull(self, v: Tensor) -> Tensor:
-        """``v J`` in float64, shape ``(N,)``; nothing waits for the device."""
+        """``v J`` in float64, shape ``(N,)``, without a wait for the device."""
         raise NotImplementedError
 
     def _matvec(self, u: np.ndarray) -> np.ndarray:
@@ -86,8 +86,8 @@ def _products(operator: LinearOperator) -> Products:
 class Jacobian(Products):
     """The Jacobian ``dy/dz`` between two tensors of one autograd graph, as a scipy operator of shape ``(M, N)``.
 
-    ``rmatvec(v)`` is the vector-Jacobian product ``v J``; ``matvec(u)`` is ``J u``, the derivative of ``v J`` by v. A
-    batch is one map: its Jacobian holds those of its samples as diagonal blocks (but for batch norm in train mode).
+    ``rmatvec(v)`` is the vector-Jacobian product ``v J``; ``matvec(u)`` is ``J u``, the derivative of ``v J`` by v.
+    The Jacobian of a batch has those of its samples as diagonal blocks (except for batch norm in train mode).
 
     Args:
         target: y.
@@ -151,7 +151,7 @@ def _flat(value: Tensor | None, like: Tensor) -> Tensor:
 
 
 def _fetch(value: Tensor) -> np.ndarray:
-    """Numbers that the host needs: the one moment at which it waits for the device."""
+    """Copy numbers to the host; only here it waits for the device."""
     found = value.detach().cpu().numpy()
     if not np.isfinite(found).all():
         raise UnsupportedError(
@@ -171,7 +171,7 @@ def jacobian(
     """The Jacobian from the output of one layer to the output of another.
 
     Args:
-        model: any module, in the mode it is in.
+        model: any module, in its current mode.
         *inputs: one batch; one sample for the Jacobian of one sample.
         kwargs: keyword inputs.
         start: the layer whose (first) output is z; the first floating-point input of the model by default.
@@ -210,8 +210,8 @@ def trace_k(operator: LinearOperator, probes: int = 32, method: str = "hutchinso
     """Estimate ``tr K = ||J||_F^2 / N``, the expected ratio ``Var[vJ] / Var[v]``.
 
     ``"hutchinson"`` averages ``|vJ|^2 / N`` over random signs v, with variance ``2 sum_{i != j} K_ij^2 / probes``.
-    ``"hutch++"`` spends a third of the products on the range of a sketch of ``J J^T``, whose trace it takes
-    exactly, and a third on Hutchinson's estimator of the rest; better where few singular values matter.
+    ``"hutch++"`` uses a third of the products for a sketch of ``J J^T``, a third for the exact trace on the range of
+    the sketch, and a third for Hutchinson's estimator of the rest; it is better where few singular values dominate.
 
     Args:
         operator: the Jacobian, shape ``(M, N)``.
@@ -265,7 +265,7 @@ def trace_k(operator: LinearOperator, probes: int = 32, method: str = "hutchinso
 
 
 def _range(matrix: np.ndarray) -> np.ndarray:
-    """Orthonormal basis of the columns; columns that a low rank makes dependent are left out."""
+    """Orthonormal basis of the column space, without dependent columns."""
     left, singular, _ = np.linalg.svd(matrix, full_matrices=False)
     return left[:, singular > 1e-10 * max(singular.max(initial=0.0), 1e-300)]
 
@@ -273,13 +273,13 @@ def _range(matrix: np.ndarray) -> np.ndarray:
 class _Krylov:
     """Golub-Kahan bidiagonalisation ``A P = Q B`` with full reorthogonalisation, on the device of the products.
 
-    A leads from the smaller side to the larger one; B is upper bidiagonal. Where a length vanishes, a random
-    direction goes on with 0 in its place, so that values of which there are several are all found.
+    A maps the smaller space to the larger one; B is upper bidiagonal. Where a length is 0, the iteration continues
+    with a random direction and the entry 0, so that multiple singular values are all found.
 
     Args:
         operator: the map.
         start: the first vector of P.
-        steps: the most steps that will be asked for.
+        steps: the largest number of steps.
     """
 
     def __init__(self, operator: Products, start: Tensor, steps: int) -> None:
@@ -294,7 +294,7 @@ class _Krylov:
         self.inner[0] = start / start.norm()
 
     def go_on(self, steps: int) -> Tensor:
-        """The diagonal of B after so many steps in all, and the one above it, with what comes next: ``(2, steps)``."""
+        """The diagonal and the superdiagonal of B after ``steps`` steps in total, shape ``(2, steps)``."""
         for i in range(self.steps, steps):
             self.lengths[0, i], self.outer[i] = self._unit(self.there(self.inner[i]), self.outer[:i])
             self.lengths[1, i], self.inner[i + 1] = self._unit(self.back(self.outer[i]), self.inner[: i + 1])
@@ -303,7 +303,7 @@ class _Krylov:
 
     def _unit(self, vector: Tensor, known: Tensor) -> tuple[Tensor, Tensor]:
         vector = vector - known.T @ (known @ vector)
-        # what is no number does not count as gone, so that it is found
+        # NaN does not count as zero, so that it is reported
         gone = vector.norm() <= 1e-12 * self.lengths.amax()
         vector = torch.where(gone, torch.empty_like(vector).normal_(generator=self.random), vector)
         for _ in range(2):
@@ -330,14 +330,14 @@ def top_singular(
 ) -> tuple[Singular, ...]:
     """The largest singular values, by Golub-Kahan bidiagonalisation with full reorthogonalisation.
 
-    It takes at most 480 steps; where values lie too close together for that, the errors say how good they are. The
-    host looks after 30, 60, 120, 240 and 480 steps; nothing else waits for the device.
+    At most 480 steps are computed; where values are too close together for convergence, the errors are larger. The
+    host waits for the device only after 30, 60, 120, 240 and 480 steps.
 
     Args:
         operator: the Jacobian.
-        count: how many.
+        count: number of singular values.
         seed: of the start vector.
-        tolerance: relative accuracy asked of the vectors, as far as the operator's own rounding allows.
+        tolerance: relative accuracy of the vectors, limited by the operator's own rounding errors.
 
     Returns:
         Singular values in decreasing order, each with its residual as error bound.
@@ -391,7 +391,7 @@ class Spectrum:
     Attributes:
         shape: of J.
         nodes: Ritz values of the smaller of ``J J^T`` and ``J^T J``, shape ``(probes, steps)``.
-        weights: their weights, each row adding up to 1.
+        weights: their weights; each row has the sum 1.
     """
 
     shape: tuple[int, int]
@@ -413,11 +413,11 @@ class Spectrum:
 
     @property
     def largest(self) -> float:
-        """The largest singular value that Lanczos found; a lower bound that converges fast."""
+        """The largest Ritz value's root, a lower bound of the largest singular value that converges fast."""
         return math.sqrt(max(float(self.nodes.max()), 0.0))
 
     def density(self, grid: np.ndarray, width: float | None = None) -> np.ndarray:
-        """Density of singular values on a grid, every node broadened to a normal curve.
+        """Density of singular values on a grid, with a normal curve around every node.
 
         Args:
             grid: singular values.
@@ -429,7 +429,7 @@ class Spectrum:
         width = 0.03 * self.largest if width is None else width
         sigma = np.sqrt(np.clip(self.nodes, 0, None)).reshape(-1)
         weight = self.weights.reshape(-1) / len(self.nodes)
-        # reflected at zero, where singular values end
+        # reflected at zero, because singular values are not negative
         curves = sum(np.exp(-((grid[:, None] - s * sigma) ** 2) / (2 * width**2)) for s in (1, -1))
         return np.asarray(curves @ weight) / (width * math.sqrt(2 * math.pi))
 

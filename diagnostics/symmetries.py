@@ -1,20 +1,21 @@
-"""Causes of degenerate directions beside rescaling: what is never read, what cancels, and changes of basis.
+"""Causes of degenerate directions other than rescaling: unused weights, cancellation, and changes of basis.
 
-Each cause is a family of directions. Those of a family that lie in the null space of the Jacobian are counted, beyond
-those of the causes before it; biases may help everywhere, since they make up for what a direction adds to a constant.
+Each cause is a family of directions. Counted are its directions in the null space of the Jacobian that are independent
+of the causes before it. All of them may include biases, which compensate constants.
 
-* shift: biases alone, and tables that are added to each other; what one adds another takes away.
-* translation: all units of a layer move by the same amount, which a layer norm or a softmax behind it subtracts.
-* normal: the weights of a unit move along the direction in which a layer norm's output never points.
-* kernel: the weights of one unit, or those that read one feature, move along what is never given or never read.
-* redundant: whatever one tensor does, another makes up for it, as where two are added.
-* scaling: features scaled beyond what the reduction graph knows: against the weights of a norm where statistics fix the
-  scale itself, or where a function is homogeneous on these data, such as a clip whose bounds are never met.
-* rotation: what a layer or RMS norm takes in turns, and what reads the norm turns back.
-* linear map: what writes a feature space is multiplied by a matrix, what reads it makes up for that:
+* shift: biases alone, and tables that are added to each other; one subtracts what another adds.
+* translation: all units of a layer move by the same amount, which a layer norm or a softmax after it subtracts.
+* normal: the weights of a unit move along the direction that is orthogonal to all outputs of a layer norm.
+* kernel: the weights of one unit, or those that read one feature, move along a direction that is absent from the
+  inputs, or that no later layer reads.
+* redundant: every change of one tensor can be compensated by another, as where two are added.
+* scaling: features are scaled in a way that is not in the reduction graph: against the weights of a norm whose
+  statistics fix the scale, or where a function is homogeneous on these data, such as a clip that changes no value.
+* rotation: the input of a layer or RMS norm is rotated, and the weights after the norm reverse the rotation.
+* linear map: the weights that write a feature space are multiplied by a matrix, and those that read it by its inverse:
   ``W2 W1 = (W2 A^-1)(A W1)``, and ``q^T k = (A q)^T (A^-T k)`` in the heads of attention.
 
-Feature spaces (:mod:`pathspace.diagnostics.feature_spaces`) say which tensors belong together.
+Feature spaces (:mod:`pathspace.diagnostics.feature_spaces`) determine which tensors belong together.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ class Symmetry:
         cause: ``"shift"``, ``"translation"``, ``"normal"``, ``"kernel"``, ``"scaling"``, ``"rotation"``,
             ``"linear map"`` or ``"redundant"``.
         place: the tensors between which it acts.
-        directions: how many independent ones, beyond those of the causes before.
+        directions: number of directions that are independent of the causes before.
     """
 
     cause: str
@@ -48,13 +49,13 @@ class Symmetry:
 
 
 class Attribution:
-    """Takes one family after the other out of a null space.
+    """Removes one family after the other from a null space.
 
     Args:
         null: orthonormal basis of the null space, in live coordinates scaled by ``lengths``, shape (live, k).
-        known: orthonormal basis of the part that is explained already.
+        known: orthonormal basis of the part with a known cause.
         live: which scalars are live.
-        lengths: by what live coordinates are multiplied.
+        lengths: the factors of live coordinates.
     """
 
     def __init__(self, null: np.ndarray, known: np.ndarray, live: np.ndarray, lengths: np.ndarray) -> None:
@@ -71,21 +72,21 @@ class Attribution:
 
     @property
     def unexplained(self) -> np.ndarray:
-        """Orthonormal basis of what has no cause, in scaled coordinates of all scalars."""
+        """Orthonormal basis of the directions without a cause, in scaled coordinates of all scalars."""
         return np.asarray(self.whole @ kernel(self.known.T, 0.5))
 
     @property
     def explained(self) -> np.ndarray:
-        """Orthonormal basis of what has a cause, in scaled live coordinates."""
+        """Orthonormal basis of the directions with a cause, in scaled live coordinates."""
         return np.asarray(self.whole[self.live] @ self.known)
 
     def free(self, positions: np.ndarray) -> None:
-        """From now on directions are counted whatever they do at these positions."""
+        """From now on, count directions without a condition on these positions."""
         self.null = self.whole.copy()
         self.null[positions] = 0
 
     def inside(self, positions: np.ndarray) -> np.ndarray:
-        """Directions of the null space that are zero elsewhere: their coefficients, orthonormal, shape (k, d)."""
+        """Orthonormal coefficients of the directions in the null space that are zero elsewhere, shape (k, d)."""
         chosen = np.zeros(len(self.live), bool)
         chosen[positions] = True
         outside = self.null[~chosen & self.live]
@@ -95,16 +96,16 @@ class Attribution:
         return kernel(outside, _INSIDE * 0.1)
 
     def directions(self, coefficients: np.ndarray) -> np.ndarray:
-        """Directions by their coefficients, in unscaled coordinates, shape (all, d)."""
+        """Directions with given coefficients, in unscaled coordinates, shape (all, d)."""
         return np.asarray((self.whole @ coefficients) / self.lengths[:, None])
 
     def covers(self, wanted: np.ndarray, given: np.ndarray) -> bool:
-        """Whether directions lie in the span of others and of those that have a cause."""
+        """Whether directions lie in the span of others and of the directions with a cause."""
         span = _orthonormal(np.concatenate([self.known, _unit(given)], axis=1))
         return bool(np.abs(_unit(wanted) - span @ (span.T @ _unit(wanted))).max(initial=0.0) < 1e-5)
 
     def take(self, cause: str, place: str, coefficients: np.ndarray) -> None:
-        """Count directions of the null space, beyond those that have a cause."""
+        """Count directions of the null space that are independent of those with a cause."""
         fresh = coefficients - self.known @ (self.known.T @ coefficients)
         fresh, sizes, _ = np.linalg.svd(fresh, full_matrices=False)
         fresh = fresh[:, sizes > 1e-5]
@@ -116,7 +117,7 @@ class Attribution:
 
 
 def kernel(matrix: np.ndarray, tolerance: float) -> np.ndarray:
-    """Orthonormal vectors, as columns, that a matrix makes smaller than a tolerance."""
+    """Orthonormal vectors, as columns, whose images under a matrix are smaller than a tolerance."""
     _, sizes, right = np.linalg.svd(matrix, full_matrices=True)
     return np.asarray(right[int((sizes > tolerance).sum()) :].T)
 
@@ -129,15 +130,15 @@ def attribute(
     added: set[str],
     work: Attribution,
 ) -> None:
-    """Look for all causes.
+    """Search for all causes.
 
     Args:
         model: the model.
         parameters: its trainable parameters, in float64.
         places: position of the first scalar of each among all.
         spaces: feature spaces, whose tensors have the names of ``parameters``.
-        added: parameters that are only ever added; of these the vectors are biases, as are all that are called so.
-        work: what is left of the null space; gets what is found.
+        added: parameters that are only added; vectors among them, and any named ``bias``, are biases.
+        work: the rest of the null space; the symmetries are added to it.
     """
     positions = {n: places[n] + np.arange(p.numel()).reshape(p.shape) for n, p in parameters.items()}
     added = {n for n, p in parameters.items() if p.ndim == 1 and (n in added or "bias" in n.rpartition(".")[2])}
@@ -151,9 +152,9 @@ def attribute(
     )
     for name, where in factors.items():
         if work.left and where.ndim > 1:
-            # the dimension of the units that are written; of what is in no space, the first
+            # the dimension of the units that are written; the first one for a tensor in no space
             _slices(name, where, int((name, 0) in reads or (name, 1) in writes), normals, work)
-    # heads before the stream that they read, whose tensors hold theirs
+    # heads before the stream that they read, because its tensors contain those of the heads
     spaces = sorted(spaces, key=lambda space: (not space.mixed, len(space.slices)))
     held = [Block.of(space, parameters, factors) for space in spaces]
     for block in held:
@@ -164,7 +165,7 @@ def attribute(
 
 
 def _left_over(parameters: Mapping[str, Tensor], factors: Mapping[str, np.ndarray], work: Attribution) -> None:
-    """Between tensors that the directions without a cause are in: sums, and spaces of which nothing is known."""
+    """Symmetries between the tensors of directions without a cause: sums, and unknown feature spaces."""
     rest = work.unexplained
     names = [name for name, where in factors.items() if (rest[where] ** 2).sum() > 1e-2]
     pairs = list(itertools.combinations(names, 2))
@@ -176,7 +177,7 @@ def _left_over(parameters: Mapping[str, Tensor], factors: Mapping[str, np.ndarra
         for name in pair:
             own = factors[name].reshape(-1)
             reach = work.null[own[work.live[own]]] @ inside
-            # whatever the one tensor does, the other makes up for it
+            # every change of one tensor can be compensated by the other
             if inside.shape[1] >= len(reach) > 1 and np.linalg.svd(reach, compute_uv=False)[len(reach) - 1] > 1e-6:
                 work.take("redundant", " and ".join(pair), inside)
     for chosen in (*pairs, *itertools.combinations(names, 3)):
@@ -193,7 +194,7 @@ def _norms(model: nn.Module) -> list[np.ndarray]:
 
 
 def _slices(name: str, where: np.ndarray, written: int, normals: Sequence[np.ndarray], work: Attribution) -> None:
-    """Directions within the weights of one unit, or within those that read one feature."""
+    """Directions inside the weights of one unit, or inside those that read one feature."""
     found: dict[str, list[np.ndarray]] = {"shift": [], "translation": [], "normal": [], "kernel": []}
     whole = work.inside(where.reshape(-1))
     if not whole.shape[1]:
@@ -221,7 +222,7 @@ def _slices(name: str, where: np.ndarray, written: int, normals: Sequence[np.nda
 
 
 def _along(vector: np.ndarray | None, where: np.ndarray, own: np.ndarray, work: Attribution) -> np.ndarray | None:
-    """Coefficients of a direction of the null space that is this vector (or 1) at the live ones of these positions."""
+    """Coefficients of a direction in the null space that equals a vector (or 1) at the live ones of some positions."""
     vector = np.ones(len(where)) if vector is None else vector
     if len(vector) != len(where) or not work.live[where].any():
         return None
@@ -253,7 +254,7 @@ class _Share:
 
 @dataclass(frozen=True)
 class Block:
-    """A feature space with the numbers of its tensors.
+    """A feature space with the values of its tensors.
 
     Attributes:
         place: their names.
@@ -269,7 +270,7 @@ class Block:
 
     @staticmethod
     def of(space: FeatureSpace, parameters: Mapping[str, Tensor], factors: Mapping[str, np.ndarray]) -> Block:
-        """The trainable tensors of a feature space; features that lie apart in a tensor (q, k, v) are shares apart."""
+        """The trainable tensors of a feature space; separate features in one tensor (q, k, v) are separate shares."""
         names: list[str] = []
         sides, vectors = [], [np.zeros(0, int)]
         for (name, dim), numbers in space.slices.items():
@@ -287,7 +288,7 @@ class Block:
         return Block(", ".join(dict.fromkeys(names)), tuple(sides), np.concatenate(vectors), space.mixed)
 
     def _within(self, sides: Sequence[_Share], work: Attribution) -> tuple[np.ndarray, np.ndarray]:
-        """Coefficients of the null directions in these tensors alone, such that the directions are orthonormal."""
+        """Coefficients of the null directions in these tensors only, such that the directions are orthonormal."""
         where = np.concatenate([self.vectors, *(side.where.reshape(-1) for side in sides)])
         coefficients = work.inside(where)
         _, sizes, turn = np.linalg.svd(work.directions(coefficients)[where], full_matrices=False)
@@ -296,7 +297,7 @@ class Block:
         return coefficients, work.directions(coefficients)
 
     def shifts(self, work: Attribution) -> None:
-        """The same amount for all entries of a table, against other tables."""
+        """Take shifts: the same amount is added to all entries of one table and subtracted from other tables."""
         writers = [side for side in self.sides if not side.reads]
         if len(writers) < 2 or not work.left:
             return
@@ -309,7 +310,7 @@ class Block:
         self._take("shift", coefficients @ kernel(np.concatenate(rest), _INSIDE), work)
 
     def changes(self, work: Attribution) -> None:
-        """Matrices that writers and readers of the space are multiplied by."""
+        """Take linear maps, rotations and scalings: writers and readers of the space are multiplied by matrices."""
         if not work.left or not self.sides:
             return
         coefficients, moved = self._within(self.sides, work)
@@ -342,7 +343,7 @@ class Block:
 
 
 def _multiplied(sides: Sequence[_Share], moved: np.ndarray, live: np.ndarray) -> np.ndarray:
-    """Which part of directions is no ``A W`` with one matrix A for all."""
+    """The part of directions that is not ``A W`` with one matrix A for all."""
     value = np.concatenate([side.value for side in sides], axis=1)
     where = np.concatenate([side.where for side in sides], axis=1)
     rest = [np.zeros((0, moved.shape[1]))]
@@ -353,7 +354,7 @@ def _multiplied(sides: Sequence[_Share], moved: np.ndarray, live: np.ndarray) ->
 
 
 def _spanned(matrices: np.ndarray, sides: Sequence[_Share], moved: np.ndarray, live: np.ndarray) -> np.ndarray:
-    """Which part of directions is no ``A W`` with one combination A of some matrices for all."""
+    """The part of directions that is not ``A W`` with one combination A of some matrices for all."""
     value = np.concatenate([side.value for side in sides], axis=1)
     where = np.concatenate([side.where for side in sides], axis=1)
     seen = live[where]
@@ -361,7 +362,7 @@ def _spanned(matrices: np.ndarray, sides: Sequence[_Share], moved: np.ndarray, l
 
 
 def _beside(family: np.ndarray, directions: np.ndarray) -> np.ndarray:
-    """What is left of directions beside the span of a family."""
+    """The part of directions orthogonal to the span of a family."""
     return np.asarray(directions - family @ np.linalg.lstsq(family, directions, rcond=1e-10)[0])
 
 

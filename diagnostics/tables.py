@@ -1,4 +1,4 @@
-"""Results as tables of frozen records: compared, and written as CSV, JSON, data frames or TensorBoard scalars."""
+"""Tables of frozen records: their comparison, and export to CSV, JSON, data frames and TensorBoard scalars."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Record = TypeVar("Record")
 
 
 class ScalarWriter(Protocol):
-    """What writes scalars: ``torch.utils.tensorboard.SummaryWriter`` and everything built like it."""
+    """A writer of scalars, such as ``torch.utils.tensorboard.SummaryWriter``."""
 
     def add_scalar(self, tag: str, scalar_value: float, global_step: int | None = None) -> Any:
         """Write one number."""
@@ -32,7 +32,7 @@ class Estimate:
     Attributes:
         value: the estimate.
         error: its standard error.
-        samples: number of independent samples behind it.
+        samples: number of independent samples.
 
     Example:
         >>> low, high = Estimate(1.0, 0.1, 20).interval()
@@ -61,7 +61,7 @@ class Estimate:
         return self.value - half, self.value + half
 
     def agrees(self, truth: float, sigmas: float = 4.0) -> bool:
-        """Whether ``truth`` lies within so many standard errors (and rounding) of the estimate."""
+        """Whether ``truth`` is within ``sigmas`` standard errors (and rounding) of the estimate."""
         return bool(abs(self.value - truth) <= sigmas * self.error + 1e-9 * max(abs(truth), abs(self.value)))
 
     @classmethod
@@ -75,12 +75,12 @@ class Estimate:
 
 @dataclass(frozen=True)
 class Table(Generic[Record]):
-    """Records of one kind, in order, with what has to be said about them.
+    """Records of one kind, in order, with notes about them.
 
     Attributes:
-        title: what the table shows.
+        title: the content of the table.
         rows: frozen records.
-        notes: one sentence for everything that does not apply or was left out.
+        notes: one sentence for each part that does not apply or was omitted.
 
     Example:
         >>> table = Table("errors", (Estimate(1.0, 0.5, 4), Estimate(2.0, 0.25, 4)))
@@ -112,12 +112,12 @@ class Table(Generic[Record]):
         raise InputError(f"The table {self.title!r} found no row {key!r}; its rows are {_listed(self.row_names())}.")
 
     def row_names(self) -> list[str]:
-        """What the rows are called, in order."""
+        """The names of the rows, in order."""
         return [str(getattr(row, fields(row)[0].name)) for row in self.rows]  # type: ignore[arg-type]
 
     @property
     def columns(self) -> list[str]:
-        """Names of the columns, nested records flattened with a dot."""
+        """Names of the columns; the fields of nested records are joined with a dot."""
         return list(dict.fromkeys(name for row in self.to_dicts() for name in row))
 
     def column(self, name: str) -> list[Any]:
@@ -133,7 +133,7 @@ class Table(Generic[Record]):
         return [_flatten(asdict(row)) for row in self.rows if is_dataclass(row) and not isinstance(row, type)]
 
     def to_frame(self) -> Any:
-        """A ``pandas.DataFrame``, where pandas is installed.
+        """The table as a ``pandas.DataFrame``.
 
         Raises:
             UnsupportedError: pandas is not installed.
@@ -186,10 +186,10 @@ class Table(Generic[Record]):
 
         Args:
             writer: a ``SummaryWriter``.
-            step: the training step the table belongs to.
+            step: the training step of the table.
 
         Returns:
-            How many scalars were written.
+            The number of scalars that were written.
         """
         written = 0
         for key, row in zip(self.row_names(), self.to_dicts(), strict=True):
@@ -217,7 +217,7 @@ class Change:
         quantity: the column.
         before: value in the first table.
         after: value in the second.
-        ratio: after / before, or ``None`` where before is 0.
+        ratio: after / before, or ``None`` if before is 0.
     """
 
     row: str
@@ -228,9 +228,9 @@ class Change:
 
 
 def compare(before: Table[Any], after: Table[Any], quantities: Sequence[str] | None = None) -> Table[Change]:
-    """Compare two runs, or two checkpoints, number by number.
+    """Compare the numbers of two runs or two checkpoints.
 
-    Rows are matched by their first field; what only one table holds is named in the notes.
+    Rows are matched by their first field; the notes name rows that are in one table only.
 
     Args:
         before: the first table.
@@ -264,7 +264,7 @@ def compare(before: Table[Any], after: Table[Any], quantities: Sequence[str] | N
 
 
 def _numbered(table: Table[Any]) -> list[str]:
-    """Names of the rows, a repeated one with its count."""
+    """Names of the rows; repeated names get a count."""
     seen: dict[str, int] = {}
     names = []
     for key in table.row_names():

@@ -1,4 +1,4 @@
-"""The theoretical gain of a layer, from its weights and from mean and variance of its input."""
+"""The theoretical gain of a layer, computed from its weights and the mean and variance of its input."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from pathspace.diagnostics.layers import Call, rademacher
 from pathspace.diagnostics.meanfield import Function, gaussian_mean, slope
 from pathspace.inference.registry import FACTS
 
-# layers that are one elementwise activation function: nn.LeakyReLU is leaky_relu (but for those with a random slope)
+# layers that apply one elementwise activation function, such as nn.LeakyReLU (except those with a random slope)
 _FUNCTIONS = {
     name.removeprefix("aten.").replace("_", "")
     for name, facts in FACTS.items()
@@ -34,21 +34,21 @@ _SAMPLES = 8
 
 
 def expected_gain(call: Call) -> float | None:
-    """Theory for the layer's ``tr K = ||J||^2 / N``.
+    """Compute the theoretical ``tr K = ||J||^2 / N`` of a layer.
 
-    * linear maps: the squared weights, each as often as it is used, which is less often at padded borders, over N;
+    * linear maps: the squared weights, each times the number of its uses (fewer at padded borders), over N;
     * maximum pooling: outputs over inputs; mean pooling: outputs over inputs and size of a window;
     * activations: ``E[phi'^2]`` over a normal input of the measured mean and variance;
     * layer norm ``(1 - 2/n) E[gamma^2] E[1/var]``, group and batch norm likewise, RMS norm with ``1 - 1/n``;
     * batch norm in eval mode ``E[gamma^2 / running_var]``; dropout ``1 / (1 - p)``;
-    * attention, gates and other layers without layers inside: ``E tr K`` over independent normal inputs of the measured
-      mean and variance, by eight samples.
+    * attention, gates and other layers without submodules: ``E tr K`` over independent normal inputs of the measured
+      mean and variance, estimated with eight samples.
 
     Args:
-        call: what :func:`pathspace.diagnostics.layers.observe` has seen of the layer.
+        call: a call of the layer, recorded by :func:`pathspace.diagnostics.layers.observe`.
 
     Returns:
-        The gain, or ``None`` where nothing is known.
+        The gain, or ``None`` if it is not known.
     """
     module, source = call.module, call.source
     if source is None:
@@ -59,7 +59,7 @@ def expected_gain(call: Call) -> float | None:
         return exact
     if isinstance(module, nn.Dropout):
         return 1 / (1 - module.p) if module.training and module.p < 1 else 1.0
-    # (before norms, which are known by their outputs: a function of each entry may leave inputs of size 1 as they are)
+    # tested before norms, which are recognised by outputs of size 1: an elementwise function may have such outputs
     if is_elementwise(module):
         derivative = slope(_alone(module))
         return gaussian_mean(lambda z: derivative(z) ** 2, float(source.var(correction=0)), float(source.mean()))
@@ -73,7 +73,7 @@ def expected_gain(call: Call) -> float | None:
 
 
 def is_elementwise(module: nn.Module) -> bool:
-    """Whether a layer applies one function to each entry: an activation of torch, or one that behaves so."""
+    """Whether a layer applies one function to each entry, like the activations of torch."""
     if isinstance(module, ELEMENTWISE):
         return not any(parameter.numel() > 1 for parameter in module.parameters())
     if any(True for _ in itertools.chain(module.parameters(), module.buffers(), module.children())):
@@ -101,7 +101,7 @@ def _alone(module: nn.Module) -> Function:
 
 
 def _linear(call: Call, source: Tensor) -> float | None:
-    """``||J||^2 / N`` of layers that are linear, or pick entries."""
+    """``||J||^2 / N`` of layers that are linear or select entries."""
     module = call.module
     size, outputs = source.numel(), call.output.numel()
     if isinstance(module, nn.Linear) or type(module).__name__ == "Conv1D":
@@ -134,7 +134,7 @@ def _linear(call: Call, source: Tensor) -> float | None:
 
 
 def _uses(module: Any, narrow: Sequence[int], wide: Sequence[int]) -> list[Tensor]:
-    """How often each tap of a convolution meets an entry of the wide side, by dimension."""
+    """The number of entries of the wide side that each tap of a convolution is multiplied by, for each dimension."""
     counts = []
     for i, (few, many) in enumerate(zip(narrow, wide, strict=True)):
         taps = torch.arange(module.kernel_size[i]) * module.dilation[i]
@@ -143,13 +143,13 @@ def _uses(module: Any, narrow: Sequence[int], wide: Sequence[int]) -> list[Tenso
         at = torch.arange(few) * module.stride[i] - before
         met = at[None, :] + taps[:, None]
         within = (met >= 0) & (met < many)
-        # other margins than zeros hold entries, too
+        # padding other than zeros contains entries as well
         counts.append((within if module.padding_mode == "zeros" else torch.ones_like(within)).double().sum(1))
     return counts
 
 
 def _normalised(call: Call, source: Tensor) -> float | None:
-    """Gains of norms: entries are divided by a size that they make up themselves."""
+    """Gains of norms, which divide entries by a statistic of the same entries."""
     module: Any = call.module
     weight = getattr(module, "weight", None)
     gamma = weight.detach().double().square() if isinstance(weight, Tensor) else torch.ones((), dtype=torch.float64)
@@ -173,7 +173,7 @@ def _normalised(call: Call, source: Tensor) -> float | None:
 
 
 def _written_norm(call: Call, source: Tensor, gamma: Tensor) -> tuple[Tensor, bool, float, Tensor] | None:
-    """Which norm a layer of a library computes: over the last dimension or over channels, centred or not."""
+    """The norm that a layer of another library computes: over the last dimension or channels, centred or not."""
     named = vars(call.module).items()
     eps = next((v for k, v in named if "eps" in k and isinstance(v, float)), 0.0)
     weight = getattr(call.module, "weight", None)
@@ -193,7 +193,7 @@ def _written_norm(call: Call, source: Tensor, gamma: Tensor) -> tuple[Tensor, bo
 
 
 def _over_normal(call: Call) -> float | None:
-    """``E tr K`` over inputs whose entries are independent and normal, with mean and variance of the layer's own."""
+    """``E tr K`` over inputs of independent normal entries with the mean and variance of the layer's input."""
     generator = torch.Generator().manual_seed(0)
     source, module = call.source, copy.deepcopy(call.module)
     assert source is not None
@@ -204,7 +204,7 @@ def _over_normal(call: Call) -> float | None:
             for _ in range(_SAMPLES):
                 noise = torch.randn(source.shape, generator=generator).to(source) * deviation + mean
                 normal = noise.requires_grad_()
-                # the layer may be given the same tensor more than once
+                # the layer may receive the same tensor more than once
                 args, kwargs = tree_map(lambda v, x=normal: x.clone() if v is call.received else v, call.given)
                 result = module(*args, **kwargs)
                 output = result[0] if isinstance(result, tuple | list) else result

@@ -1,7 +1,7 @@
-"""Weights ``g v / |v|`` in coordinates in which causes show: the weight itself, and the length of ``v``.
+"""Coordinates for weights ``g v / |v|`` in which causes can be found: the weight itself, and the length of ``v``.
 
-A direction of the null space that moves a weight by ``A W`` is not a product of ``g`` and ``v``. In the coordinates
-``(W, log |v|)`` it is one, and the length, which nothing depends on, stands by itself.
+A direction of the null space that changes a weight by ``A W`` is not linear in ``g`` or ``v``. In the coordinates
+``(W, log |v|)`` it is linear in ``W``, and the length, on which no output depends, is a separate coordinate.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ _PAIRS = ((".original0", ".original1"), ("_g", "_v"))
 
 @dataclass(frozen=True)
 class Straight:
-    """Directions in the coordinates ``(W, log |v|)``: ``W`` stands where ``v`` stood, the length where ``g`` was.
+    """Directions in the coordinates ``(W, log |v|)``: ``W`` is at the position of ``v``, the length at that of ``g``.
 
     Attributes:
         parameters: values by name, without the lengths.
-        turns: for each unit that is normalised the positions of ``g`` and ``v``, and the derivative of the new
-            coordinates by the old ones.
+        turns: for each normalised unit the positions of ``g`` and ``v``, and the derivative of the new coordinates by
+            the old ones.
     """
 
     parameters: dict[str, Tensor]
@@ -30,12 +30,12 @@ class Straight:
 
     @staticmethod
     def of(parameters: Mapping[str, Tensor], places: Mapping[str, int], live: np.ndarray) -> Straight:
-        """Find the weights.
+        """Find the normalised weights.
 
         Args:
             parameters: trainable parameters.
             places: position of the first scalar of each among all.
-            live: which scalars are live; a tensor with a unit that is live in part only stays as it is.
+            live: which scalars are live; a tensor with a unit that is only partly live keeps its coordinates.
         """
         values, turns = dict(parameters), []
         for first, second in _pairs(parameters):
@@ -64,7 +64,7 @@ class Straight:
         Args:
             vectors: directions as columns, in live coordinates scaled by ``lengths``.
             live: which scalars are live.
-            lengths: by what live coordinates are scaled.
+            lengths: the factors of live coordinates.
         """
         if not self.turns or not vectors.shape[1]:
             return vectors
@@ -87,7 +87,7 @@ def _pairs(parameters: Mapping[str, Tensor]) -> Iterator[tuple[str, str]]:
 
 
 def _derivative(size: float, row: np.ndarray) -> np.ndarray:
-    """Of ``(log |v|, g v / |v|)`` by ``(g, v)``."""
+    """The derivative of ``(log |v|, g v / |v|)`` by ``(g, v)``."""
     length = float(np.linalg.norm(row))
     unit = row / length
     found = np.zeros((len(row) + 1, len(row) + 1))

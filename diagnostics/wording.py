@@ -6,7 +6,7 @@ import math
 
 
 def number(value: float | int | None, digits: int = 3) -> str:
-    """A number for people: thousands separated, few digits, powers of ten spelled ``1.2e-05``.
+    """A number for a sentence: thousands separated, few digits, powers of ten as ``1.2e-05``.
 
     Example:
         >>> number(11689512), number(0.25), number(390.4, 2), number(1.234e-7), number(None)
@@ -32,7 +32,7 @@ def plural(count: int, noun: str, many: str = "") -> str:
 
 
 def power(log: float) -> str:
-    """Ten to a power of two digits behind the point, written out where that is readable.
+    """A power of ten, written out if it is short.
 
     Example:
         >>> power(0.0), power(-1.0), power(13.25)

@@ -1,11 +1,11 @@
-"""The order in which an epoch meets its examples: in steps, cut into passes, and shared by processes.
+"""The order of the examples in an epoch: in steps, divided into passes, and shared by processes.
 
-A step is taken on ``accumulate * batch_size`` examples, the last of an epoch on those that are left. It is met in
-passes of ``batch_size`` examples, and of every pass each process takes its share. The mean gradient of the step is
+A step uses ``accumulate * batch_size`` examples, the last of an epoch the remaining ones. It is divided into passes of
+``batch_size`` examples, and each process has a share of every pass. The mean gradient of the step is
 
     sum over passes and processes of  (own examples / examples of the step) * gradient of the mean over own examples
 
-so that neither a smaller last pass nor uneven shares change it.
+so neither a smaller last pass nor unequal shares change it.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from torch.utils.data import BatchSampler, RandomSampler, Sampler, SequentialSam
 
 @dataclass(frozen=True)
 class Share:
-    """What one process has of one pass.
+    """The share of one process in one pass.
 
     Args:
-        examples: examples of this process that count; 0 where it has none and stands in with one of another.
-        weight: factor of the mean loss over these examples; over processes the gradients are averaged.
-        of: examples of the whole step, of all its passes and processes.
-        first: the step begins with this pass.
-        last: the step ends with this pass.
+        examples: number of its examples that count; 0 if it has none and runs an example of another process.
+        weight: factor of the mean loss over these examples; the gradients are averaged over processes.
+        of: number of examples of the whole step, in all its passes and processes.
+        first: whether the step begins with this pass.
+        last: whether the step ends with this pass.
     """
 
     examples: int
@@ -38,22 +38,22 @@ class Share:
 
 
 class Batches(Sampler[list[int]]):
-    """Row numbers of one pass after the other, for a ``DataLoader`` that indexes whole batches.
+    """Row numbers of each pass, for a ``DataLoader`` that indexes whole batches.
 
-    An epoch draws its order when it begins. Whoever puts the generator back to where it was then, and sets
-    ``skip``, meets the rest of that epoch and leaves the generator as the whole epoch would have left it. The
-    examples of a step do not depend on the number of processes, only who meets them does.
+    An epoch draws its order at its start. To resume inside an epoch, restore the generator's state at that start and
+    set ``skip``: the rest of the epoch follows, and the final state of the generator is that of the whole epoch. The
+    examples of a step do not depend on the number of processes.
 
     Args:
         size: number of examples N.
         batch_size: examples per pass, over all processes; the last pass may be smaller.
-        order: draws a new order for every epoch; ``None`` keeps the order of the rows.
+        order: generator of a new order for every epoch; ``None`` keeps the order of the rows.
         accumulate: passes per step.
         rank: number of this process, from 0.
         world: number of processes.
 
     Attributes:
-        skip: steps at the start of an epoch that are passed over.
+        skip: number of steps to leave out at the start of an epoch.
 
     Example:
         >>> batches = Batches(5, 2, accumulate=2)
@@ -93,14 +93,14 @@ class Batches(Sampler[list[int]]):
         """Yield the rows of this process, pass by pass, the first ``skip`` steps left out."""
         rows = range(self.size)
         sampler = SequentialSampler(rows) if self.order is None else RandomSampler(rows, generator=self.order)
-        # To its end, also where nothing is yielded any more: the sampler draws once more after the last row.
+        # (to the end, because the sampler draws once more after the last row)
         for number, batch in enumerate(BatchSampler(sampler, self.batch_size, drop_last=False)):
             if number >= self.skip * self.accumulate:
-                # All processes run the same number of passes: one without examples runs another's, for nothing.
+                # all processes run the same number of passes: one without examples runs an example that does not count
                 yield batch[self.rank :: self.world] or batch[:1]
 
     def shares(self) -> Iterator[Share]:
-        """Yield what this process has of the passes that :meth:`__iter__` yields."""
+        """Yield the shares of this process in the passes of :meth:`__iter__`."""
         step = self.batch_size * self.accumulate
         for number in range(self.skip * self.accumulate, len(self)):
             start = number * self.batch_size

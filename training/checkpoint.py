@@ -31,12 +31,12 @@ def save_checkpoint(fabric: Fabric, path: str | os.PathLike[str], state: Mapping
     """Write a checkpoint beside ``path`` and rename it, so that a crash never costs the previous one.
 
     Args:
-        fabric: knows the processes; the first of them writes.
+        fabric: the processes; the first of them writes.
         path: the file.
         state: exactly the keys of ``CONTENTS``. Plain values: the settings of the run, the number of epochs, the
-            patience, the records so far and the part of an epoch after them. States: of the module now and after its
-            best epoch, of optimizer, loss scaler and watcher. Random states: of the order of the batches at the start
-            of the epoch under way, and of everything else now, for every process (:func:`noise_state`).
+            patience, the records so far and the part of an epoch after them. States: those of the module now and after
+            its best epoch, of optimizer, loss scaler and watcher. Random states: that of the order of the batches at
+            the start of the current epoch, and all others now, for every process (:func:`noise_state`).
 
     Raises:
         InputError: the file cannot be written.
@@ -45,16 +45,16 @@ def save_checkpoint(fabric: Fabric, path: str | os.PathLike[str], state: Mapping
 
 
 def write_tensors(path: str | os.PathLike[str], state: Mapping[str, Any]) -> None:
-    """Write tensors and plain values as one file that replaces an older one whole.
+    """Write tensors and plain values as one file; an existing file is replaced completely or not at all.
 
     Args:
         path: the file.
-        state: what ``torch.save`` is given.
+        state: the argument of ``torch.save``.
 
     Raises:
         InputError: the file cannot be written.
     """
-    # By way of memory: writing the file itself, torch would report a full disk as an error of its own.
+    # (in memory first, because torch reports a full disk by a special error)
     buffer = io.BytesIO()
     torch.save(dict(state), buffer)
     with replacing(path) as temporary:
@@ -65,9 +65,9 @@ def load_checkpoint(fabric: Fabric, path: str | os.PathLike[str], settings: Mapp
     """Read a checkpoint and make sure that it belongs to this run.
 
     Args:
-        fabric: knows the processes; the first of them reads.
+        fabric: the processes; the first of them reads.
         path: the file.
-        settings: what the run is asked to be; the checkpoint must have been written by the same.
+        settings: the settings of this run, which must be those of the checkpoint.
 
     Returns:
         The saved state; modules and optimizers as state dictionaries.
@@ -87,13 +87,13 @@ def load_checkpoint(fabric: Fabric, path: str | os.PathLike[str], settings: Mapp
 
 
 def protect_unfinished(path: str | os.PathLike[str]) -> None:
-    """Refuse to start afresh over an interrupted run: one forgotten option must not cost its epochs.
+    """Refuse to overwrite an interrupted run, so that a forgotten option does not lose its epochs.
 
     Args:
-        path: the file; none there, or one that nobody can resume, protects nothing.
+        path: the file; a missing file, or one that cannot be resumed, is not protected.
 
     Raises:
-        InputError: the checkpoint belongs to a run that has not come to its end.
+        InputError: the checkpoint belongs to an unfinished run.
     """
     try:
         state = _read(path)
@@ -114,11 +114,11 @@ def _read(path: str | os.PathLike[str]) -> dict[str, Any]:
         raise InputError(f"There is no checkpoint '{path}' to resume from; start without --resume.")
     damaged = f"The checkpoint '{path}' cannot be read: it is damaged or no checkpoint; start without --resume."
     try:
-        # The checksums that torch writes, and does not look at when it reads.
+        # check the checksums, which torch writes but does not check
         with zipfile.ZipFile(path) as archive:
             if archive.testzip() is not None:
                 raise InputError(damaged)
-        # Plain tensors and values only: a checkpoint from elsewhere must not run code.
+        # weights_only, because a checkpoint from elsewhere must not run code
         state = torch.load(path, map_location="cpu", weights_only=True)
     except (
         *(OSError, EOFError, RuntimeError, ValueError, KeyError),
@@ -136,7 +136,7 @@ def noise_state(device: torch.device) -> dict[str, Any]:
 
 
 def restore_noise(state: Mapping[str, Any], device: torch.device) -> None:
-    """Put back what :func:`noise_state` returned; a device that was not there then is passed over."""
+    """Restore a result of :func:`noise_state`; a device that was not used then is not changed."""
     torch.set_rng_state(state["cpu"])
     if device.type == "cuda" and state["cuda"] is not None:
         torch.cuda.set_rng_state(state["cuda"], device)

@@ -1,4 +1,4 @@
-"""What ``pathspace train`` does once its options have been read."""
+"""The work of ``pathspace train`` after its options have been read."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from pathspace.training.trainer import Trainer
 
 @dataclass(frozen=True)
 class TrainRequest:
-    """The options of ``pathspace train``; see its help for what they mean."""
+    """The options of ``pathspace train``, explained in its help."""
 
     task: str
     optimizer: str
@@ -83,33 +83,33 @@ class TrainRequest:
 
     @property
     def task_options(self) -> dict[str, Any]:
-        """Return the options of the task that were given."""
+        """Return the given options of the task."""
         return {key: value for key, value in (("hidden", self.hidden), ("data", self.data)) if value is not None}
 
     @property
     def settings(self) -> dict[str, Any]:
-        """Return what the result depends on, besides the recipe; what is not used is left out."""
+        """Return the settings on which the result depends, besides the recipe, without unused ones."""
         chosen = {"tau": self.tau, "precision": self.precision if self.precision != "32-true" else None}
         return {**self.task_options, **{key: value for key, value in chosen.items() if value}}
 
     def resolved(self, recipe: Recipe, processes: int) -> dict[str, Any]:
-        """Return what a configuration file must say for the same run: every default filled in, no place named.
+        """Return the configuration of the same run, with all defaults and without paths.
 
         Args:
-            recipe: that of this request.
-            processes: how many there are.
+            recipe: the recipe of this request.
+            processes: number of processes.
         """
         where = ("out", "json", "resume", "overwrite")
         options = {key: value for key, value in asdict(self).items() if key not in where}
         return {**options, "lr": recipe.rate, "init": recipe.init, "devices": processes}
 
     def recipe(self) -> Recipe:
-        """Return which optimizer is started where."""
+        """Return optimizer and starting point."""
         return Recipe(self.optimizer, self.lr, self.init, self.rule, self.seed)
 
     @property
     def folder(self) -> Path:
-        """Return where the files go."""
+        """Return the folder of the files."""
         return Path(self.out or f"runs/{self.task}-{self.optimizer}-lr{self.recipe().rate:g}-seed{self.seed}")
 
 
@@ -117,11 +117,11 @@ def run_training(request: TrainRequest, console: Console) -> bool:
     """Train, write the files and print the final table.
 
     Args:
-        request: what to train.
-        console: where bar and table go.
+        request: the options.
+        console: the console for progress bar and table.
 
     Returns:
-        Whether the run came to its end; ``False`` after an interrupt, which is told in one sentence.
+        Whether the run is complete; ``False`` after an interrupt, which is reported in one sentence.
 
     Raises:
         InputError: a name is unknown, a file cannot be written or read, or an unfinished run is in the way.
@@ -141,7 +141,7 @@ def _read(request: TrainRequest) -> tuple[Task, Recipe]:
 
 
 def _prepare_files(request: TrainRequest, recipe: Recipe, processes: int) -> None:
-    """Fail before the work begins where files cannot be written, or must not be; write down what the run is."""
+    """Raise an error before the run if files cannot or must not be written; write the configuration."""
     folder = request.folder
     if request.json not in (None, "-"):
         ensure_writable(str(request.json))
@@ -150,10 +150,10 @@ def _prepare_files(request: TrainRequest, recipe: Recipe, processes: int) -> Non
     if not (request.resume or request.overwrite):
         protect_unfinished(folder / "checkpoint.pt")
     for half in folder.glob(".pathspace-*"):
-        # What a killed run was writing; it never became one of its files.
+        # an incomplete file of a killed run
         half.unlink(missing_ok=True)
     if not request.resume:
-        # A run that may yet turn out not to fit its checkpoint leaves the file as it is.
+        # (a resumed run, which may not fit its checkpoint, does not write the file yet)
         _write_configuration(request, recipe, processes)
 
 
@@ -171,7 +171,7 @@ def _train(request: TrainRequest, fabric: Fabric, task: Task, recipe: Recipe, co
             monitor = Monitor(task, model, optimizer, every=request.diagnostics, path=path)
             watch = Watchers(progress=watch, diagnostics=monitor)
         if request.tau:
-            # The average of gradients over processes divides the penalty, too, which is a sum over examples.
+            # times the number of processes, because the penalty is a sum over examples but gradients are averaged
             penalize(model, *task.example_inputs(), tau=request.tau * fabric.world_size)
         trainer = Trainer(
             task,

@@ -1,4 +1,4 @@
-"""Options of a run from a TOML file, checked key by key; and the file in which a run leaves what it was."""
+"""Reading of a run's options from a TOML file, with checks of every key; and writing of a run's configuration."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from typing import Any
 from pathspace.errors import InputError
 from pathspace.files import replacing
 
-# What the numbers of a run may depend on.
+# Packages on which the results of a run may depend.
 PACKAGES = ("pathspace", "torch", "numpy", "scipy", "scikit-learn", "lightning-fabric")
 VERSIONS = "versions"
 
@@ -24,11 +24,11 @@ def read_config(path: str | os.PathLike[str], allowed: Mapping[str, type]) -> di
 
     Args:
         path: the file.
-        allowed: name of each option and the type of its value; whole numbers stand for ``float``, too. A table
-            ``[versions]``, as :func:`write_config` leaves it, is passed over.
+        allowed: name of each option and the type of its value; integers are accepted for ``float``. A table
+            ``[versions]``, as :func:`write_config` writes it, is ignored.
 
     Returns:
-        The options that the file sets.
+        The options in the file.
 
     Raises:
         InputError: the file cannot be read, is not TOML, or has an unknown key or a value of another type.
@@ -57,7 +57,7 @@ def read_config(path: str | os.PathLike[str], allowed: Mapping[str, type]) -> di
                 f"The configuration '{path}' has an unknown key '{key}'; known are: {', '.join(sorted(allowed))}."
             )
         kind = allowed[key]
-        # True is an int in Python, and no number to anybody else.
+        # (True is an int in Python)
         right = isinstance(value, (int, float) if kind is float else kind) and (kind is bool or value is not True)
         if not right or (value is False and kind is not bool):
             raise InputError(
@@ -68,7 +68,7 @@ def read_config(path: str | os.PathLike[str], allowed: Mapping[str, type]) -> di
 
 
 def versions() -> dict[str, str]:
-    """Return the versions of Python and of the packages that the numbers of a run may depend on.
+    """Return the versions of Python and of the packages on which the results of a run may depend.
 
     Example:
         >>> sorted(versions())[:3]
@@ -84,11 +84,11 @@ def versions() -> dict[str, str]:
 
 
 def write_config(path: str | os.PathLike[str], options: Mapping[str, Any]) -> None:
-    """Write options as a TOML file that :func:`read_config` takes back, with a table of versions at its end.
+    """Write options as a TOML file for :func:`read_config`, with a table of versions at its end.
 
     Args:
-        path: the file; an existing one is replaced in one piece or not at all.
-        options: texts, numbers and truth values by name; ``None``, which TOML does not know, is left out.
+        path: the file; an existing one is replaced completely or not at all.
+        options: texts, numbers and truth values by name; ``None``, which TOML does not have, is left out.
 
     Raises:
         InputError: the file cannot be written.
@@ -100,7 +100,7 @@ def write_config(path: str | os.PathLike[str], options: Mapping[str, Any]) -> No
         ...     read_config(f"{folder}/run.toml", {"lr": float})
         {'lr': 0.1}
     """
-    # Texts, finite numbers and truth values are written alike in JSON and in TOML.
+    # (JSON and TOML write texts, finite numbers and truth values in the same way)
     lines = [f"{key} = {json.dumps(value)}" for key, value in options.items() if value is not None]
     lines += ["", f"[{VERSIONS}]", *(f"{json.dumps(key)} = {json.dumps(value)}" for key, value in versions().items())]
     with replacing(path) as temporary:

@@ -1,4 +1,4 @@
-"""The files of a run: each is written by the first process, beside the old one, and renamed."""
+"""The files of a run: the first process writes each file under a temporary name and renames it."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from pathspace.training.history import History
 
 
 class RunFolder:
-    """The folder of a run; without a path it takes everything and writes nothing.
+    """The folder of a run; without a path nothing is written.
 
     Args:
-        fabric: knows the processes.
-        path: the folder, made unless it is there; ``None`` for a run without files.
+        fabric: the processes.
+        path: the folder, created if it does not exist; ``None`` for a run without files.
 
     Raises:
-        InputError: it cannot be made.
+        InputError: the folder cannot be created.
 
     Example:
         >>> import tempfile
@@ -49,7 +49,7 @@ class RunFolder:
 
         Args:
             history: the epochs so far.
-            metric_name: what the metric is called.
+            metric_name: the name of the metric.
 
         Raises:
             InputError: a file cannot be written.
@@ -63,7 +63,7 @@ class RunFolder:
         """Write ``best.pt``.
 
         Args:
-            kept: what :class:`pathspace.training.stopping.BestWeights` keeps.
+            kept: ``kept`` of :class:`pathspace.training.stopping.BestWeights`.
 
         Raises:
             InputError: the file cannot be written.
@@ -88,7 +88,7 @@ class RunFolder:
         """Read ``checkpoint.pt``.
 
         Args:
-            settings: what the run is asked to be.
+            settings: the settings of this run.
 
         Returns:
             The saved state.

@@ -1,4 +1,4 @@
-"""What a run says while it goes on, and leaves behind: one record per epoch, and the table of them."""
+"""The progress and the results of a run: one record per epoch, and the table of all records."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from pathspace.files import replacing
 
 @dataclass(frozen=True)
 class Tick:
-    """What a watcher is told after each step: where the run is and the latest numbers (NaN before the first).
+    """The argument of a watcher after each step: the position in the run and the latest results (NaN if none).
 
     Args:
-        step: optimizer steps done.
-        steps: optimizer steps of the whole run.
-        epoch: the epoch under way, counted from 1.
+        step: number of optimizer steps done.
+        steps: number of optimizer steps of the whole run.
+        epoch: the current epoch, counted from 1.
         loss: mean loss of this epoch so far.
         metric: metric on the validation split after the previous epoch.
     """
@@ -41,13 +41,13 @@ class Score:
 
 @dataclass(frozen=True)
 class Partial:
-    """The part of an epoch that is done: what its record will be made of.
+    """The completed part of an epoch, from which its record is computed.
 
     Args:
         steps: optimizer steps done in this epoch.
-        examples: examples met in these steps.
-        loss_sum: sum of the losses of these examples, each taken before its own step.
-        seconds: time spent since the start of the run, interruptions left out.
+        examples: examples of these steps.
+        loss_sum: sum of the losses of these examples, each computed before its own step.
+        seconds: time since the start of the run, without interruptions.
     """
 
     steps: int = 0
@@ -68,10 +68,10 @@ class EpochRecord:
     Args:
         epoch: epochs done, counted from 1.
         step: optimizer steps done since the start of the run.
-        train_loss: mean loss over the batches of this epoch, each taken before its own step.
+        train_loss: mean loss over the batches of this epoch, each computed before its own step.
         valid_loss: mean loss on the validation split after the epoch.
         valid_metric: metric on the validation split after the epoch.
-        seconds: time spent since the start of the run, interruptions left out.
+        seconds: time since the start of the run, without interruptions.
     """
 
     epoch: int
@@ -83,7 +83,7 @@ class EpochRecord:
 
     @property
     def finite(self) -> bool:
-        """Tell whether both losses are numbers."""
+        """Whether both losses are finite."""
         return math.isfinite(self.train_loss) and math.isfinite(self.valid_loss)
 
 
@@ -91,8 +91,7 @@ class EpochRecord:
 class History:
     """All epochs of a run, in order.
 
-    A run diverges when a loss stops being a finite number; its last record is then the epoch in which that
-    happened, and no later epoch was run.
+    A run diverges when a loss is not finite; its last record is then that of the epoch in which this happened.
 
     Example:
         >>> record = EpochRecord(1, 38, 2.0, math.nan, 0.9, 0.1)
@@ -104,7 +103,7 @@ class History:
 
     @property
     def diverged(self) -> bool:
-        """Tell whether a loss stopped being finite."""
+        """Whether a loss is not finite."""
         return bool(self.records) and not self.records[-1].finite
 
     @property
@@ -113,7 +112,7 @@ class History:
         return self.records[-1] if self.records else None
 
     def rows(self, metric_name: str) -> list[dict[str, Any]]:
-        """Return one row per epoch, by the names that the files have for columns.
+        """Return one row per epoch, by the column names of the files.
 
         Args:
             metric_name: the column of the metric becomes ``valid_<metric_name>``.
@@ -127,13 +126,13 @@ class History:
         for record in self.records:
             row = asdict(record)
             row[f"valid_{metric_name}"] = row.pop("valid_metric")
-            # In the order of the record, seconds and status last.
+            # in the order of the record, with seconds and status last
             row["seconds"] = row.pop("seconds")
             rows.append({**row, "status": "ok" if record.finite else "diverged"})
         return rows
 
     def write_csv(self, path: str | os.PathLike[str], metric_name: str) -> None:
-        """Write one line per epoch; an existing file is replaced in one piece or not at all.
+        """Write one line per epoch; an existing file is replaced completely or not at all.
 
         Args:
             path: the file.
@@ -144,16 +143,16 @@ class History:
         """
         names = ["epoch", "step", "train_loss", "valid_loss", f"valid_{metric_name}", "seconds", "status"]
         with replacing(path) as temporary, open(temporary, "w", newline="") as file:
-            # str of a float is the shortest text that reads back as the same number.
+            # (str of a float is the shortest text for exactly this number)
             writer = csv.DictWriter(file, names)
             writer.writeheader()
             writer.writerows(self.rows(metric_name))
 
     def write_jsonl(self, path: str | os.PathLike[str], metric_name: str) -> None:
-        """Write one JSON object per epoch and line; what is not a finite number is ``null``.
+        """Write one JSON object per epoch and line, with ``null`` for numbers that are not finite.
 
         Args:
-            path: the file; an existing one is replaced in one piece or not at all.
+            path: the file; an existing one is replaced completely or not at all.
             metric_name: the key of the metric becomes ``valid_<metric_name>``.
 
         Raises:

@@ -1,4 +1,4 @@
-"""On what a run computes: device, number of processes, precision; and who of them speaks."""
+"""Device, number of processes and precision of a run; and errors of only the first process."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from lightning_fabric.utilities.exceptions import MisconfigurationException
 from pathspace.cli_errors import BAD_INPUT
 from pathspace.errors import InputError, PathspaceError, UnsupportedError
 
-# Fabric's accelerators, strategies and precisions that the trainer was written for, by the names that users type.
+# The supported accelerators, strategies and precisions of Fabric, by the users' names.
 DEVICES = ("cpu", "cuda", "mps", "auto")
 STRATEGIES = ("auto", "ddp", "ddp_find_unused_parameters_true")
 PRECISIONS = ("32-true", "64-true", "bf16-mixed", "16-mixed")
-# How long the first process is given to say what went wrong, before a launcher ends it for the failure of another.
+# How long other processes wait after a failure, so that the first one can report it before the launcher ends it.
 PATIENCE_SECONDS = 2.0
 
 
@@ -33,7 +33,7 @@ def make_fabric(
     precision: str = "32-true",
     loggers: Sequence[Logger] = (),
 ) -> Fabric:
-    """Set up device, processes and precision; ``fabric.launch()`` then starts the processes that are missing.
+    """Set up device, processes and precision; ``fabric.launch()`` then starts the missing processes.
 
     Processes that ``torchrun`` has started are used as they are.
 
@@ -42,13 +42,13 @@ def make_fabric(
         devices: processes on this machine, one device each; ``None`` means those of ``torchrun``, or one.
         strategy: one of ``STRATEGIES``; ``"auto"`` is ``"ddp"`` for several processes.
         precision: one of ``PRECISIONS``.
-        loggers: what is told the numbers of every epoch, besides the files of the trainer.
+        loggers: loggers for the results of every epoch, besides the files of the trainer.
 
     Returns:
         A Fabric that has not been launched.
 
     Raises:
-        InputError: a name is unknown, or the devices are not there.
+        InputError: a name is unknown, or the devices are not available.
 
     Example:
         >>> make_fabric().world_size
@@ -97,10 +97,10 @@ def make_fabric(
 
 @contextmanager
 def rank0_errors() -> Iterator[None]:
-    """Let the first of several processes alone say what went wrong.
+    """A context in which only the first of several processes reports an error.
 
     Raises:
-        PathspaceError: in the first process; also where another process of the run has died.
+        PathspaceError: in the first process; also if another process of the run has died.
         typer.Exit: in another process, in its place.
 
     Example:
@@ -128,10 +128,10 @@ def rank0_errors() -> Iterator[None]:
 
 
 def shutdown() -> None:
-    """Leave the group of processes, if this one is in any; the last thing that a run does.
+    """Leave the group of processes, if there is one, at the end of a run.
 
-    The threads of a group end with the last object that holds it, such as a wrapped model. One that still has a
-    tensor to give back while the interpreter closes down aborts the process, so what nobody uses is collected first.
+    The threads of a group end with the last object that refers to it, such as a wrapped model. A thread that frees a
+    tensor while the interpreter shuts down aborts the process, so unused objects are collected first.
 
     Example:
         >>> shutdown()
@@ -142,9 +142,9 @@ def shutdown() -> None:
 
 
 def _lost_connection(error: RuntimeError) -> bool:
-    """Tell whether the processes of a run can no longer reach each other."""
+    """Whether an error means that the processes of a run have lost their connection."""
     if not (dist.is_available() and dist.is_initialized()):
         return False
-    # Gloo has no error of its own; the words are those of its transport and of the socket.
+    # (Gloo has no error class; these are messages of its transport and of the socket)
     words = ("Connection closed by peer", "Connection reset by peer", "Broken pipe", "gloo")
     return isinstance(error, dist.DistError) or any(word in str(error) for word in words)

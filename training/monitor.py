@@ -1,15 +1,15 @@
-"""Diagnostics while a model trains: measured between steps, with their cost, and without a trace in the training.
+"""Diagnostics during training: measured between steps, with their cost, and without an effect on the training.
 
-Every so many steps one row says
+Each measurement gives one row with
 
-* ``efficiency``: how far the model's residual nodes point down the loss (the learnable Markov chain);
-* ``conserved_max`` and ``conserved_mean``: how far the quantities that gradient flow conserves, one per free scale,
-  have come from where they were before the first step;
-* ``sign_changes`` and ``stopped``: how many path values have changed their sign so far, and how many were stopped
+* ``efficiency``: mean cosine between residual branches and descent (the learnable Markov chain);
+* ``conserved_max`` and ``conserved_mean``: change, since the start, of the quantities that gradient flow conserves, one
+  per free scale;
+* ``sign_changes`` and ``stopped``: number of sign changes of path values so far, and number of path values stopped
   before 0 (optimizers on path values).
 
-The measurements draw no random numbers and leave weights, gradients and buffers alone: the trained weights are bitwise
-those of a run without them. What does not apply to a model or an optimizer is ``null``, and one sentence says why.
+The measurements draw no random numbers and do not change weights, gradients and buffers: the trained weights are
+bitwise those of a run without them. A value that does not apply to a model or an optimizer is ``null``, with a note.
 """
 
 from __future__ import annotations
@@ -33,27 +33,27 @@ from pathspace.files import replacing
 from pathspace.training.history import Tick
 from pathspace.training.task import Task
 
-# Validation examples that the chain is observed on: always the same, so that rows can be compared.
+# Number of validation examples for the chain: always the same, so that rows can be compared.
 OBSERVED = 256
 
 
 class Monitor:
-    """A watcher for :class:`~pathspace.training.trainer.Trainer`: it measures before the first step and at a cadence.
+    """A watcher for :class:`~pathspace.training.trainer.Trainer` that measures before the first step and regularly.
 
-    Make it before the penal connection is attached, on the model as it starts.
+    Create it before the penal connection is attached, with the initial model.
 
     Args:
-        task: gives the examples and the loss.
-        model: the model that is going to be trained.
+        task: the task, for its examples and its loss.
+        model: the model to train.
         optimizer: its optimizer.
-        every: steps from one row to the next.
+        every: number of steps between rows.
         path: rows are appended to this file, one JSON object per line; ``None`` keeps them in memory only.
 
     Attributes:
-        rows: what was measured; of a resumed run with a file also what was before.
-        notes: one sentence for everything that does not apply.
-        seconds: time that all measurements of the run took.
-        preparation: time that it took to trace the model, before the run.
+        rows: the measurements; for a resumed run with a file also the earlier ones.
+        notes: one sentence for every value that does not apply.
+        seconds: total time of the measurements.
+        preparation: time to trace the model before the run.
 
     Raises:
         InputError: ``every`` is not positive.
@@ -95,26 +95,26 @@ class Monitor:
         self.rows = [self._measure(0, 0)]
 
     def __call__(self, tick: Tick) -> None:
-        """Measure if it is time to; called after each step."""
+        """Measure at the right steps; called after each step."""
         self._step = tick.step
         if tick.step % self.every:
             return
         self.rows.append(self._measure(tick.step, tick.epoch))
-        # The row before the first step is written no earlier than this: a run that cannot begin harms no file.
+        # the row before the first step is written only now, so that a run that cannot start does not change the file
         self._write(self.rows[-1:] if self._begun else self.rows)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what a resumed run needs to go on; rows are on the disk by then."""
+        """Return the state for a resumed run, without rows, which are in the file."""
         if self.path is not None and self._begun:
             with open(self.path, "rb+") as file:
                 os.fsync(file.fileno())
         return {"step": self._step, "seconds": self.seconds, "start": self._start}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on after a checkpoint; rows that an interrupted run had measured after it are measured again.
+        """Continue after a checkpoint; later rows of the interrupted run are measured again.
 
         Args:
-            state: what :meth:`state_dict` returned.
+            state: a result of :meth:`state_dict`.
         """
         self._step, self.seconds, self._start = state["step"], state["seconds"], state["start"]
         if self.path is None or not self.path.exists():
@@ -167,7 +167,7 @@ class Monitor:
         parameter = next(self.model.parameters())
         inputs, targets = self.task.valid.inputs[:OBSERVED], self.task.valid.targets[:OBSERVED]
         inputs = inputs.to(parameter.device, parameter.dtype if inputs.is_floating_point() else None)
-        # In evaluation mode the GPU's own recurrent layers know no gradient.
+        # (cuDNN's recurrent layers have no gradient in evaluation mode)
         with _evaluating(self.model), torch.backends.cudnn.flags(enabled=False):
             return chain.observe(self.task.loss, inputs, targets.to(parameter.device)).mean_efficiency
 
@@ -189,10 +189,10 @@ class Monitor:
 
 
 class Watchers:
-    """Several watchers as one, whose states are kept apart by name.
+    """Several watchers as one, with separate states by name.
 
     Args:
-        **watchers: what is called after each step, in this order.
+        **watchers: the watchers, called after each step in this order.
 
     Example:
         >>> Watchers(first=lambda tick: print("first", tick), second=lambda tick: print("second", tick))(1)
@@ -204,19 +204,19 @@ class Watchers:
         self.watchers = watchers
 
     def __call__(self, tick: Any) -> None:
-        """Tell all of them."""
+        """Call all watchers."""
         for watcher in self.watchers.values():
             watcher(tick)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the states of those that have one."""
+        """Return the states of the watchers that have one."""
         return {name: w.state_dict() for name, w in self.watchers.items() if hasattr(w, "state_dict")}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Hand every watcher its state; one that was not there then gets none.
+        """Load the state of every watcher that has one in ``state``.
 
         Args:
-            state: what :meth:`state_dict` returned.
+            state: a result of :meth:`state_dict`.
         """
         for name, watcher in self.watchers.items():
             if name in state and hasattr(watcher, "load_state_dict"):
@@ -225,7 +225,7 @@ class Watchers:
 
 @contextmanager
 def _evaluating(model: nn.Module) -> Iterator[None]:
-    """Evaluation mode, in which nothing is random."""
+    """A context in evaluation mode, without randomness."""
     training = model.training
     model.eval()
     try:
@@ -235,7 +235,7 @@ def _evaluating(model: nn.Module) -> Iterator[None]:
 
 
 def _parse(line: str) -> dict[str, Any] | None:
-    """Read a row; a line that a killed run left unfinished is none."""
+    """Read a row; ``None`` for an incomplete line of a killed run."""
     try:
         row = json.loads(line)
     except ValueError:

@@ -1,4 +1,4 @@
-"""Outputs of normalisations, computed a second time from what autograd keeps of the first."""
+"""Recomputation of the outputs of normalisations from the tensors that autograd keeps anyway."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ NORMS = frozenset([F.batch_norm, F.layer_norm, F.group_norm, F.instance_norm, F.
 
 
 class NormsAgain:
-    """Remembers which tensors came out of a normalisation, for as long as they live.
+    """Records which existing tensors are outputs of a normalisation.
 
     Example:
         >>> norms, x = NormsAgain(), torch.tensor([[1.0, 3.0]], requires_grad=True)
@@ -33,7 +33,7 @@ class NormsAgain:
         self.known = WeakTensorKeyDictionary()
 
     def run(self, norm: Callable[..., Tensor], args: tuple[Any, ...], kwargs: Any) -> Tensor:
-        """Call one of :data:`NORMS`, and note with what."""
+        """Call one of :data:`NORMS` and record its arguments."""
         result = norm(*args, **kwargs)
         if not torch.compiler.is_compiling() and result.requires_grad:
             values = inspect.signature(norm).bind(*args, **kwargs).arguments
@@ -41,13 +41,13 @@ class NormsAgain:
         return result
 
     def recipe(self, value: Tensor) -> Recipe | None:
-        """A function and the tensors that compute a value again; ``None`` if no norm did.
+        """A function and tensors that recompute a value; ``None`` if it is not the output of a norm.
 
         Args:
             value: any tensor.
         """
         norm, values, version = self.known.get(value, (None, {}, 0))
-        # the norm's own type: autocast computes some norms in float32, and is over when gradients are computed
+        # (autocast computes some norms in float32, but is not active when gradients are computed)
         if norm is None or value._version != version or value.dtype != values["input"].dtype:
             return None
         settings = dict(values)

@@ -1,9 +1,9 @@
 """The penal connection: train a model as if ``tau/2 * sum_l ||z_l||^2`` were added to its loss.
 
-The gradient is the only thing that changes: outputs, parameters and ``state_dict`` are those of the model. A gradient
-of that gradient is refused. Where ``x_l`` and ``x_{l-1}`` are kept by autograd anyway (a norm layer reads them),
-``z_l = x_l - x_{l-1}`` costs no memory; nor does it where a norm ends the branch, which computes ``z_l`` again. Where a
-ReLU follows the sum, only the entries of ``x_l`` that it sets to 0 are kept.
+Only the gradient changes, not outputs, parameters or ``state_dict``. Second derivatives are refused. If autograd keeps
+``x_l`` and ``x_{l-1}`` anyway (a norm layer reads them), ``z_l = x_l - x_{l-1}`` needs no memory; it needs none either
+if the branch ends in a norm, which can be recomputed. If a ReLU follows the sum, only the entries of ``x_l`` that it
+sets to 0 are kept.
 """
 
 from __future__ import annotations
@@ -32,9 +32,8 @@ Tau = float | Mapping[str, float | Callable[[int], float]] | Callable[[int], flo
 def penal(direction: Tensor, tau: float) -> Tensor:
     """Mark a predicted direction in a hand-written model.
 
-    Written ``x = x + penal(self.block(x), tau)``.
-
-    The value is unchanged; the gradient that reaches ``direction`` becomes ``g + tau * direction``.
+    Write ``x = x + penal(self.block(x), tau)``. The value is unchanged; the gradient with respect to ``direction``
+    becomes ``g + tau * direction``.
 
     Args:
         direction: ``z_l``, any shape.
@@ -58,7 +57,7 @@ def penal(direction: Tensor, tau: float) -> Tensor:
 
 
 def penal_add(stream: Tensor, direction: Tensor, tau: float) -> Tensor:
-    """``stream + direction`` with the penal connection, free of memory where both are kept anyway (pre-norm blocks).
+    """``stream + direction`` with the penal connection, without extra memory in pre-norm blocks.
 
     Args:
         stream: ``x_{l-1}``.
@@ -80,12 +79,12 @@ def penal_add(stream: Tensor, direction: Tensor, tau: float) -> Tensor:
 
 
 class PenalConnection:
-    """What :func:`penalize` attaches to a model, found at ``model.penal_connection``.
+    """The penal connection of a model, at ``model.penal_connection`` after :func:`penalize`.
 
     Attributes:
         chain: the traced chain.
         tau: the current setting; assign a number, a function of the step, or a mapping from node names to either.
-        step: what a function of the step is called with; advanced by :meth:`advance` or by the optimizer given.
+        step: the argument of a function of the step; increased by :meth:`advance` or by the given optimizer.
     """
 
     def __init__(
@@ -93,7 +92,7 @@ class PenalConnection:
     ) -> None:
         self.nodes, self.per, self.scale, self.step = chain.nodes, per, scale, 0
         self.tau = tau
-        # recomputation calls a module again, so the number of the call identifies nothing
+        # (without the number of the call, because recomputation calls a module again)
         self.by_site: dict[tuple[str, int], list[ChainNode]] = {}
         for node in chain.nodes:
             self.by_site.setdefault((node.site.module, node.site.order), []).append(node)
@@ -129,14 +128,14 @@ class PenalConnection:
         self.step += 1
 
     def remove(self) -> None:
-        """Give the model back as it was before :func:`penalize`."""
+        """Restore the model before :func:`penalize`."""
         self.sites.detach()
         for handle in self.handles:
             handle.remove()
         self.handles.clear()
 
     def coefficient(self, node: ChainNode) -> float:
-        """What multiplies ``z_l`` now: tau, divided by the batch size and scaled if the penalty is per sample."""
+        """The current factor of ``z_l``: tau, divided by the batch size and scaled if the penalty is per sample."""
         tau = self._tau
         by_name = tau.get(node.name, 0.0) if isinstance(tau, Mapping) else tau
         value = by_name(self.step) if callable(by_name) else by_name
@@ -157,13 +156,13 @@ class PenalConnection:
         return nodes[0], values.pop()
 
     def attach(self, model: nn.Module) -> None:
-        """Follow every call of the model; ``remove()`` ends it."""
+        """Follow every call of the model until ``remove()``."""
         self.handles.append(model.register_forward_pre_hook(self._begin, with_kwargs=True))
         self.handles.append(model.register_forward_hook(self._end))
         self.sites.attach(model, outermost=True)
 
     def _end(self, module: nn.Module, _args: Any, _output: Any) -> None:
-        # whatever a compiler makes of hooks and modes, a step without the penalty must not pass for one with it
+        # a compiler may ignore hooks and modes: a step without the penalty must raise an error
         if torch.compiler.is_compiling() and torch.is_grad_enabled() and self.met < len(self.by_site):
             raise UnsupportedError(
                 f"torch.compile met {self.met} of the {len(self.by_site)} additions of {type(module).__name__} that "
@@ -208,14 +207,14 @@ class PenalConnection:
         return torch.add(stream, marked, alpha=node.scale) if node.scale != 1 else stream + marked
 
     def _again(self, branch: Tensor) -> tuple[Again | None, list[Tensor]]:
-        """How a branch that ends in a norm is computed again, instead of being kept."""
+        """How to recompute a branch that ends in a norm, instead of keeping its output."""
         return (self._plain() and self.norms.recipe(branch)) or (None, [])
 
     def _before_relu(self, addition: Addition, node: ChainNode, stream: Tensor) -> Before | None:
-        """How the direction is found again where a ReLU takes the sum, and autograd keeps the stream."""
+        """How to recompute the direction if a ReLU reads the sum and autograd keeps the stream."""
         kept = node.kind == "identity" and stream.dtype == addition.left.dtype == addition.right.dtype
         written = addition.in_place and node.direction == 1
-        # a capture of a CUDA graph cannot pack what is unknown in number
+        # the number of entries to keep is not known while a CUDA graph is captured
         captured = stream.is_cuda and torch.cuda.is_current_stream_capturing()
         scaled = node.direction == 0 and addition.alpha != 1
         if not kept or written or captured or scaled or node.site in self.streams_overwritten or not self._plain():
@@ -226,14 +225,14 @@ class PenalConnection:
         return total if before is None else self.sums.expect(total, before)
 
     def _plain(self) -> bool:
-        # what is recomputed keeps nothing, and is to keep the same both times
+        # recomputed code must keep the same tensors in both runs
         return not (self.sites.recomputed or torch.compiler.is_compiling() or transforming())
 
 
 def _in_place(addition: Addition, node: ChainNode, stream: Tensor, branch: Tensor, penalty: tuple[Any, ...]) -> Tensor:
     if node.direction == 1:
         return stream.add_(penalised(branch, *penalty), alpha=node.scale)
-    # alpha multiplies the stream here, and what is added to it must reach the direction as it is
+    # alpha multiplies the stream here, but must not multiply the gradient term of the direction
     streamed = stream * addition.alpha if addition.alpha != 1 else stream
     return branch.add_(streamed + penalised_zero(branch, *penalty))
 
@@ -248,15 +247,15 @@ def penalize(
     optimizer: torch.optim.Optimizer | None = None,
     batch_dim: int = 0,
 ) -> Model:
-    """Train a residual-like model as a learnable Markov chain.
+    """Train a residual model as a learnable Markov chain.
 
     Its gradient becomes that of ``Loss + tau/2 * sum_l ||z_l||^2``, with ``z_l`` the predicted directions of
     :class:`pathspace.diagnostics.MarkovChain`.
 
-    Two conventions of scale. ``per="sum"`` (default) is the paper's hook: the penalty is the sum over the batch, next
-    to whatever loss is differentiated, so its weight against a mean loss grows with the batch, shrinks with a loss
-    scale, and depends on the number of processes. ``per="sample"`` is ``tau/2 * mean over samples``, and survives all
-    of these: batch size and data parallelism by themselves, a loss scale or a division of the loss by ``scale``.
+    There are two conventions of scale. ``per="sum"`` (default) is the paper's hook: the penalty is the sum over the
+    batch, independent of the loss, so its weight relative to a mean loss grows with the batch, decreases with a loss
+    scale, and depends on the number of processes. ``per="sample"`` is ``tau/2 * mean over samples``, and does not
+    depend on batch size and data parallelism, nor, with ``scale``, on a loss scale or a division of the loss.
 
     Args:
         model: the model; hooks are attached to it and it is returned.
@@ -267,18 +266,18 @@ def penalize(
         scale: with ``per="sample"``, the factor on the loss, for instance ``lambda: scaler.get_scale() / 4`` when
             four micro-batches are accumulated; a function is called in every forward.
         optimizer: an optimizer whose steps advance a schedule.
-        batch_dim: with ``per="sample"``, the dimension of the first input that holds the samples; 1 for sequences
-            first, shape (T, B, ...).
+        batch_dim: with ``per="sample"``, the dimension of the samples in the first input; 1 for inputs of shape
+            (T, B, ...).
 
     Returns:
-        The same model: same parameters, same ``state_dict`` keys, any batch size, train and eval mode. Its
-        ``penal_connection`` changes tau and removes everything again.
+        The same model, with the same parameters and ``state_dict`` keys, for any batch size, in train and eval mode.
+        Its ``penal_connection`` changes tau and removes the hooks.
 
     Raises:
-        InputError: a chain without nodes, a model penalised twice, or an unusable tau, ``per`` or ``scale``.
+        InputError: the chain has no nodes, the model is penalised already, or tau, ``per`` or ``scale`` is not valid.
         CaptureError: the model cannot be captured.
-        UnsupportedError: while the model trains, where it makes other additions than on the example inputs (another
-            number of steps, another mode), so that its nodes cannot be told apart.
+        UnsupportedError: during training, if the model's additions differ from those on the example inputs (another
+            number of steps, another mode), so that its nodes cannot be identified.
 
     Example:
         >>> layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True, norm_first=True)
@@ -296,7 +295,7 @@ def penalize(
         raise InputError("scale belongs to per='sample'; the paper's convention, per='sum', adds tau * z as it is.")
     inside = getattr(model, "_orig_mod", None)
     if isinstance(inside, nn.Module):
-        # the wrapper of torch.compile runs what it wraps without the hooks of its own
+        # (the wrapper of torch.compile does not call its own hooks)
         penalize(
             inside, *inputs, tau=tau, kwargs=kwargs, per=per, scale=scale, optimizer=optimizer, batch_dim=batch_dim
         )
@@ -319,7 +318,7 @@ def penalize(
 
 
 class _Attribute:
-    """Handle that takes ``penal_connection`` off the model again."""
+    """A handle that removes ``penal_connection`` from the model."""
 
     def __init__(self, model: nn.Module) -> None:
         self.model = model

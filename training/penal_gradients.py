@@ -1,7 +1,7 @@
-"""Functions with the gradient of the penal connection: ``g + tau z`` where the value is that of the model.
+"""Functions with the gradient of the penal connection, ``g + tau z``, and the value of the model.
 
-What a function keeps for it is what autograd keeps anyway, where there is such a thing: both sides of a sum, or what a
-norm computes ``z`` from.
+If possible, a function keeps only tensors that autograd keeps anyway: both operands of a sum, or the inputs of a norm
+that computes ``z``.
 """
 
 from __future__ import annotations
@@ -19,33 +19,33 @@ Again = Callable[..., Tensor]
 
 
 class _Application:
-    """One use of a function below: under nested transforms of ``torch.func`` each of their levels calls backward."""
+    """One use of a function: with nested transforms of ``torch.func``, each of their levels calls backward."""
 
     entered, level = 0, 0
 
     def enter(self) -> int:
-        """Number the level that comes by."""
+        """Return the number of the current level."""
         self.entered += 1
         return self.entered
 
 
 class _Penalised(torch.autograd.Function):
-    """What the functions below share: one derivative, by any of autograd and the transforms of ``torch.func``.
+    """Base class of the functions: a single derivative, by autograd or one transform of ``torch.func``.
 
-    Backward adds a term that does not depend on the gradient given, so a derivative of it would add the term again.
+    Backward adds a term that does not depend on the incoming gradient, so a second derivative would add it again.
     """
 
     generate_vmap_rule = True
 
     @staticmethod
     def remember(ctx: Any, application: _Application | None, *tensors: Tensor) -> None:
-        """Keep what backward needs."""
+        """Save the tensors for backward."""
         ctx.save_for_backward(*tensors)
         ctx.application, ctx.level = application, 0 if application is None else application.enter()
 
 
 def _first_derivative(backward: Callable[..., Any]) -> Callable[..., Any]:
-    """Refuse a gradient that is going to be differentiated: some of its paths would miss the penalty."""
+    """Refuse second derivatives, because some of their paths would not include the penalty."""
 
     @wraps(backward)
     def checked(ctx: Any, *gradients: Tensor) -> Any:
@@ -70,7 +70,7 @@ def transforming() -> bool:
 
 def learns(direction: Tensor) -> bool:
     """Whether a gradient will reach a tensor."""
-    # inside of a vmap, a value does not say that a transform around it will differentiate by it
+    # (inside a vmap, requires_grad does not show the gradients of an outer transform)
     return torch.is_grad_enabled() and (direction.requires_grad or transforming())
 
 
@@ -89,18 +89,18 @@ def _apply(function: type[_Penalised], *args: Any) -> Any:
 
 
 def _added(gradient: Tensor, direction: Tensor, coefficient: float) -> Tensor:
-    """``gradient + coefficient * direction``, of which types of 16 bits keep the mean.
+    """``gradient + coefficient * direction``, with the correct mean in 16-bit types.
 
-    Rounded to the nearest, a term below half a unit in the last place is lost wherever it stands. So where a unit is
-    more than the mean size of the term, the sum is rounded up as often as it is close to the upper number, by a fixed
-    pattern. Where a unit is less, the nearest number keeps the mean as well, with half of the noise.
+    Rounding to the nearest number would lose every term below half a unit in the last place. So if this unit is larger
+    than the mean size of the term, the sum is rounded by dithering with a fixed pattern. Otherwise rounding to the
+    nearest number preserves the mean too, with half of the noise.
     """
     if gradient.dtype not in (torch.bfloat16, torch.float16) or direction.dtype != gradient.dtype:
         return torch.add(gradient, direction, alpha=coefficient)
     exact = torch.add(gradient.float(), direction.float(), alpha=coefficient)
     size = exact.to(gradient.dtype).abs()
     unit = size - torch.nextafter(size, torch.zeros_like(size))
-    # places and values, spread over (-1/2, 1/2) by multiples of the golden ratio: no random number of the run is used
+    # thresholds in (-1/2, 1/2) from multiples of the golden ratio, without random numbers
     place = torch.arange(direction.numel(), dtype=torch.int32, device=direction.device).view(direction.shape)
     mixed = (place + direction.view(torch.int16)) & 0x7FFF
     pattern = ((mixed * 40503 >> 4 & 0xFFF) - 2047.5) / 4096
@@ -109,7 +109,7 @@ def _added(gradient: Tensor, direction: Tensor, coefficient: float) -> Tensor:
 
 
 class _Saved(_Penalised):
-    """Identity whose gradient is ``g + coefficient * z``; keeps ``z``, or what ``again`` computes it from."""
+    """The identity with the gradient ``g + coefficient * z``; keeps ``z``, or the arguments of ``again``."""
 
     @staticmethod
     def forward(direction: Tensor, _coefficient: float, _again: Again | None, *_rest: Any) -> Tensor:
@@ -128,7 +128,7 @@ class _Saved(_Penalised):
 
 
 class _Sum(_Penalised):
-    """``stream + scale * branch``, which finds ``z`` again as the difference of two tensors kept anyway."""
+    """``stream + scale * branch``, which computes ``z`` as the difference of two tensors that are kept anyway."""
 
     @staticmethod
     def forward(stream: Tensor, branch: Tensor, scale: float, *_rest: Any) -> Tensor:
@@ -148,7 +148,7 @@ class _Sum(_Penalised):
         if ctx.needs_input_grad[1]:
             whole = (_difference if ctx.again is None else ctx.again)(*ctx.saved_tensors)
             if whole.dtype == gradients[0].dtype and not transforming():
-                # into the tensor that is there already: half the memory traffic of another new one
+                # into an existing tensor, which halves the memory traffic
                 torch.add(gradients[0], whole, alpha=ctx.coefficient, out=whole)
             else:
                 whole = torch.add(gradients[0], whole, alpha=ctx.coefficient)
@@ -186,7 +186,7 @@ def _found_again(ctx: Any) -> Tensor:
 
 
 def penalised(direction: Tensor, coefficient: float, again: Again | None = None, *kept: Tensor) -> Tensor:
-    """``z`` itself, whose gradient becomes ``g + coefficient * z``.
+    """``z`` with the gradient ``g + coefficient * z``.
 
     Args:
         direction: ``z``.
@@ -212,13 +212,13 @@ def penalised_zero(direction: Tensor, coefficient: float, again: Again | None = 
 def penalised_sum(
     stream: Tensor, branch: Tensor, scale: float, coefficient: float, again: Again | None = None
 ) -> Tensor:
-    """``stream + z`` with ``z = scale * branch``, whose gradient by ``z`` becomes ``g + coefficient * z``.
+    """``stream + z`` with ``z = scale * branch`` and the gradient ``g + coefficient * z`` with respect to ``z``.
 
     Args:
-        stream: the other side of the addition.
-        branch: what is added.
-        scale: what multiplies it.
-        coefficient: what multiplies ``z`` in the gradient.
+        stream: the stream.
+        branch: the output of the branch.
+        scale: factor of ``branch``.
+        coefficient: factor of ``z`` in the gradient.
         again: computes ``z``; without it both sides of the addition are kept.
     """
     return _apply(_Sum, stream, branch, scale, coefficient, again)  # type: ignore[no-any-return]

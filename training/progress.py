@@ -1,4 +1,4 @@
-"""Progress bars: where a run is, its latest numbers, its speed and the time that is left."""
+"""Progress bars: the position in a run, its latest results, its speed and the remaining time."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ from rich.progress import (
 from pathspace.training.history import Tick
 from pathspace.training.task import Task
 
-# A step can be shorter than a redraw; telling the bar about every one would slow training down.
+# A step can be shorter than a redraw of the bar, so updating it at every step would slow training down.
 REFRESH_SECONDS = 0.1
 
 
 def counting(console: Console) -> Progress:
-    """Make bars that count what is done, and the time since the start.
+    """Create bars with a count and the time since the start.
 
     Args:
-        console: where to draw.
+        console: the console.
     """
     return Progress(
         TextColumn("{task.description}"),
@@ -42,12 +42,12 @@ def counting(console: Console) -> Progress:
 
 @contextmanager
 def run_progress(console: Console, task: Task, runs: int = 1) -> Iterator[Callable[[str], Callable[[Tick], None]]]:
-    """Show a bar for the run under way and, when there are several runs, one for all of them.
+    """Show a bar for the current run and, for several runs, one for all of them.
 
     Args:
-        console: where to draw.
-        task: names the metric and how it is written.
-        runs: how many runs there will be.
+        console: the console.
+        task: the task, for the name and the format of its metric.
+        runs: number of runs.
 
     Yields:
         A function to call at the start of each run with its name; it returns the run's watcher.

@@ -1,6 +1,6 @@
-"""What the processes of one run decide together: sums, errors, and what the first of them does for all.
+"""Communication between the processes of one run: sums, errors, and actions of the first process for all.
 
-Every function here must be called by all processes. With one process each is what its name says, and nothing else.
+Every function here must be called by all processes. With one process there is no communication.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def total(fabric: Fabric, *values: float) -> tuple[float, ...]:
 
 
 def gather(fabric: Fabric, value: T) -> list[T]:
-    """Return what every process holds, in the order of the processes.
+    """Return the values of all processes, in their order.
 
     Args:
         fabric: knows the processes.
@@ -56,17 +56,17 @@ def gather(fabric: Fabric, value: T) -> list[T]:
 
 
 def first(fabric: Fabric, action: Callable[[], T]) -> T:
-    """Let the first process do something, and hand its result, or its error, to all.
+    """Run an action in the first process, and send its result, or its error, to all.
 
     Args:
-        fabric: knows the processes.
-        action: what to do; its result must be one that can be pickled.
+        fabric: the processes.
+        action: the action; its result must be picklable.
 
     Returns:
-        What the first process's action returned.
+        The result of the action in the first process.
 
     Raises:
-        PathspaceError: the action raised it; then every process does.
+        PathspaceError: the action raised it; then every process raises it.
 
     Example:
         >>> first(Fabric(accelerator="cpu", devices=1), lambda: "written")
@@ -87,17 +87,17 @@ def first(fabric: Fabric, action: Callable[[], T]) -> T:
 
 
 def everyone(fabric: Fabric, action: Callable[[], T]) -> T:
-    """Let every process do something that fails on all of them if it fails on one.
+    """Run an action in every process, with an error in all of them if one fails.
 
     Args:
-        fabric: knows the processes.
-        action: what to do.
+        fabric: the processes.
+        action: the action.
 
     Returns:
-        What this process's action returned.
+        The result of the action in this process.
 
     Raises:
-        PathspaceError: the action raised it on some process; every process raises that of the first such.
+        PathspaceError: the action raised it in a process; every process raises the error of the first such process.
     """
     result, failure = None, None
     try:

@@ -1,4 +1,4 @@
-"""A recipe: which optimizer, from which starting point, at which learning rate; and how to set it up."""
+"""Recipes: optimizer, starting point and learning rate; and how to set them up."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from pathspace.training.task import Task
 
 Rule = Literal["modulo", "magnitude", "random"]
 Init = Literal["default", "unit-skeleton", "unbalanced"]
-# an unbalanced start multiplies every unit by a factor between 1/10 and 10
+# an unbalanced start rescales every unit by a factor between 1/10 and 10
 UNBALANCED = math.log(10.0)
-# model, learning rate, skeleton if one was asked for, example inputs
+# (model, learning rate, skeleton if needed, example inputs) -> optimizer
 Maker = Callable[[nn.Module, float, Skeleton | None, tuple[torch.Tensor, ...]], torch.optim.Optimizer]
 
 
@@ -30,11 +30,11 @@ class OptimizerKind:
     """An optimizer that users choose by name.
 
     Args:
-        name: what users type.
+        name: its name.
         summary: half a sentence for the help text.
-        lr: learning rate where the user gives none.
-        init: starting point where the user gives none.
-        needs_skeleton: the maker is handed a skeleton, not ``None``.
+        lr: default learning rate.
+        init: default starting point.
+        needs_skeleton: whether the maker needs a skeleton.
         make: (model, learning rate, skeleton, example inputs) -> optimizer.
     """
 
@@ -71,8 +71,8 @@ def _gadam(
 def _path_sgd(
     model: nn.Module, lr: float, skeleton: Skeleton | None, example: tuple[torch.Tensor, ...]
 ) -> torch.optim.Optimizer:
-    # One sample, so that the path norm does not grow with the batch. The second term of the scaling costs a pass
-    # per recurrent weight and is, for common starts, a thousandth of the first; the published code has none.
+    # One sample, so that the path norm does not grow with the batch. The second term of kappa costs a pass per
+    # recurrent weight and is, for common initialisations, a thousandth of the first; the published code omits it.
     return PathSGD(
         model.named_parameters(), lr=lr, model=model, example=tuple(value[:1] for value in example), second=False
     )
@@ -123,12 +123,12 @@ OPTIMIZERS = {
 }
 
 
-# torch's optimizers that a step without a function that repeats the loss, or with dense gradients, cannot serve.
+# Optimizers of torch that need a closure, or sparse gradients.
 UNFIT = {"LBFGS": "asks for the loss several times in a step", "SparseAdam": "takes sparse gradients only"}
 
 
 def torch_names() -> tuple[str, ...]:
-    """Return the names of the optimizers that torch brings and a trainer can use, sorted.
+    """Return the sorted names of torch's optimizers that a trainer can use.
 
     Example:
         >>> "AdamW" in torch_names(), "LBFGS" in torch_names()
@@ -140,13 +140,13 @@ def torch_names() -> tuple[str, ...]:
 
 
 def optimizer_kind(name: str) -> OptimizerKind:
-    """Find an optimizer by name: one of ``OPTIMIZERS``, or one of torch's by the name of its class.
+    """Find an optimizer by name: one of ``OPTIMIZERS``, or the class name of an optimizer of torch.
 
     Args:
-        name: what users type.
+        name: the name.
 
     Returns:
-        The optimizer. One of torch's takes its steps on weights, with torch's own settings and learning rate.
+        The optimizer. Optimizers of torch take steps on weights, with torch's default settings and learning rate.
 
     Raises:
         InputError: there is no such optimizer, or a trainer cannot use it.
@@ -179,22 +179,22 @@ def optimizer_kind(name: str) -> OptimizerKind:
 
 @dataclass(frozen=True)
 class Recipe:
-    """How a model is started and optimised.
+    """How a model is initialised and optimised.
 
     The step of G-SGD multiplies the learning rate of an edge ``u -> v`` by ``1 / (pre(u) s(v))^2``, a product
-    of skeleton weights. Common initialisations make these products small and the multiplier as large as 1e13;
-    ``init="unit-skeleton"`` sets every skeleton weight to +1 or -1, which makes every multiplier 1 and is
-    where G-SGD should start. It changes the initial function, so a fair rival of G-SGD starts there, too.
+    of skeleton weights. With common initialisations these products are small and the multiplier is as large as 1e13;
+    ``init="unit-skeleton"`` sets every skeleton weight to +1 or -1, so that every multiplier is 1: the recommended
+    start for G-SGD. It changes the initial function, so a fair comparison starts other optimizers there, too.
 
     Args:
         optimizer: a key of ``OPTIMIZERS``, or the name of one of torch's classes, such as ``"AdamW"``.
         lr: learning rate; ``None`` takes the optimizer's own default.
-        init: ``"default"`` leaves the weights as the model was made, ``"unit-skeleton"`` sets those of the
-            skeleton to +-1, ``"unbalanced"`` rescales every unit by a factor drawn between 1/10 and 10, which leaves
-            the function alone; ``None`` takes the optimizer's own default.
-        rule: which spanning trees are the skeleton.
+        init: ``"default"`` keeps the initial weights of the model, ``"unit-skeleton"`` sets those of the
+            skeleton to +-1, ``"unbalanced"`` rescales every unit by a random factor between 1/10 and 10, which does not
+            change the function; ``None`` takes the optimizer's own default.
+        rule: the rule of the skeleton.
         seed: seed of the model, and of the skeleton of the rule ``"random"``.
-        decay: weight decay as the optimizer understands it; of path values for those on path values.
+        decay: weight decay of the optimizer; decay of path values for optimizers on path values.
 
     Raises:
         InputError: no optimizer, rule or starting point has this name, or the learning rate is not positive.
@@ -220,7 +220,7 @@ class Recipe:
             if value not in known:
                 names = ", ".join(name for name in known if name)
                 raise InputError(f"There is no {what} '{value}'; choose one of: {names}.")
-        # Frozen: the defaults of the optimizer are filled in once, so that every record of a run states them.
+        # replace defaults by their values, so that every record of a run states them (the dataclass is frozen)
         object.__setattr__(self, "lr", kind.lr if self.lr is None else float(self.lr))
         object.__setattr__(self, "init", self.init or kind.init)
         if not (math.isfinite(self.rate) and self.rate > 0):
@@ -235,25 +235,25 @@ class Recipe:
 
     @property
     def needs_skeleton(self) -> bool:
-        """Tell whether anything in this recipe asks for the reduction graph."""
+        """Whether this recipe needs the reduction graph."""
         return optimizer_kind(self.optimizer).needs_skeleton or self.init == "unit-skeleton"
 
     def settings(self) -> dict[str, Any]:
-        """Return the plain values that name a run of this recipe."""
-        # A rule that nothing uses does not tell two runs apart.
+        """Return the plain values that identify a run of this recipe."""
+        # without settings that have no effect
         used = {"rule": self.needs_skeleton, "decay": self.decay > 0}
         return {k: v for k, v in asdict(self).items() if used.get(k, True)}
 
 
 def find_skeleton(task: Task, recipe: Recipe) -> Skeleton:
-    """Trace a freshly made model of the task and choose its skeleton.
+    """Trace a new model of the task and choose its skeleton.
 
     Args:
-        task: makes the model and the example inputs.
-        recipe: names the rule and the seed.
+        task: the task, for the model and the example inputs.
+        recipe: the recipe, for the rule and the seed.
 
     Returns:
-        The skeleton. Rules ``"modulo"`` and ``"random"`` look at the architecture only, not at its weights.
+        The skeleton. With the rules ``"modulo"`` and ``"random"`` it depends only on the architecture.
 
     Example:
         >>> from pathspace.training.experiments.tasks import load_task
@@ -266,12 +266,12 @@ def find_skeleton(task: Task, recipe: Recipe) -> Skeleton:
 
 
 def prepare(task: Task, recipe: Recipe, skeleton: Skeleton | None = None) -> tuple[nn.Module, torch.optim.Optimizer]:
-    """Make the model of a task, put it at its starting point and make its optimizer.
+    """Create the model of a task, set its starting point and create its optimizer.
 
     Args:
-        task: makes the model.
-        recipe: what to do.
-        skeleton: the skeleton, if it is known already; otherwise :func:`find_skeleton` is asked when needed.
+        task: the task.
+        recipe: the recipe.
+        skeleton: the skeleton, if it is known already; otherwise :func:`find_skeleton` finds it if needed.
 
     Returns:
         Model and optimizer, ready for a trainer.

@@ -1,4 +1,4 @@
-"""How a learning rate moves over a run: by name, as a factor of the share of steps that are done."""
+"""Schedules of the learning rate by name: a factor as a function of the completed share of the run."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ NAMES = ("constant", "linear", "drops AT AT ...", "cosine WARM-UP", "inverse-roo
 
 
 def schedule(name: str) -> Factor | None:
-    """Return the factor of every learning rate, from the share of the run's steps that are done.
+    """Return the factor of every learning rate, as a function of the completed share of the run's steps.
 
     Args:
         name: ``constant``; ``linear`` (to zero); ``drops 0.5 0.75`` (divided by ten at each share of the run);
-            ``cosine 0.1`` (up from zero over a tenth of the run, then half a cosine to zero); ``inverse-root 0.1``
-            (up alike, then falling with the root of the steps). A warm-up of 0 is none.
+            ``cosine 0.1`` (linearly from zero over a tenth of the run, then half a cosine to zero); ``inverse-root
+            0.1`` (the same warm-up, then the inverse root of the steps). 0 means no warm-up.
 
     Returns:
         The factor, ``None`` for ``constant``.

@@ -1,4 +1,4 @@
-"""Early stopping: the weights of the best epoch are kept, and a run ends when no better one comes."""
+"""Early stopping: a run ends after several epochs without improvement, with the weights of the best epoch."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathspace.training.history import EpochRecord, History
 
 
 def best_record(history: History) -> EpochRecord | None:
-    """Return the record with the lowest validation metric, the first of equals.
+    """Return the record with the lowest validation metric, and the first of equal ones.
 
     Args:
         history: the epochs of a run.
@@ -29,13 +29,13 @@ def best_record(history: History) -> EpochRecord | None:
 
 
 def exhausted(history: History, patience: int | None) -> bool:
-    """Tell whether the metric has not improved for ``patience`` epochs.
+    """Whether the metric has not improved for ``patience`` epochs.
 
-    It follows from the epochs alone, so that a resumed run stops where one without interruption would.
+    This depends only on the records, so that a resumed run stops at the same epoch as an uninterrupted one.
 
     Args:
         history: the epochs of a run.
-        patience: epochs without a better one that are put up with; ``None`` means any number.
+        patience: allowed number of epochs without improvement; ``None`` for no limit.
 
     Example:
         >>> records = tuple(EpochRecord(i + 1, i, 0.5, 0.5, metric, 0.0) for i, metric in enumerate((0.3, 0.2, 0.2)))
@@ -50,7 +50,7 @@ class BestWeights:
     """A copy of the weights of the best epoch so far.
 
     Attributes:
-        kept: epoch, validation metric and state dictionary; ``None`` before the first sound epoch.
+        kept: epoch, validation metric and state dictionary; ``None`` before the first epoch with finite losses.
     """
 
     def __init__(self) -> None:
@@ -60,7 +60,7 @@ class BestWeights:
         """Keep these weights if they are those of the best epoch.
 
         Args:
-            history: the epochs so far, the last of which left these weights.
+            history: the epochs so far; the weights are those after the last one.
             weights: state dictionary of the model.
 
         Returns:

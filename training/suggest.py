@@ -1,4 +1,4 @@
-"""Which optimizer to begin with, and at which rate: from what is known before the first step."""
+"""Suggestion of an optimizer and a learning rate before the first step."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from pathspace.training.optim.gauge_fixed import GaugeFixed
 from pathspace.training.optim.movable import movable
 from pathspace.training.optim.multipliers import LARGE, Multipliers, multipliers
 
-# how much a step may change all matrices together, of their size, where nothing was tried: near a minimum more is
-# too much
+# relative change of all matrices together in one step, without a test of rates; a larger one is too large near a
+# minimum
 RELATIVE = 2e-3
 TRIED = (3e-2, 1e-2, 3e-3, 1e-3, 3e-4, 1e-4, 3e-5)
 STEPS = 10
@@ -30,13 +30,13 @@ DECAY = 0.01
 
 @dataclass(frozen=True, eq=False)
 class Advice:
-    """What to train a model with.
+    """A suggestion for training a model.
 
     Attributes:
-        optimizer: ``"GaugeFixed(AdamW)"``, or ``"AdamW"`` where there is nothing to fix.
-        lr: the rate to begin with.
-        rule: which skeleton to take if an optimizer on path values is wanted.
-        max_multiplier: and with which bound on the multipliers; ``None`` where none is needed.
+        optimizer: ``"GaugeFixed(AdamW)"``, or ``"AdamW"`` if there is no free scale.
+        lr: the initial learning rate.
+        rule: the rule of the skeleton for an optimizer on path values.
+        max_multiplier: the bound on the multipliers for it; ``None`` if none is needed.
         multipliers: rule -> the distribution of multipliers.
         reasons: why, in sentences with numbers.
         graph: the reduction graph.
@@ -53,7 +53,7 @@ class Advice:
     model: nn.Module = field(repr=False)
 
     def make(self, model: nn.Module | None = None) -> torch.optim.Optimizer:
-        """The advised optimizer for the model, or for a copy of it."""
+        """Create the suggested optimizer for the model, or for a copy of it."""
         return _make(self.graph, self.model if model is None else model, self.lr)
 
     def __str__(self) -> str:
@@ -67,24 +67,24 @@ class Advice:
 def suggest(
     model: nn.Module, graph: Structure, loss: Callable[[nn.Module], Tensor] | None = None, *, show: bool = True
 ) -> Advice:
-    """Advise an optimizer, a rule, a bound and a rate to begin with, and say why.
+    """Suggest an optimizer, a learning rate, a rule and a bound, with reasons.
 
     The optimizer is AdamW in the canonical gauge. Its rate is a small part of the size of typical weights there, the
-    same for all rescaled copies of the network; where a loss is given, a third of the largest rate tried at which it
-    falls over ten steps of a copy. Multipliers of steps on path values are told for those who want these.
+    same for all rescaled copies of the network. With a loss, it is a third of the largest tested rate at which the loss
+    falls over ten steps of a copy. The multipliers of steps on path values are reported for optimizers on path values.
 
     Args:
-        model: the model, with the weights that training begins from.
+        model: the model with its initial weights.
         graph: its reduction graph.
-        loss: the loss of a model on a batch; it is called with copies.
-        show: print the advice.
+        loss: the loss of a model on a batch; it is called with copies of the model.
+        show: print the suggestion.
 
     Returns:
-        The advice; ``advice.make()`` makes the optimizer.
+        The suggestion; ``advice.make()`` creates the optimizer.
 
     Raises:
-        InputTypeError: the arguments are of other types, or in another order.
-        InputError: nothing can be trained, weights that are not finite, or a loss that falls at no rate.
+        InputTypeError: an argument has a wrong type, or the order is wrong.
+        InputError: no parameter can be trained, weights are not finite, or the loss falls at no rate.
 
     Example:
         >>> import torch, pathspace as ps
@@ -139,7 +139,7 @@ def _make(graph: Structure, model: nn.Module, lr: float) -> torch.optim.Optimize
 
 
 def _typical_size(model: nn.Module, graph: Structure) -> tuple[float, int, int]:
-    """Median over matrices of the root mean square in the canonical gauge, how many there are; how many free scales."""
+    """Median root mean square of matrices in the canonical gauge, number of matrices, number of free scales."""
     tensors = dict(model.named_parameters(remove_duplicate=False))
     trained = {name for name, p in tensors.items() if p.requires_grad}
     if not trained:
@@ -161,14 +161,14 @@ def _typical_size(model: nn.Module, graph: Structure) -> tuple[float, int, int]:
 
 
 def _try(model: nn.Module, graph: Structure, loss: Callable[[nn.Module], Tensor], size: float) -> tuple[float, str]:
-    """The largest rate at which the loss falls, and what was seen."""
+    """The rate from a test of rates, and the results of the test."""
     seen = []
     for relative in TRIED:
         twin = copy.deepcopy(model)
         losses = follow(twin, _make(graph, twin, relative * size), loss)
         seen.append(f"{relative * size:.1e}: {losses[-1] / losses[0] if losses[0] else math.nan:.3f}")
         if falls(losses):
-            # one below the largest that works: the eleventh step should fall, too
+            # a third of the largest, so that the loss falls in later steps, too
             return relative * size / 3, ", ".join(seen)
     raise InputError(
         f"suggest found no rate at which the loss falls over {STEPS} steps ({', '.join(seen)}); check the loss and "
@@ -177,10 +177,10 @@ def _try(model: nn.Module, graph: Structure, loss: Callable[[nn.Module], Tensor]
 
 
 def follow(model: nn.Module, optimizer: torch.optim.Optimizer, loss: Callable[[nn.Module], Tensor]) -> list[float]:
-    """Losses before each of ten steps, and after the last.
+    """The losses before each of ten steps, and after the last.
 
     Args:
-        model: what is trained.
+        model: the model, which is trained.
         optimizer: its optimizer.
         loss: the loss of the model.
     """
@@ -196,7 +196,7 @@ def follow(model: nn.Module, optimizer: torch.optim.Optimizer, loss: Callable[[n
 
 
 def falls(losses: Sequence[float]) -> bool:
-    """Whether all losses are numbers, and the last is below the first."""
+    """Whether all losses are finite, and the last is below the first."""
     return all(map(math.isfinite, losses)) and losses[-1] < losses[0]
 
 

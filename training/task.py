@@ -1,4 +1,4 @@
-"""What a task is, and the registry that finds one by name."""
+"""Tasks, and their registry by name."""
 
 from __future__ import annotations
 
@@ -42,20 +42,20 @@ class Split:
 
 @dataclass(frozen=True)
 class Task:
-    """A learning problem: what is learned from, by which model, and how the result is judged.
+    """A learning problem: data, model, loss and metric.
 
     Args:
-        name: what users type.
+        name: its name.
         description: one sentence with the sizes of the three splits.
-        train: examples that gradients are taken on.
-        valid: examples that choose between settings; never trained on.
-        test: examples that are looked at once, after every choice has been made.
-        make_model: seed -> a freshly initialised model; the same seed always gives the same weights.
+        train: examples for gradients.
+        valid: examples for the choice of settings, never for gradients.
+        test: examples for a single evaluation after all choices.
+        make_model: seed -> a newly initialised model; the same seed always gives the same weights.
         loss: (outputs, targets) -> scalar tensor, a mean over the batch.
         metric: (outputs, targets) -> scalar tensor, a mean over the batch; lower is better.
-        metric_name: what the metric is called in tables and file headers.
-        hopeless: a run that ends with a validation metric above this is counted as failed.
-        metric_format: how Python's ``format`` writes a value of it for people.
+        metric_name: the name of the metric in tables and file headers.
+        hopeless: a run with a final validation metric above this counts as failed.
+        metric_format: the format of a value of the metric, for Python's ``format``.
 
     Example:
         >>> from pathspace.training.experiments.tasks import load_task
@@ -77,7 +77,7 @@ class Task:
     metric_format: str = ".2%"
 
     def example_inputs(self) -> tuple[Tensor, ...]:
-        """Return two examples: what ``pathspace.trace`` and ``pathspace.verify`` look at a model with."""
+        """Return two examples, as example inputs for ``pathspace.trace`` and ``pathspace.verify``."""
         return (self.train.inputs[:2],)
 
 
@@ -85,13 +85,13 @@ _BUILDERS: dict[str, Callable[..., Task]] = {}
 
 
 def register_task(name: str) -> Callable[[Callable[..., Task]], Callable[..., Task]]:
-    """Give a function that builds a task a name that ``pathspace train`` understands.
+    """Register a function that builds a task under a name for ``pathspace train``.
 
     Args:
-        name: what users will type; registering a name again replaces the earlier builder.
+        name: the name; an existing builder with this name is replaced.
 
     Returns:
-        A decorator that hands the function back unchanged.
+        A decorator that returns the function unchanged.
 
     Example:
         >>> @register_task("my-task")
@@ -170,10 +170,10 @@ def task_options(name: str) -> dict[str, Any]:
 
 
 def seeded(build: Callable[[], nn.Module]) -> Callable[[int], nn.Module]:
-    """Make models from seeds, leaving the caller's random numbers as they are.
+    """Create models from seeds, without changing the global random state.
 
     Args:
-        build: makes a model by torch's random numbers.
+        build: creates a model with torch's random numbers.
 
     Example:
         >>> make = seeded(lambda: nn.Linear(2, 2))

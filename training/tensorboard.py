@@ -15,13 +15,12 @@ from pathspace.errors import InputError
 
 
 class TensorBoard(Logger):
-    """A logger for Lightning Fabric that writes event files into a folder, and knows of resumed runs.
+    """A logger for Lightning Fabric that writes event files into a folder, also for resumed runs.
 
-    What an interrupted run had logged after its last checkpoint is logged again when it is resumed; TensorBoard is
-    told to forget the first time.
+    A resumed run logs the steps after its last checkpoint again; TensorBoard is told to drop the earlier values.
 
     Args:
-        folder: where the event files go.
+        folder: the folder of the event files.
 
     Raises:
         InputError: TensorBoard is not installed.

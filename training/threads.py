@@ -1,4 +1,4 @@
-"""How many processor cores a run computes on."""
+"""The number of threads of a run."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """Compute on one thread: small matrices are faster so, and results do not hang on the number of cores.
+    """A context with one thread, on which small matrices are faster and results do not depend on the number of cores.
 
     Example:
         >>> with one_thread():

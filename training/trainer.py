@@ -1,4 +1,4 @@
-"""The trainer: epochs over a task with any optimizer, on whatever device Lightning Fabric is given."""
+"""The trainer: epochs over a task with any optimizer, on the device of Lightning Fabric."""
 
 from __future__ import annotations
 
@@ -32,43 +32,41 @@ EVALUATION_BATCH = 1024
 class Trainer:
     """Train one model on one task.
 
-    The order of the batches and every other random number follow from ``seed`` alone, so that two optimizers
-    with the same seed meet the same batches. With a ``folder`` every epoch ends by writing ``checkpoint.pt``,
-    ``metrics.csv`` and ``metrics.jsonl``, each beside the old file and renamed; ``checkpoint_every`` writes the
-    first inside the epochs as well. The loggers of ``fabric`` hear the same numbers. On a CPU a resumed run is
-    bitwise the run that was never interrupted. The caller's random state is left alone.
+    The order of the batches and every other random number depend only on ``seed``, so that two optimizers with the
+    same seed have the same batches. With a ``folder``, ``checkpoint.pt``, ``metrics.csv`` and ``metrics.jsonl`` are
+    written after every epoch, each under a temporary name and renamed; with ``checkpoint_every`` the first is also
+    written inside epochs. The loggers of ``fabric`` receive the same results. On a CPU a resumed run is bitwise equal
+    to an uninterrupted one. The global random state is not changed.
 
     Args:
         task: data, loss and metric.
         model: trained in place.
         optimizer: any ``torch.optim.Optimizer`` over the parameters of ``model``.
-        epochs: passes over the training split.
+        epochs: number of passes over the training split.
         batch_size: examples per pass through the model; the last of an epoch may be smaller.
-        accumulate: passes per step. Their gradients are summed, weighted by their examples: the step is that of
-            ``accumulate * batch_size`` examples at once, to rounding. This holds where the loss is a mean over
-            examples and no layer looks at several of them (batch norm does). The last step of an epoch has
-            what is left.
-        seed: fixes the order of the batches and the noise of the model.
-        folder: where the files go; ``None`` writes none.
-        checkpoint_every: steps between two checkpoints inside an epoch; ``None`` writes them at the ends of
-            epochs only.
-        checkpoint_seconds: write one inside an epoch, too, as soon as the last is so old.
-        schedule: share of the run's steps that are done -> factor of every learning rate; ``None`` leaves rates alone.
+        accumulate: passes per step. Their gradients are summed, weighted by their examples: the step equals that of
+            ``accumulate * batch_size`` examples, to rounding. This holds if the loss is a mean over examples and no
+            layer combines several of them (batch norm does). The last step of an epoch may have fewer examples.
+        seed: seed of the order of the batches and of the noise of the model.
+        folder: the folder of the files; ``None`` for no files.
+        checkpoint_every: number of steps between checkpoints inside an epoch; ``None`` writes them only at the ends of
+            epochs.
+        checkpoint_seconds: also write a checkpoint inside an epoch when the last is older than this.
+        schedule: completed share of the run's steps -> factor of every learning rate; ``None`` for constant rates.
         augment: changes the inputs of a training step, at random by torch's global generator.
-        clip: scale the gradient of a step down to this norm where it is longer; ``None`` leaves it alone.
-        settings: plain values that name the run; a checkpoint is only resumed by a run with equal ones.
-        patience: stop after so many epochs without a lower validation metric, and put the weights of the best
-            epoch back into the model; they are also written as ``best.pt``. ``None`` trains to the last epoch and
-            leaves the weights of that.
-        watch: called after each step; if it has ``state_dict`` and ``load_state_dict``, what the former returns
-            (plain values and tensors) is kept in the checkpoint and handed to the latter when a run is resumed.
-        fabric: device, precision and processes, launched; by default one CPU. Several processes share every pass,
-            and average what they found by examples, so that their run is that of one process to rounding, but for
-            noise (dropout) and batch norm, which each process has to itself. The first of them writes.
+        clip: upper bound of the gradient norm of a step; ``None`` for no bound.
+        settings: plain values that identify the run; only a run with equal settings resumes its checkpoint.
+        patience: stop after this number of epochs without a lower validation metric, and restore the weights of the
+            best epoch; they are also written as ``best.pt``. ``None`` trains to the last epoch and keeps its weights.
+        watch: called after each step; if it has ``state_dict`` and ``load_state_dict``, its state (plain values and
+            tensors) is part of the checkpoint.
+        fabric: device, precision and processes, launched; by default one CPU. Several processes share every pass and
+            average their results by examples, so that their run equals that of one process to rounding, except for
+            noise (dropout) and batch norm, which are separate in each process. The first of them writes files.
 
     Raises:
-        InputError: a number is not positive, or ``folder`` cannot be made.
-        UnsupportedError: ``fabric`` distributes the model otherwise than by ``DistributedDataParallel``.
+        InputError: a number is not positive, or ``folder`` cannot be created.
+        UnsupportedError: ``fabric`` distributes the model in another way than ``DistributedDataParallel``.
 
     Example:
         >>> from pathspace.training.experiments.tasks import load_task
@@ -110,7 +108,7 @@ class Trainer:
         if accumulate > 1:
             self.settings["accumulate"] = accumulate
         if patience is not None:
-            # How much patience may change when a run is resumed; that the best weights were kept may not.
+            # (a resumed run may have another patience, but the best weights must have been kept)
             self.settings["early_stopping"] = True
         self.patience, self.best = patience, BestWeights()
         self.watch, self.checkpoint_every = watch, checkpoint_every
@@ -126,14 +124,14 @@ class Trainer:
         self._files = RunFolder(self.fabric, folder)
         self.model, self.optimizer = self.fabric.setup(model, optimizer)
         self._order = torch.Generator()
-        # Where the order stood when the epoch under way began, and what of that epoch is done.
+        # random state of the order at the start of the current epoch, and the completed part of this epoch
         self._epoch_order, self._partial = self._order.get_state(), Partial()
         self._batches = self._cut(task.train, batch_size, self._order, accumulate)
         self._loader = self._load(task.train, self._batches)
 
     @property
     def folder(self) -> Path | None:
-        """Where the files are, ``None`` for a run without files."""
+        """The folder of the files, ``None`` for a run without files."""
         return self._files.path
 
     @property
@@ -142,7 +140,7 @@ class Trainer:
         return self._files.checkpoint
 
     def fit(self, resume: bool = False) -> History:
-        """Train to the last epoch, or until patience has run out or a loss is no longer finite.
+        """Train to the last epoch, or until patience is exhausted or a loss is not finite.
 
         Args:
             resume: continue from the checkpoint in the folder instead of starting afresh.
@@ -155,7 +153,7 @@ class Trainer:
         """
         devices = [self.fabric.device] if self.fabric.device.type == "cuda" else []
         with torch.random.fork_rng(devices=devices):
-            # Noise of its own for every process, that of the only process for the first.
+            # different noise for every process; the first has that of a single process
             torch.manual_seed(self.seed + self.fabric.global_rank * 2**32)
             self._order.manual_seed(self.seed)
             self._epoch_order, self._partial, self.best = self._order.get_state(), Partial(), BestWeights()
@@ -170,10 +168,10 @@ class Trainer:
         return history
 
     def record_of_weights(self, history: History) -> EpochRecord | None:
-        """Return the record of the epoch whose weights :meth:`fit` left in the model.
+        """Return the record of the epoch whose weights the model has after :meth:`fit`.
 
         Args:
-            history: what it returned.
+            history: the result of :meth:`fit`.
 
         Returns:
             The best record with ``patience``, otherwise the last.
@@ -200,7 +198,7 @@ class Trainer:
         return Score(*(value / len(split) for value in ranks.total(self.fabric, *sums.tolist())))
 
     def _epoch(self, history: History) -> EpochRecord:
-        """Train from where the partial epoch stands to the epoch's end."""
+        """Train the rest of the current epoch."""
         started, done = time.perf_counter(), self._partial
         last = history.last
         epoch, step, metric = (last.epoch + 1, last.step, last.valid_metric) if last else (1, 0, math.nan)
@@ -212,7 +210,7 @@ class Trainer:
             if share.first:
                 self.optimizer.zero_grad()
                 total = 0.0
-            # An example that only stands in is not penalised, either.
+            # without the penalty for an example that does not count
             stands_in = penalty_disabled(self.model.module, share.examples == 0)
             with stands_in, self.fabric.no_backward_sync(self.model, enabled=not share.last):
                 loss = self.task.loss(self.model(self.augment(inputs) if self.augment else inputs), targets)
@@ -221,7 +219,7 @@ class Trainer:
                     (total,) = ranks.total(self.fabric, total)
                 seconds = self._partial.seconds + time.perf_counter() - started
                 if share.last and not math.isfinite(total):
-                    # No step is taken from a loss without a gradient.
+                    # (no step for a loss that is not finite)
                     return EpochRecord(epoch, step, total / share.of, math.nan, math.nan, seconds)
                 self.fabric.backward(loss if share.weight == 1 else loss * share.weight)
             if not share.last:
@@ -248,7 +246,7 @@ class Trainer:
             torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.clip)
 
     def _due(self, step: int) -> bool:
-        """Tell whether a checkpoint is to be written inside the epoch; the first process decides for all."""
+        """Whether to write a checkpoint inside the epoch; the first process decides for all."""
         every, age = self.checkpoint_every, self.checkpoint_seconds
         if every and step % every == 0:
             return True
@@ -259,20 +257,20 @@ class Trainer:
         return Batches(len(split), batch_size, order, accumulate=accumulate, rank=rank, world=world)
 
     def _load(self, split: Split, batches: Batches) -> Any:
-        # The batch is the sampler's element: the tensors are indexed once per batch, not once per example.
+        # each element of the sampler is a whole batch, so that tensors are indexed once per batch
         generator = torch.Generator() if batches.order is None else batches.order
         loader = DataLoader(split.dataset(), sampler=batches, batch_size=None, generator=generator)
         return self.fabric.setup_dataloaders(loader, use_distributed_sampler=False)
 
     def _write(self, history: History) -> None:
-        """Tell files and loggers of an epoch that has ended."""
+        """Write the record of an epoch to files and loggers."""
         self._files.write_metrics(history, self.task.metric_name)
         *_, row = history.rows(self.task.metric_name)
         self.fabric.log_dict({k: v for k, v in row.items() if k not in ("step", "status")}, step=row["step"])
         if self.patience is not None and self.best.offer(history, self.model.state_dict()) and self.best.kept:
             self._files.write_best(self.best.kept)
         if not history.diverged:
-            # Otherwise the checkpoint of the last sound epoch or step stays.
+            # otherwise keep the checkpoint of the last epoch or step with finite losses
             self._save(history, self._partial)
 
     def _save(self, history: History, done: Partial) -> None:
@@ -305,7 +303,7 @@ class Trainer:
         self._order.set_state(state["order"])
         self._epoch_order, self._partial = state["order"], Partial(**state["partial"])
         if self.fabric.global_rank < len(state["noise"]):
-            # A process that was not there before begins with noise of its own.
+            # (a new process keeps its own noise)
             restore_noise(state["noise"][self.fabric.global_rank], self.fabric.device)
         recall = getattr(self.watch, "load_state_dict", None)
         if recall and state["watch"] is not None:

@@ -1,1 +1,1 @@
-"""One page about a model: :mod:`~pathspace.diagnostics.report.page` measures it and writes the HTML."""
+"""An HTML page with all measurements of a model; it is written by :mod:`~pathspace.diagnostics.report.page`."""

@@ -1,4 +1,4 @@
-"""The reduction graph as a column of layers and lanes of units: what the page draws, as plain values."""
+"""The layout of the reduction graph for the page: a column of layers beside lanes of units, as plain values."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ class Layer:
         name: the module, with the tensor's own name where a module has several layers.
         module: the module.
         blocks: positions of its tensors in the graph.
-        reads: groups at the tails; 0 is the root.
-        writes: groups at the heads.
-        after: a group whose units end in the normalisation to which these tensors belong.
+        reads: groups of units from which its edges come; 0 is the root.
+        writes: groups of units to which its edges lead.
+        after: for an affine normalisation, the group of units that it normalises.
     """
 
     name: str
@@ -43,7 +43,7 @@ class Layer:
 
 @dataclass
 class Lane:
-    """A group of units that meet the same tensors.
+    """A group of units that enter and leave the same tensors.
 
     Attributes:
         units: their ids.
@@ -106,14 +106,14 @@ def arrange(graph: Structure) -> tuple[list[Layer], dict[int, Lane]]:
 
 def _split(name: str) -> tuple[str, str]:
     module, _, own = name.rpartition(".")
-    if own in ("original0", "original1", "original"):  # torch's parametrisations keep the tensor one level down
+    if own in ("original0", "original1", "original"):  # torch's parametrisations store the tensor one level down
         module = module.replace(".parametrizations", "")
         module, _, own = module.rpartition(".")
     return module, own
 
 
 def _order(graph: Structure) -> list[int]:
-    """Blocks by the first operation that uses them; those of one operation in the order of the model."""
+    """Blocks in the order of the first operation that uses them, then in the order of the model."""
     first: dict[str, int] = {}
     nodes = list(graph.captured.graph.graph.nodes)
     position = {node: i for i, node in enumerate(nodes)}
@@ -127,7 +127,7 @@ def _order(graph: Structure) -> list[int]:
 
 
 def _normalised(graph: Structure, layers: Sequence[Layer], label: np.ndarray, numbers: dict[int, int]) -> None:
-    """Find what feeds each affine normalisation: no path leads through it, but the eye should be led."""
+    """Find the group that each affine normalisation normalises; the picture joins them, although no path does."""
     sizes = {numbers[int(key)]: int((label[1:] == key).sum()) for key in np.unique(label[1:])}
     read = {group for layer in layers for group in layer.reads}
     dangling: int | None = None
@@ -165,7 +165,7 @@ def describe(skeleton: Skeleton, scales: Skeleton | None = None) -> dict[str, An
 
     Args:
         skeleton: the two trees of a reduction graph.
-        scales: the trees along which scales are taken, if not the same ones.
+        scales: the trees from which the scales of units are computed, if not the same ones.
 
     Returns:
         ``{"layers": [...], "groups": [...], "columns": ...}``.
@@ -175,7 +175,7 @@ def describe(skeleton: Skeleton, scales: Skeleton | None = None) -> dict[str, An
     try:
         walks = scales or skeleton
         logs: tuple[np.ndarray, np.ndarray] | None = (log_prefixes(walks), log_suffixes(walks))
-    except PathspaceError:  # a zero on the skeleton: products along it have no logarithm
+    except PathspaceError:  # a weight of the skeleton is 0, and a product along it has no logarithm
         logs = None
     approximate = set(np.asarray(graph.approximate).tolist())
     groups = [
@@ -231,7 +231,7 @@ def _tensor(skeleton: Skeleton, block: WeightBlock) -> dict[str, Any]:
 
 
 def _picture(incoming: np.ndarray, outgoing: np.ndarray, shape: tuple[int, ...]) -> dict[str, Any] | None:
-    """Where the skeleton lies in a tensor, as rows by columns of at most 40 x 40 cells: 1 in, 2 out, 3 both."""
+    """The skeleton's weights in a tensor, as a grid of at most 40 x 40 cells: 1 in-tree, 2 out-tree, 3 both."""
     if not len(incoming) and not len(outgoing):
         return None
     shape = shape or (1,)

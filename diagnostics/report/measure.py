@@ -1,4 +1,4 @@
-"""What the page tells, measured: one function per part, each returning plain values or the reason for having none."""
+"""The measurements of the page: one function per part, returning plain values or the reason why there are none."""
 
 from __future__ import annotations
 
@@ -35,14 +35,14 @@ _FINE = 0.02
 
 
 def attempt(what: str, measure: Callable[[], Facts]) -> Facts:
-    """Measure, or say in a sentence why not: no part of a page may cost the others.
+    """Measure, or return the reason for a failure, so that the other parts of the page are still written.
 
     Args:
         what: the part, as the start of the sentence.
-        measure: does the work.
+        measure: a function that returns the measurements.
 
     Returns:
-        What was measured, or ``{"absent": sentence}``.
+        The measurements, or ``{"absent": sentence}``.
 
     Example:
         >>> attempt("The chain", lambda: {"length": 1 // 0})
@@ -64,7 +64,7 @@ def _one_line(text: str) -> str:
 
 
 def the_model(subject: Subject, explanation: Explanation) -> Facts:
-    """Name, size, mode and inputs of the model, and where its parameters went."""
+    """Name, size, mode and inputs of the model, and the numbers of parameters inside and outside path space."""
     model, graph = subject.model, explanation.graph
     shapes = [
         f"{'x'.join(map(str, leaf.shape)) or 'scalar'} {str(leaf.dtype).removeprefix('torch.')}"
@@ -89,7 +89,7 @@ def the_model(subject: Subject, explanation: Explanation) -> Facts:
 
 
 def the_account(explanation: Explanation) -> Facts:
-    """Every parameter, and every operation that fixed a scale."""
+    """All parameters, and all operations that fixed a scale."""
     return {
         "parameters": [{**asdict(entry), "status": entry.status} for entry in explanation.parameters],
         "pins": [asdict(pin) for pin in explanation.graph.pinned],
@@ -103,7 +103,7 @@ def the_certificate(subject: Subject, options: Mapping[str, Any]) -> Facts:
 
 
 def the_proof(skeleton: Skeleton, name: str) -> Facts:
-    """The proof of Theorem 3, and what the independent checker says of it."""
+    """The proof of Theorem 3, and the verdict of the independent checker."""
     units = skeleton.graph.num_units
     if units > MOST_PROOF:
         return {
@@ -133,7 +133,7 @@ def the_values(skeleton: Skeleton) -> Facts:
 
 
 class Tally:
-    """A histogram of numbers that come in pieces and are not known beforehand: fine bins now, coarse ones at the end.
+    """A histogram of numbers that arrive in pieces: fine bins while counting, coarse bins in the result.
 
     Example:
         >>> tally = Tally()
@@ -149,7 +149,7 @@ class Tally:
         self.low, self.high = math.inf, -math.inf
 
     def add(self, numbers: np.ndarray) -> None:
-        """Count numbers; those at minus infinity are zeros of which the logarithm was taken."""
+        """Count logarithms; minus infinity is the logarithm of a zero."""
         kept, zeros = numbers[np.isfinite(numbers)], int(np.isneginf(numbers).sum())
         self.zeros += zeros
         self.not_finite += len(numbers) - len(kept) - zeros
@@ -190,7 +190,7 @@ class Tally:
         for key in sorted(self.fine):
             seen += self.fine[key]
             if seen >= wanted:
-                # the middle of the fine bin, but never beyond what was seen
+                # the middle of the fine bin, within the range of the data
                 return min(max((key + 0.5) * _FINE, self.low), self.high)
         return self.high
 
@@ -207,7 +207,7 @@ def the_chain(subject: Subject) -> Facts:
 
 
 def the_alarms(subject: Subject, explanation: Explanation, chain: ChainRecord | None = None) -> Facts:
-    """What is wrong with the model on its batches, by the rules of watched runs."""
+    """Problems of the model on its batches, by the rules for watched runs."""
     return {"alarms": [asdict(alarm) for alarm in examine(subject, explanation.graph, chain)]}
 
 
@@ -255,7 +255,7 @@ def the_gradients(subject: Subject) -> Facts:
 
 
 def the_degeneracy(subject: Subject, explanation: Explanation) -> Facts:
-    """Directions of parameter space that leave the outputs on the batch alone, by cause."""
+    """Directions of parameter space that do not change the outputs on the batch, by cause."""
     trainable = sum(p.numel() for p in subject.model.parameters() if p.requires_grad)
     if trainable > MOST_DEGENERACY:
         return {

@@ -1,4 +1,4 @@
-"""The report: all measurements of a model on one page that needs only a browser."""
+"""The report: all measurements of a model on one HTML page."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class Report:
             temporary.write_text(self.html, encoding="utf-8")
 
     def to_dict(self) -> dict[str, Any]:
-        """Numbers and sentences as plain values that JSON can hold (what is not finite becomes ``None``)."""
+        """Numbers and sentences as plain values for JSON; a number that is not finite becomes ``None``."""
         return {
             "format": FORMAT,
             "sentences": self.sentences,
@@ -68,7 +68,7 @@ class Report:
         }
 
     def _repr_html_(self) -> str:
-        # a frame keeps the page's style and script apart from the notebook's
+        # a frame separates the page's style and script from the notebook's
         frame = Markup(
             '<iframe srcdoc="{}" style="width: 100%; height: 700px; border: 1px solid #888" title="{}"></iframe>'
         )
@@ -93,20 +93,20 @@ def report(
     """Run all measurements on a model, and put the results on one page.
 
     Args:
-        model: any module that can be captured; left as it is.
-        *inputs: example inputs, a batch; not needed where there are ``data``.
+        model: any module that can be captured; it is not changed.
+        *inputs: example inputs, a batch; not needed with ``data``.
         kwargs: example inputs by keyword.
         checkpoint: a file of weights, see :func:`pathspace.diagnostics.given.load_weights`; loaded into a copy.
         data: batches of inputs and targets, see :func:`pathspace.diagnostics.given.read_batches`.
         loss: ``loss(outputs, targets)``, or its name, see :func:`pathspace.diagnostics.losses.choose_loss`; without
             it :func:`pathspace.diagnostics.losses.default_loss`, and the page says so.
-        batches: how many batches of the data are used at most.
+        batches: largest number of batches of the data that are used.
         loss_fn: the same as ``loss``.
-        targets: of the example inputs, handed to the loss.
-        rule: how the skeleton is chosen, see :func:`pathspace.skeleton.choose`.
+        targets: of the example inputs, passed to the loss.
+        rule: rule for the choice of the skeleton, see :func:`pathspace.skeleton.choose`.
         norm_eps: see :func:`pathspace.trace`.
-        seed: of the skeleton, of random rescalings and of the stand-in loss.
-        progress: called with what is being done, and the share of the work behind it.
+        seed: of the skeleton, of random rescalings and of the default loss.
+        progress: called with the current step and the share of the work that is done.
 
     Returns:
         The report; ``save(path)`` writes the page, and a notebook shows it.
@@ -157,7 +157,7 @@ def report(
 
 
 class _Steps:
-    """Say what is being done, step by step."""
+    """Reports each step to ``progress``."""
 
     def __init__(self, progress: Progress | None, count: int = 10) -> None:
         self.progress, self.count, self.done = progress, count, 0
@@ -176,7 +176,7 @@ class _Steps:
 
 
 def _walkable(skeleton: Skeleton) -> Skeleton:
-    """The skeleton, or where it holds a weight of 0 one of the largest weights, along which products can be taken."""
+    """The skeleton, or, where a weight of it is 0, one of the largest weights, so that products can be computed."""
     if lacking(skeleton.graph.parameters.items()):
         return skeleton
     try:
@@ -187,7 +187,7 @@ def _walkable(skeleton: Skeleton) -> Skeleton:
 
 
 def _told(facts: dict[str, Facts], subject: Subject, rule: str) -> dict[str, str]:
-    """The sentence of every part; where there are no numbers, the reason."""
+    """The sentence of every part, or the reason why it has no numbers."""
 
     def of(part: str, tell: Callable[[Facts], str]) -> str:
         return str(facts[part].get("absent") or tell(facts[part]))
@@ -265,7 +265,7 @@ def _render(facts: dict[str, Facts], told: dict[str, str], skeleton: Skeleton) -
 
 
 def _grouped(pins: list[Facts]) -> list[Facts]:
-    """Operations that fixed scales, those alike in name and reason in one row."""
+    """Operations that fixed scales; operations of equal name and reason share a row."""
     groups: dict[tuple[str, str], list[Facts]] = {}
     for pin in pins:
         groups.setdefault((pin["op"], pin["reason"]), []).append(pin)
@@ -276,7 +276,7 @@ def _grouped(pins: list[Facts]) -> list[Facts]:
 
 
 def _embedded(value: Any) -> Markup:
-    """JSON that cannot end the script element it stands in, whatever names a model has."""
+    """JSON that cannot end the script element around it, whatever the names in a model are."""
     text = json.dumps(value, allow_nan=False, separators=(",", ":"))
     for character in "<>&\u2028\u2029":
         text = text.replace(character, f"\\u{ord(character):04x}")

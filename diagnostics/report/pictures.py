@@ -18,7 +18,7 @@ _NAME = 44
 
 
 def tag(name: str, content: Any = "", **attributes: Any) -> Markup:
-    """One element, everything escaped; ``class_`` and underscores are spelled as HTML spells them.
+    """One HTML or SVG element with everything escaped; ``class_`` becomes ``class``, and underscores become hyphens.
 
     Example:
         >>> tag("text", "<b>", class_="tick", x=1.25)
@@ -33,16 +33,16 @@ def tag(name: str, content: Any = "", **attributes: Any) -> Markup:
 
 
 def lanes(facts: dict[str, Any]) -> Markup:
-    """Layers from top to bottom; to their left a lane per group of units, and the root's.
+    """The layers from top to bottom, and to their left one lane for the root and one for each group of units.
 
-    A layer reads the lanes from which its upper wires come and writes those to which its lower wires lead. Boxes and
-    unit counts carry ``data-layer`` and ``data-group``, by which the page's script finds what to show.
+    The upper wires of a layer come from the groups it reads; the lower wires lead to those it writes. Boxes and
+    unit counts have the attributes ``data-layer`` and ``data-group`` for the page's script.
 
     Args:
         facts: from :func:`pathspace.diagnostics.report.layers.describe`.
 
     Returns:
-        An ``<svg>`` of its natural size.
+        An ``<svg>`` element.
     """
     layers, groups = facts["layers"], {group["id"]: group for group in facts["groups"]}
     place = {0: 0, **{number: group["lane"] for number, group in groups.items()}}
@@ -98,7 +98,7 @@ def lanes(facts: dict[str, Any]) -> Markup:
 
 
 def _reading(group: dict[str, Any], layers: list[dict[str, Any]]) -> list[int]:
-    """Rows at which a group is read, normalisations included."""
+    """Rows that read a group, normalisations included."""
     return [*group["leaving"], *(i for i, layer in enumerate(layers) if layer["after"] == group["id"])]
 
 

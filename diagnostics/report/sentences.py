@@ -1,4 +1,4 @@
-"""One sentence per figure, computed from the numbers that the figure shows and from nothing else."""
+"""One sentence per figure, computed only from the numbers in the figure."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathspace.levels import levels_in_words
 
 Facts = dict[str, Any]
 
-# of the largest gradient: what a bias in front of a norm gets by rounding, though its gradient is 0
+# relative to the largest gradient: rounding errors in the zero gradient of a bias in front of a norm are this small
 NEGLIGIBLE = 1e-6
 
 
@@ -45,7 +45,7 @@ def model(facts: Facts, chain: Facts) -> str:
 
 
 def graph(facts: Facts) -> str:
-    """What the picture of the reduction graph shows."""
+    """The content of the picture of the reduction graph."""
     layers, groups = facts["layers"], facts["groups"]
     if not layers:
         return "No layer has weights on paths."
@@ -93,7 +93,7 @@ def proof(facts: Facts) -> str:
 
 
 def pins(facts: Facts) -> str:
-    """What fixed how many scales."""
+    """The operations that fixed scales, and the number of scales."""
     found = facts["pins"]
     fixed = [pin for pin in found if pin["elements"] or pin["parameters"]]
     if not fixed:
@@ -145,7 +145,7 @@ def _decades(spread: float) -> str:
 
 
 def multipliers(facts: Facts) -> str:
-    """What steps on path values would do to the learning rate."""
+    """The effect of steps on path values on the learning rate."""
     found, lost = facts["multipliers"], _lost(facts["multipliers"], "multiplier")
     if not found["count"]:
         none = "none is left." if lost else "There is no weight outside the trees, so no learning rate is multiplied."
@@ -170,7 +170,7 @@ def multipliers(facts: Facts) -> str:
 
 
 def chain(facts: Facts) -> str:
-    """Whether the nodes point down the loss."""
+    """Whether the nodes point in directions that decrease the loss."""
     nodes = facts["nodes"]
     down = sum((node["cosine_mean"] or 0) > 0 for node in nodes)
     known = [node for node in nodes if node["cosine_mean"] is not None]
@@ -191,7 +191,7 @@ def chain(facts: Facts) -> str:
 
 
 def started(facts: Facts) -> str:
-    """Where nodes without a cosine point when training begins."""
+    """Directions after the first steps of training, for nodes that have no cosine before."""
     cosines = facts.get("first_cosines")
     if not cosines:
         return ""
@@ -210,7 +210,7 @@ def _signed(value: float | None) -> str:
 
 
 def alarms(facts: Facts) -> str:
-    """What is wrong, causes first."""
+    """The problems that were found, causes first."""
     found = facts["alarms"]
     if not found:
         return "No rule finds anything wrong in a pass on each batch."
@@ -221,7 +221,7 @@ def alarms(facts: Facts) -> str:
 
 
 def variance(facts: Facts) -> str:
-    """How activations grow or shrink with depth."""
+    """The change of the size of activations with depth."""
     lost = [row for row in facts["rows"] if row["variance"] is None]
     if lost:
         return f"Activations of {_first_of(lost, facts['rows'])} are not finite, so nothing is said of their variance."
@@ -251,9 +251,9 @@ def variance(facts: Facts) -> str:
 
 
 def dead_units(rows: list[Facts]) -> int:
-    """Units that no gradient passed, each counted once: at the layer whose weights make it.
+    """Units without a gradient, each counted once, at the layer whose weights compute it.
 
-    An activation or a dropout hands on the units of the layer before, and so does a norm, which may mix them.
+    An activation, a dropout or a norm passes on the units of the layer before, so its units are not counted.
 
     Example:
         >>> linear, relu = ({"layer": name, "kind": "", "units": 5, "dead": 2} for name in ("0", "1"))
@@ -269,7 +269,7 @@ def dead_units(rows: list[Facts]) -> int:
             latest.append(dead)
         elif "Norm" in row["kind"] and row["units"] == units:
             latest[-1] = max(latest[-1], dead)
-    # a unit is dead only if it is so at every call of its layer
+    # a unit is dead only if it is dead at every call of its layer
     return sum(map(min, calls.values())) or max((row["dead"] or 0 for row in rows), default=0)
 
 
@@ -278,7 +278,7 @@ def _first_of(lost: list[Facts], rows: list[Facts]) -> str:
 
 
 def gains(facts: Facts) -> str:
-    """How layers treat gradients, and whether theory agrees."""
+    """The gain of gradients in each layer, compared with the theory."""
     lost = [row for row in facts["rows"] if not row["finite"]]
     text = f"Values or derivatives of {_first_of(lost, facts['rows'])} are not finite" if lost else ""
     rows = [row for row in facts["rows"] if row["vjp_gain"] and row["finite"]]
@@ -305,7 +305,7 @@ def gains(facts: Facts) -> str:
 
 
 def gradient(facts: Facts) -> str:
-    """How even gradients are across tensors."""
+    """The differences between the gradients of the tensors."""
     rows = facts["rows"]
     lost = [row for row in rows if row["rms"] is None]
     if lost:
@@ -334,7 +334,7 @@ def gradient(facts: Facts) -> str:
 
 
 def degeneracy(facts: Facts) -> str:
-    """How many directions do nothing, and why."""
+    """The number of directions that do not change the outputs, and the reasons."""
     bound = "at most " if facts["method"] == "randomised" else ""
     causes = [
         f"{number(facts[key])} {text}"

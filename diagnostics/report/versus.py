@@ -1,4 +1,4 @@
-"""Two reports side by side: before and after training, two checkpoints, two initialisations."""
+"""Two reports on one page, for example before and after training, or two initialisations."""
 
 from __future__ import annotations
 
@@ -48,8 +48,8 @@ class Comparison:
     Attributes:
         first: one report.
         second: the other one.
-        rows: title and both values of every figure that both have.
-        sentences: what differs most, from the numbers.
+        rows: title and both values of every figure that is in both reports.
+        sentences: the largest differences, computed from the numbers.
         html: the page, self-contained.
     """
 
@@ -81,7 +81,7 @@ def versus(first: Report, second: Report, names: tuple[str, str] = ("A", "B")) -
     Args:
         first: a report, say of a model before training.
         second: another one, say after it; of any model.
-        names: what the page calls them.
+        names: their names on the page.
 
     Returns:
         The comparison; ``save(path)`` writes the page.
@@ -124,7 +124,7 @@ def versus(first: Report, second: Report, names: tuple[str, str] = ("A", "B")) -
 
 
 def _safe(read: Callable[[Facts], Any], facts: Facts) -> Any:
-    """A figure, or None where the part has none."""
+    """A figure, or ``None`` if the part has none."""
     try:
         value = read(facts)
     except (KeyError, TypeError, OverflowError):
@@ -133,7 +133,7 @@ def _safe(read: Callable[[Facts], Any], facts: Facts) -> Any:
 
 
 def _most(layers: Sequence[str], series: Sequence[Sequence[float | None]], what: str) -> list[str]:
-    """Where two curves of positive numbers differ most."""
+    """The place of the largest difference between two curves of positive numbers."""
     pairs = [(x, p, q) for x, p, q in zip(layers, *series, strict=True) if p and q and p > 0 and q > 0]
     if not pairs:
         return []

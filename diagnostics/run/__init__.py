@@ -1,1 +1,1 @@
-"""A training run, watched: measured at a cadence, written down, and judged."""
+"""Measurements of a training run at regular steps, with a record and alarms."""

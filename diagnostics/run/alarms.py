@@ -1,7 +1,8 @@
-"""Alarms with causes: rules over the measured steps of a run, each with its number, its place and what to do.
+"""Alarms: rules about the measured steps of a run, each with a number, a place, a remedy and a cause.
 
-A rule says of one snapshot, or of the last few, what is wrong. What a rule finds is put down to an earlier finding
-that explains it: a rate that is too large kills units, and a layer that is too large overflows.
+A rule finds problems in the last snapshot or the last few. An alarm refers to an earlier alarm
+that explains it, if there is one: a rate that is too large causes dead units, and a layer that is too large
+causes an overflow.
 """
 
 from __future__ import annotations
@@ -27,13 +28,13 @@ class Alarm:
     """A problem of a training run, with its place, a number and advice.
 
     Attributes:
-        kind: which rule found it.
+        kind: the rule that found it.
         place: the layer, parameter or node; "" for the run as a whole.
-        value: the number by which it was found.
-        step: when it was found first.
+        value: the number that the rule compared.
+        step: the step at which it was found first.
         text: one sentence: what, where, how much.
         advice: one sentence: what to do.
-        because: kind of the alarm that explains this one, "" for a cause of its own.
+        because: kind of the alarm that explains this one, "" if there is none.
     """
 
     kind: str
@@ -54,10 +55,10 @@ class Rule:
 
     Attributes:
         kind: its name.
-        find: looks at the snapshots so far, the last one in particular; yields place, value and sentence.
+        find: yields place, value and sentence of the problems in the last one of the snapshots so far.
         advice: what to do.
-        explains: kinds that follow from this one when it came first.
-        late: it judges the update that ends a step, so it comes after what the pass of the same step showed.
+        explains: kinds that are a consequence of this one if it came first.
+        late: it concerns the update at the end of a step, and comes after the alarms about the pass of the same step.
     """
 
     kind: str
@@ -107,7 +108,7 @@ def _input_scale(run: Sequence[Snapshot]) -> Found:
 
 
 def _loss(kind: str) -> Callable[[Sequence[Snapshot]], Found]:
-    """What the gradients by the outputs say of the loss, twice in a row while a model is trained."""
+    """Faults of the loss, found in its gradients by the outputs; in training, at two measured steps in a row."""
 
     def find(run: Sequence[Snapshot]) -> Found:
         recent = [snap.layers.judged for snap in run[-2:]]
@@ -126,13 +127,13 @@ def _repeated(run: Sequence[Snapshot]) -> Found:
 
 
 def same_batch(run: Sequence[Snapshot]) -> bool:
-    """Whether all measured steps, four at least, have seen the same inputs."""
+    """Whether all measured steps, four at least, had the same inputs."""
     return len(run) > 3 and bool(run[-1].layers.batch) and len({snap.layers.batch for snap in run}) == 1
 
 
 def _unbalanced(run: Sequence[Snapshot]) -> Found:
     for group in run[-1].units.groups:
-        # where the product is large too, one side is too large rather than the scale in the wrong place
+        # a large product means that the weights of one side are too large; rescaling does not help there
         shifted = abs(group.ratio) > 1.5 and -abs(group.ratio) / 2 < group.product < abs(group.ratio) / 3
         if shifted or group.spread > 2.2:
             value = max(abs(group.ratio), group.spread)
@@ -192,7 +193,7 @@ def _dead(run: Sequence[Snapshot]) -> Found:
             continue
         if share == 1 and not (hands_on and following is not None and following.idle > 0.5):
             continue
-        # where biases outweigh what arrives, as in deep networks at the start, half of the units are always off
+        # where biases exceed the inputs, as in deep networks at the start, half of the units are always 0
         if share >= 0.75 and len(layer.live) > 3:
             text = (
                 f"{share:.0%} of the units of {_layer(layer)} are dead: no sample of the last {len(recent)} measured "
@@ -218,7 +219,7 @@ def _eps(run: Sequence[Snapshot]) -> Found:
     idle = 0.0
     for layer in run[-1].layers.layers:
         idle = layer.idle if layer.weighted else idle
-        # what comes out of dead units is constant: it is for the rule of dead units to say so
+        # outputs of dead units are constant, and the rule about dead units reports them
         if idle > 0.5 and len(run) < 3:
             continue
         if layer.eps_share is not None and layer.eps_share > 0.3:
@@ -379,7 +380,7 @@ def _layer(layer: LayerFacts) -> str:
 
 
 def _excess(snapshot: Snapshot) -> dict[str, float]:
-    """By layer, how far the size of its weights is from the usual one, in powers of ten."""
+    """The size of each layer's weights over the usual one, in powers of ten."""
     found: dict[str, TensorFacts] = {}
     for tensor in snapshot.tensors:
         if tensor.excess is not None:
@@ -488,14 +489,14 @@ RULES = (
 
 
 def judge(run: Sequence[Snapshot], before: Sequence[Alarm] = ()) -> list[Alarm]:
-    """What is wrong at the last snapshot of a run, and was not known before.
+    """Find the problems at the last snapshot of a run that were not found before.
 
     Args:
         run: the measured steps so far, at least one.
         before: alarms of the steps before.
 
     Returns:
-        New alarms, causes first; one for each kind, at the place where it is worst.
+        New alarms, causes first; one for each kind, at the place with the largest value.
     """
     known, step = {alarm.kind: alarm for alarm in before}, run[-1].step
     fresh: list[tuple[Rule, Alarm]] = []

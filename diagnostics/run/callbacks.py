@@ -1,4 +1,4 @@
-"""Watching runs that a framework drives: the Trainer of transformers, Lightning, and Lightning Fabric."""
+"""Callbacks that watch the runs of a framework: transformers' Trainer, Lightning, and Lightning Fabric."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pathspace.errors import InputError
 
 
 class _Watched:
-    """Starts and ends a :class:`Watching`, and keeps it as ``watch``."""
+    """Starts and ends a :class:`Watching`, the attribute ``watch``."""
 
     def __init__(self, **options: Any) -> None:
         super().__init__()
@@ -40,7 +40,7 @@ def transformers_callback(**options: Any) -> Any:
         **options: those of :func:`watching`, such as ``every``, ``page``, ``csv`` and ``tensorboard``.
 
     Returns:
-        A ``TrainerCallback``; its ``watch`` holds rows and alarms. Files are written by the first process alone.
+        A ``TrainerCallback``; its ``watch`` has rows and alarms. Only the first process writes files.
 
     Raises:
         InputError: transformers is not installed.
@@ -56,7 +56,7 @@ def transformers_callback(**options: Any) -> Any:
             from transformers.trainer_utils import has_length
 
             loader = given.get("train_dataloader")
-            # data that streams has no length
+            # streamed data have no length
             batches = len(loader) if has_length(loader) else 0
             self.begin(model, state.is_world_process_zero, state.max_steps, batches)
 

@@ -1,4 +1,4 @@
-"""The rules of watched runs, applied to a model that is not being trained: one pass on each batch."""
+"""The rules for watched runs, applied to a model without training: one pass on each batch."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from pathspace.diagnostics.run.weights import Units, fan_in, tensor_facts
 
 
 def examine(subject: Subject, graph: ReductionGraph | None = None, record: ChainRecord | None = None) -> list[Alarm]:
-    """What is wrong with a model as it stands, on its data and with its loss.
+    """Find problems of a model on its data and with its loss, without training.
 
     Args:
         subject: the model, its batches and its loss.
-        graph: the model's reduction graph; without it nothing is said of units.
-        record: the chain, observed with a loss that belongs to a task.
+        graph: the model's reduction graph; without it units are not judged.
+        record: the chain, observed with the loss of a task.
 
     Returns:
-        Alarms, causes first. What only a run shows (rates, decay) is not judged.
+        Alarms, causes first. Rates and decay are not judged, because only a run has them.
     """
     model = subject.model
     named = [(name, p) for name, p in model.named_parameters() if p.requires_grad]

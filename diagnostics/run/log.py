@@ -1,4 +1,4 @@
-"""The record of a watched run so far."""
+"""The record of a watched run."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ class RunLog:
 
     Attributes:
         model: the model, unwrapped.
-        snapshots: the measured steps; old ones keep their numbers and lose what is kept per unit and sample.
-        rows: one flat mapping of numbers for each of them.
-        alarms: what is wrong, in the order in which it was found, each with its cause.
-        notes: what could not be measured, and why.
+        snapshots: the measured steps; from old ones the values per unit and per sample are deleted.
+        rows: one mapping of names to numbers for each of them.
+        alarms: the problems in the order in which they were found, each with its cause.
+        notes: reasons for measurements that are missing.
         steps: optimizer steps so far.
-        seconds: what measuring has cost so far, preparation apart.
-        preparation: what tracing the model has cost.
-        running: whether the run goes on.
+        seconds: time spent on measurements so far, without the preparation.
+        preparation: time spent on tracing the model, in seconds.
+        running: whether the run has not ended.
     """
 
     model: nn.Module
@@ -38,7 +38,7 @@ class RunLog:
 
     @property
     def causes(self) -> list[Alarm]:
-        """The alarms that no other one explains."""
+        """The alarms that no other alarm explains."""
         return causes(self.alarms)
 
 

@@ -1,4 +1,4 @@
-"""Where the rows of a watched run go: a table of comma-separated values, TensorBoard, and one page."""
+"""Outputs of a watched run: a table of comma-separated values, TensorBoard, and an HTML page."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from pathspace.diagnostics.run.page import render
 from pathspace.errors import InputError
 from pathspace.files import ensure_writable, replacing
 
-# the page is drawn again when all drawing so far has taken less than this share of the run
+# the page is drawn again if drawing has taken less than this share of the run so far
 PAGE_SHARE = 0.005
 
 
 class Csv:
-    """Append rows to a file; its columns are those of the first rows, later ones are left out.
+    """Append rows to a file; its columns are those of the first rows, and columns that appear later are omitted.
 
     Args:
-        path: the file; one that is there is replaced at the first row.
+        path: the file; an existing one is replaced at the first row.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
@@ -34,7 +34,7 @@ class Csv:
         fresh = watch.rows[self.written :]
         if not fresh:
             return
-        # the chain and the units are known from the second row on: until then columns may come
+        # columns for the chain and the units may be added with the second row
         if self.written < 3:
             self.columns = list(dict.fromkeys(name for row in watch.rows for name in row))
             with replacing(self.path) as temporary:
@@ -83,7 +83,7 @@ class TensorBoard:
 
 
 class Page:
-    """Draw the run so far as one page that reloads itself, as often as that is cheap, and at the end.
+    """Draw the run so far as a page that reloads itself, as often as the cost allows, and at the end.
 
     Args:
         path: the HTML file.
@@ -94,7 +94,7 @@ class Page:
         self.path, self.spent, self.started = Path(path), 0.0, time.perf_counter()
 
     def __call__(self, watch: RunLog) -> None:
-        """Write the page, unless that has cost too much already; a run that is over is always drawn."""
+        """Write the page, unless its cost so far is too high; a finished run is always drawn."""
         started = time.perf_counter()
         running = watch.running
         if running and self.spent > PAGE_SHARE * (started - self.started):

@@ -1,7 +1,8 @@
-"""What a loss makes of the outputs, told from its gradient by them: squashed twice, negated, the same for all targets.
+"""Faults of a loss, found in its gradient by the outputs: a second softmax, a negated loss, uniform targets.
 
-Cross-entropy of outputs ``z`` has the gradient ``w (softmax(z) - t)`` in every row. Where ``z`` are probabilities
-already, or are made ones before the loss squashes them again, the gradient says so, and the loss has a floor above 0.
+Cross-entropy of outputs ``z`` has the gradient ``w (softmax(z) - t)`` in every row. Where ``z`` are already
+probabilities, or become ones before the loss applies its own softmax, the gradient has another form, and the loss
+has a lower bound above 0.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import torch
 from torch import Tensor
 
 ROWS = 512
-# what fits must do so to this share of the gradient (in 32 bits, in 16), and what else it may be must miss by more
+# largest relative error of a form that fits (in 32 bits, in 16), and the factor by which other forms must miss it
 FITS, MISSES = {False: 2e-3, True: 1e-2}, 5
 _VIEWS = (
     "View",
@@ -33,11 +34,11 @@ _VIEWS = (
 
 @dataclass(frozen=True)
 class Judged:
-    """What is wrong with a loss.
+    """A fault of a loss.
 
     Attributes:
         kind: ``"squashed twice"``, ``"uniform targets"``, ``"negated loss"`` or ``"rectified outputs"``.
-        value: the loss of a perfect prediction; the number of classes; the value that is asked for; the share of zeros.
+        value: the loss of a perfect prediction, the number of classes, the target value, or the share of zeros.
         text: one sentence.
     """
 
@@ -47,7 +48,7 @@ class Judged:
 
 
 def judged(output: Tensor, gradient: Tensor) -> Judged | None:
-    """What the gradient of a loss by a model's outputs says of the loss; ``None`` where nothing is certain.
+    """Find a fault of a loss in its gradient by a model's outputs; ``None`` if none is certain.
 
     Args:
         output: outputs, with classes along the last dimension or dimension 1.
@@ -88,7 +89,7 @@ def _by_classes(z: Tensor, g: Tensor, close: float) -> Judged | None:
     rest = target == 0
     twice, brier = share.softmax(-1) - target, share - target
     if not given:
-        # through the softmax that stands between the outputs and the loss
+        # through the softmax between the outputs and the loss
         twice, brier = (share * (v - (share * v).sum(-1, keepdim=True)) for v in (twice, brier))
     if _is(g, twice, [brier] + [share] * (not given), rest, close):
         floor = math.log(math.e + classes - 1) - 1
@@ -113,14 +114,14 @@ def _by_logits(z: Tensor, g: Tensor, close: float) -> Judged | None:
 
 
 def _one_value(z: Tensor, g: Tensor, close: float) -> Judged | None:
-    """A square loss that asks the same number of all samples, as where a column meets a row of targets."""
+    """A square loss with the same target for all samples, as after broadcasting of a column with a row of targets."""
     z, g = z.flatten(), g.flatten()
     slope = g - g.mean()
     if len(z) < 8 or float(z.std()) < 1e-3 * float(z.norm()):
         return None
     factor = float((slope * z).sum() / (z - z.mean()).square().sum())
     value = float(z.mean() - g.mean() / factor) if factor > 0 else 0.0
-    # whole batches of the target 0 or 1 are those of networks that judge, by a square loss or a logistic one
+    # discriminators have whole batches of the target 0 or 1, with a square loss or a logistic one
     if factor <= 0 or any(abs(value - number) < 1e-2 for number in (-1, 0, 1)):
         return None
     missed, logistic = (_missed(slope[None], (f - f.mean())[None], torch.ones_like(g)) for f in (z, z.sigmoid()))
@@ -131,7 +132,7 @@ def _one_value(z: Tensor, g: Tensor, close: float) -> Judged | None:
 
 
 def _by_entries(z: Tensor, g: Tensor, close: float) -> Judged | None:
-    """The same for classes that are true or false one by one, and sigmoids."""
+    """The same for independent binary classes and sigmoids."""
     whole = (g != 0)[None].flatten(1)
     z, g = z.reshape(1, -1), g.reshape(1, -1)
     given = bool(((z >= 0) & (z <= 1)).all())
@@ -149,12 +150,12 @@ def _by_entries(z: Tensor, g: Tensor, close: float) -> Judged | None:
 
 
 def _is(g: Tensor, wanted: Tensor, rivals: list[Tensor], where: Tensor, close: float) -> bool:
-    """Whether a gradient is one thing and surely no other."""
+    """Whether a gradient has one form and certainly none of the others."""
     return _missed(g, wanted, where) < close and all(_missed(g, rival, where) > MISSES * close for rival in rivals)
 
 
 def _missed(g: Tensor, wanted: Tensor, where: Tensor) -> float:
-    """What is left of a gradient beside a multiple of what it may be, for each row or, of few classes, for all."""
+    """The relative residual of a gradient after projection on a form, for each row or, with few classes, for all."""
     g, wanted = g * where, wanted * where
     over = (-1,) if g.shape[1] > 3 else (0, 1)
     factor = (g * wanted).sum(over, keepdim=True) / wanted.square().sum(over, keepdim=True).clamp(min=1e-30)
@@ -162,7 +163,7 @@ def _missed(g: Tensor, wanted: Tensor, where: Tensor) -> float:
 
 
 def judged_inside(loss: Tensor) -> Judged | None:
-    """The same of a loss that the model computes itself, from autograd's graph.
+    """The same for a loss that the model computes itself, from autograd's graph.
 
     Args:
         loss: a scalar with a graph.
@@ -196,7 +197,7 @@ def _last(loss: Tensor) -> Iterator[torch.autograd.graph.Node]:
 
 
 def _source(node: torch.autograd.graph.Node) -> str:
-    """The name of the node behind this one, beyond views."""
+    """The name of the node before this one, without views."""
     following = node.next_functions[0][0] if node.next_functions else None
     while following is not None and any(view in following.name() for view in _VIEWS) and following.next_functions:
         following = following.next_functions[0][0]

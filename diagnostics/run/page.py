@@ -1,4 +1,4 @@
-"""One page about a run: what is wrong with it and why, and its numbers over the steps."""
+"""An HTML page about a run: its problems with their causes, and its numbers over the steps."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ CHARTS = (
     ("Size of path values", ("path_value_median", "path_value_largest"), "power of ten", False),
     ("Largest share of dead units in a layer", ("dead_share_largest",), "share", False),
 )
-# lines that a chart can hold: of more layers, these are taken evenly
+# largest number of lines in a chart; of more layers, this many are chosen at equal distances
 MOST_LINES = 12
 
 
 def render(watch: RunLog, running: bool) -> str:
-    """The page as HTML that needs nothing but a browser.
+    """The page as self-contained HTML.
 
     Args:
         watch: the run.
-        running: whether the page is to reload itself.
+        running: whether the page reloads itself.
 
     Returns:
         The page.
@@ -49,7 +49,7 @@ def render(watch: RunLog, running: bool) -> str:
 
 
 def verdict(watch: RunLog) -> str:
-    """What the alarms come to, in one sentence."""
+    """The alarms in one sentence."""
     found = watch.causes
     if not found:
         return f"Nothing is wrong at {plural(len(watch.rows), 'measured step')} of {watch.steps:,}."

@@ -1,4 +1,4 @@
-"""What one forward and backward pass of a training step shows, layer by layer: sizes, dead units, epsilons of norms."""
+"""Measurements of one forward and backward pass, layer by layer: sizes, dead units, epsilons of norms."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ class LayerFacts:
         weighted: whether it has a weight of two or more dimensions that multiplies activations.
         rms_in: of the first floating-point input.
         rms_out: of the first floating-point output.
-        largest: largest absolute value of the output, and of what a norm takes in.
-        gradient: norm of the loss's gradient by the output; ``None`` where none arrived.
-        live: for every unit, whether any gradient passed; ``None`` where none arrived.
+        largest: largest absolute value of the output, and of the input of a norm.
+        gradient: norm of the loss's gradient by the output; ``None`` without one.
+        live: for every unit, whether any gradient is not 0; ``None`` without gradients.
         idle: share of input units that were 0 in the whole batch.
         eps_share: for a norm, the median of ``eps / (variance + eps)``.
         direct: whether its input is exactly the output of the layer called before.
@@ -58,11 +58,11 @@ class LayerFacts:
 
 @dataclass
 class Pass:
-    """One pass: its layers in order of execution, the sizes of the inputs, and the loss where the model returns it.
+    """One pass: its layers in order of execution, the sizes of the inputs, and the loss if the model returns it.
 
     Attributes:
         batch: a digest of the inputs, the same for equal ones.
-        judged: what the gradient by the outputs says of the loss.
+        judged: a fault of the loss, found in its gradient by the outputs.
     """
 
     layers: list[LayerFacts] = field(default_factory=list)
@@ -75,14 +75,14 @@ class Pass:
 
 
 class Probe:
-    """Hooks that note the first pass with gradients while they are attached, and never change it.
+    """Hooks that record the first pass with gradients while they are attached, without changing it.
 
     Args:
         model: any module.
 
     Attributes:
         example: the inputs of the pass.
-        held: ids of the parameters whose gradients somebody is expected to set to zero.
+        held: ids of the parameters whose gradients an optimizer has to set to zero.
 
     Example:
         >>> model = nn.Sequential(nn.Linear(2, 3), nn.ReLU(), nn.Linear(3, 1))
@@ -113,12 +113,12 @@ class Probe:
         self.handles.append(self.model.register_forward_hook(self._end))
 
     def detach(self) -> Pass:
-        """Remove the hooks, and return what was seen; a pass without layers where there was none."""
+        """Remove the hooks, and return the pass; without a pass the result has no layers."""
         for handle in self.handles:
             handle.remove()
         self.handles.clear()
         self.active, self._last = False, None
-        # what was set to None since then belonged to another pass, such as that of a GAN's generator
+        # a gradient that was set to None since then belonged to another pass, such as that of a GAN's generator
         self.current.stale = any(old() is not None and p.grad is old() for p, old in self._old)
         self._old.clear()
         # one transfer of all numbers instead of one for each
@@ -153,7 +153,7 @@ class Probe:
             first.register_hook(partial(self._began, first.detach()))
 
     def _began(self, output: Tensor, gradient: Tensor) -> None:
-        """Gradients that are there when the backward pass begins are those of a step before."""
+        """Note the gradients that exist before the backward pass; they belong to an earlier step."""
         self.current.judged = self.current.judged or judged(output, gradient)
         found = [p for p in self.model.parameters() if p.grad is not None and id(p) in self.held]
         self._old = [(p, ref(p.grad)) for p in found[:3] if p.grad is not None and bool((p.grad != 0).any())]
@@ -161,7 +161,7 @@ class Probe:
     @torch.no_grad()
     def _layer(self, name: str, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
         if not self.example and not self.done:
-            # called from outside of the model's own forward, as by a training_step
+            # called from outside the model's own forward, for example by a training_step
             self.active = torch.is_grad_enabled()
         if not self.active:
             return
@@ -201,7 +201,7 @@ class Probe:
 
 
 def unit_axis(module: nn.Module) -> int:
-    """The axis along which units lie in what a module takes and returns."""
+    """The axis of units in the inputs and outputs of a module."""
     convolution = isinstance(module, nn.modules.conv._ConvNd)
     return 1 if convolution or isinstance(module, nn.modules.batchnorm._NormBase | nn.GroupNorm) else -1
 
@@ -215,7 +215,7 @@ def _digest(tensors: list[Tensor]) -> str:
     for value in tensors:
         if not value.is_sparse:
             flat = value.detach().flatten()
-            # some hundred thousand numbers tell batches apart
+            # a hundred thousand numbers are enough to distinguish batches
             digest.update(flat[:: -(-len(flat) // 100_000)].contiguous().view(torch.uint8).cpu().numpy().tobytes())
     return digest.hexdigest()
 
@@ -233,7 +233,7 @@ def _any_by_unit(value: Tensor, axis: int) -> Tensor:
     if value.ndim < 2:
         return value != 0
     dims = [dim for dim in range(value.ndim) if dim != axis % value.ndim]
-    # NaN is something; the largest absolute value is cheaper than a mask of booleans
+    # NaN counts as a gradient; the largest absolute value is cheaper than a mask of booleans
     return value.abs().amax(dims) != 0
 
 
@@ -245,7 +245,7 @@ def _flat(module: nn.Module, source: Tensor) -> Tensor:
 
 
 def _eps_share(module: nn.Module, source: Tensor) -> Tensor | None:
-    """Median over what is normalised of ``eps / (variance + eps)``."""
+    """Median of ``eps / (variance + eps)`` over the normalised groups."""
     eps = getattr(module, "eps", getattr(module, "variance_epsilon", None))
     if "Norm" not in type(module).__name__ or not isinstance(eps, float) or source.ndim < 2:
         return None

@@ -1,4 +1,4 @@
-"""Everything that is known of one training step, and as one flat row of numbers."""
+"""All measurements of one training step, also as one row of numbers."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ class UnitFacts:
 
     Attributes:
         groups: the units between two layers, group by group.
-        conserved: largest change of what gradient flow conserves, over the sum of squares at the unit.
-        gauge: median over units of how far ``log10`` of incoming over outgoing weights has moved.
-        step_median: median over units of the last step of a unit's incoming weights, over their norm.
+        conserved: largest change of a quantity that gradient flow conserves, over the sum of squares at the unit.
+        gauge: median over units of the change of ``log10`` of incoming over outgoing weights.
+        step_median: median over units of the last step of the unit's incoming weights, over their norm.
         step_largest: its 99 % quantile.
         path_median: median of ``log10 |path value|``.
         path_largest: the largest.
@@ -40,16 +40,16 @@ class Snapshot:
     """One measured step.
 
     Attributes:
-        step: how many optimizer steps were done when it ended.
-        layers: what the first forward and backward pass of the step showed.
+        step: number of optimizer steps at its end.
+        layers: the first forward and backward pass of the step.
         tensors: the trainable tensors.
-        units: the units, where the model could be traced.
-        chain: the residual additions, where there are some.
+        units: the units, if the model could be traced.
+        chain: the residual additions, if there are any.
         rate: the largest learning rate of the optimizer's groups; ``None`` outside of training.
-        batches: how many batches the data has, where that is known.
-        decay: the largest share of a weight that weight decay takes off in a step.
-        eps: the optimizer's eps over the largest root mean square of gradients that it keeps for a tensor.
-        seconds: what measuring cost.
+        batches: number of batches in the data, if known.
+        decay: the largest share of a weight that weight decay removes in a step.
+        eps: the optimizer's eps over the largest root mean square of a tensor's gradients in its state.
+        seconds: time spent on the measurement.
     """
 
     step: int
@@ -64,7 +64,7 @@ class Snapshot:
     seconds: float = 0.0
 
     def row(self) -> dict[str, float]:
-        """Numbers by name: of the whole model, then ``name/layer`` for each layer, tensor and node."""
+        """Numbers by name: those of the whole model, then ``name/layer`` for each layer, tensor and node."""
         units = self.units
         moved = [t.moved for t in self.tensors if t.matrix and t.moved is not None]
         weighted = [layer for layer in self.layers.layers if layer.weighted]

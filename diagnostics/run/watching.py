@@ -1,4 +1,4 @@
-"""Watching a training loop from outside: steps counted by the optimizer, measured at a cadence, and judged."""
+"""Observation of a training loop from outside: steps are counted, measured at regular intervals, and judged."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ from pathspace.diagnostics.run.weights import TensorFacts, Units, eps_share, fan
 from pathspace.errors import AT_LEAST_1, SEED, InputError, PathspaceError, expect_arguments, expect_numbers
 
 EVERY = 100
-# tracing is put off until it is this share of the run, unless it takes less than half a second
+# tracing waits until its cost is this share of the run, unless it takes less than half a second
 TRACE_SHARE, SHORT = 0.01, 0.5
-# what tracing takes for each layer without parts; it is only to say when
+# estimated time of tracing for each layer without submodules; it only decides when to trace
 _SECONDS_PER_LAYER = 0.04
-# path values and chains of larger models cost more than a hundredth of a hundred steps
+# path values and chains of larger models cost more than 1 % of a hundred steps
 MOST_WEIGHTS = 100_000_000
 _log = logging.getLogger("pathspace")
 
@@ -43,8 +43,8 @@ class Watching(RunLog):
     """The result of :func:`watching`: a context that measures the training loop inside it; see :class:`RunLog`.
 
     Attributes:
-        rows: one flat mapping of numbers for each measured step.
-        alarms: what is wrong, in the order in which it was found; ``causes`` are those that no other one explains.
+        rows: one mapping of names to numbers for each measured step.
+        alarms: the problems in the order in which they were found; ``causes`` are those that no other one explains.
     """
 
     def __init__(
@@ -116,11 +116,11 @@ class Watching(RunLog):
             self._write()
 
     def due(self, step: int) -> bool:
-        """Whether a step is measured: each ``every``-th, and before that those at powers of two, from the first on."""
+        """Whether a step is measured: each ``every``-th, and before the first of them the powers of two."""
         return step % self.every == 0 or (step < self.every and step & (step - 1) == 0)
 
     def _arm(self) -> None:
-        """Attach the hooks for the next step, if it is to be measured: all others run without any."""
+        """Attach the hooks for the next step if it will be measured; other steps run without hooks."""
         self._measuring = self.due(self.steps + 1)
         if not self._measuring or self.compiled:
             return
@@ -152,7 +152,7 @@ class Watching(RunLog):
             return None
 
         def looked() -> Any:
-            # the pass is made inside of the step: Lightning's loops do so, and whoever uses L-BFGS
+            # the pass is computed inside the step, as in Lightning's loops and with L-BFGS
             loss = closure()
             if not self._tensors:
                 self._look()
@@ -164,7 +164,7 @@ class Watching(RunLog):
 
     @torch.no_grad()
     def _look(self) -> None:
-        """Note what the pass has shown, and where the weights are before the step."""
+        """Record the pass, and copy the weights before the step."""
         started = time.perf_counter()
         self._disarm()
         self._tensors = tensor_facts(self.model, self._fans)
@@ -222,7 +222,7 @@ class Watching(RunLog):
             output(self)
 
     def _worth_tracing(self) -> bool:
-        """Whether tracing is a small part of the run so far, or of all of it where its number of steps is known."""
+        """Whether tracing is a small part of the run so far, or of the whole run if its number of steps is known."""
         if self.structure is not None or self.every < EVERY:
             return True
         layers = sum(next(module.children(), None) is None for module in self.model.modules())
@@ -232,7 +232,7 @@ class Watching(RunLog):
         if self._began is None:
             self._began = time.perf_counter(), time.process_time(), self.steps
             return False
-        # a processor shared with others makes the run longer, and tracing as well: what is compared is our own work
+        # other processes slow down both the run and tracing, so the processor time of this process is compared
         spent = min(time.perf_counter() - self._began[0], time.process_time() - self._began[1])
         steps = self.steps - self._began[2]
         whole = spent * max(1.0, (self.planned or 0) / steps)
@@ -295,11 +295,11 @@ class Watching(RunLog):
             kept = values[np.isfinite(values)]
             setattr(facts, name, float(np.quantile(kept, q)) if len(kept) else None)
         if self.steps > 1 and self.steps % self.every:
-            # half of the cost of a row, and it changes slowly
+            # this is half of the cost of a row, and it changes slowly
             return facts
         try:
             statistics = path_statistics(self._skeleton) if self._skeleton is not None else None
-        except InputError:  # a weight of a tree has become 0
+        except InputError:  # a weight of a tree became 0
             self._skeleton, statistics = graph.skeleton(rule="magnitude"), None
         if statistics is not None and statistics.count > statistics.zeros:
             facts.path_median, facts.path_largest = (v / np.log(10) for v in (statistics.median, statistics.largest))
@@ -320,28 +320,28 @@ def watching(
 ) -> Watching:
     """Watch a training loop: measure it at regular steps, and report problems with their place and a remedy.
 
-    Nothing of the loop changes: steps are counted by the optimizer that holds the model's parameters, hooks are there
-    only during the steps that are measured (the steps 1, 2, 4, 8, ... and each ``every``-th), and no random number
+    The loop does not change: steps are counted by hooks of the optimizer of the model's parameters, hooks of the model
+    exist only in the steps that are measured (the steps 1, 2, 4, 8, ... and each ``every``-th), and no random number
     is drawn. The model is traced once, on the inputs of a measured step.
 
-    Measured are, in each row: efficiency and cosines of the residual branches; how far the gauge and the quantities
-    that gradient flow conserves have drifted; sizes of path values; root mean square of the outputs and norm of the
+    Each row contains: efficiency and cosines of the residual branches; the drift of the gauge and of the quantities
+    that gradient flow conserves; sizes of path values; root mean square of the outputs and norm of the
     gradients of every layer; the relative step (effective learning rate) of every tensor and unit.
 
     Args:
         model: the model that is trained; wrapped (data parallel) or not. Of compiled models only weights, gradients
             and steps are measured.
-        every: steps from one measurement to the next.
-        csv: a file to write the rows to.
+        every: number of steps between measurements.
+        csv: a file for the rows.
         tensorboard: a folder for event files, or a ``SummaryWriter``.
-        page: an HTML file, written again with every row; it reloads itself.
-        on_alarm: called with each new alarm; each is logged as a warning of the logger ``pathspace`` as well.
+        page: an HTML file that reloads itself; it is written again with new rows.
+        on_alarm: called with each new alarm; each is also logged as a warning of the logger ``pathspace``.
         structure: trace the model at the first step (``True``) or never, which leaves out units, path values and the
             chain; by default at the first step where ``every`` is below 100 or the model is small (tracing takes half
             a second at most), and otherwise at the first measured step where it is 1 % of the run.
-        planned: how many steps the run will have, if that is known: tracing then need not wait so long.
-        batches: how many batches the data has, if that is known: where it is more than one, a run that sees the same
-            one at every measured step raises an alarm; otherwise a note says so.
+        planned: number of steps of the run, if known; tracing can then begin earlier.
+        batches: number of batches in the data, if known: if it is more than one, the same batch at every measured step
+            raises an alarm; otherwise it is only noted.
 
     Returns:
         A context manager with ``rows``, ``alarms`` and ``causes``.

@@ -1,4 +1,4 @@
-"""Sizes of weights, gradients and steps, tensor by tensor and unit by unit."""
+"""Sizes of weights, gradients and steps for each tensor and each unit."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from pathspace import ReductionGraph
 from pathspace.diagnostics.conservation import squares, unit_sums
 
-# E log|w| of a normal w lies this far below the logarithm of its standard deviation
+# E log|w| of a normal w is smaller than the logarithm of its standard deviation by this number
 _LOG_NORMAL = 0.635
 _SAMPLED = 100_000
 
@@ -24,15 +24,15 @@ class TensorFacts:
 
     Attributes:
         name: its name.
-        matrix: whether it multiplies activations: two or more dimensions, and no table of embeddings.
+        matrix: whether it multiplies activations: it has two or more dimensions and is not an embedding table.
         norm: Euclidean norm.
         gradient: norm of its gradient; ``None`` without one.
-        excess: ``log10`` of its typical absolute value over ``1 / sqrt(3 fan_in)``, the size that layers of torch
-            start from; ``None`` for what is not a matrix, or zero.
-        copies: whether all units of it have the same weights, bit by bit.
-        moved: norm of the last step over that of the weights (or over the size that layers start from, if larger).
-        trained: whether an optimizer holds it.
-        still: of a tensor in 16 bits, the share of the weights with a gradient that the last step left as they were.
+        excess: ``log10`` of its typical absolute value over ``1 / sqrt(3 fan_in)``, the initial size in torch's
+            layers; ``None`` for tensors that are not matrices or are zero.
+        copies: whether all its units have exactly the same weights.
+        moved: norm of the last step over that of the weights (or over their initial size in torch, if larger).
+        trained: whether an optimizer has it.
+        still: of a tensor in 16 bits, the share of the weights with a gradient that the last step did not change.
     """
 
     name: str
@@ -48,13 +48,13 @@ class TensorFacts:
 
 @dataclass
 class GroupFacts:
-    """The units between two layers: how their incoming and outgoing weights compare with what layers start from.
+    """The units between two layers: their incoming and outgoing weights, relative to torch's initialisation.
 
     Attributes:
         name: the tensor that enters the units.
         after: a tensor that leaves them.
         ratio: median of ``log10`` of the size of incoming over outgoing weights.
-        product: median of ``log10`` of their product, which no rescaling of units changes.
+        product: median of ``log10`` of their product, which is invariant under rescaling.
         spread: 90 % range of the ratio over the units.
     """
 
@@ -66,13 +66,13 @@ class GroupFacts:
 
 
 def fan_in(model: nn.Module) -> dict[str, int]:
-    """How many inputs meet in a unit, for every tensor of weights that multiplies activations."""
+    """The number of inputs of a unit, for every weight tensor that multiplies activations."""
     found: dict[str, int] = {}
     for prefix, module in model.named_modules():
         for name, value in module.named_parameters(prefix, recurse=False):
             if value.ndim < 2 or isinstance(module, nn.Embedding | nn.EmbeddingBag):
                 continue
-            # transposed convolutions, and the Conv1D of the transformers library, keep inputs first
+            # in transposed convolutions and the Conv1D of transformers the first dimension is that of the inputs
             first = type(module).__name__ == "Conv1D" or getattr(module, "transposed", False)
             found[name] = value.shape[0] if first else value[0].numel()
     return found
@@ -82,7 +82,7 @@ def fan_in(model: nn.Module) -> dict[str, int]:
 def tensor_facts(
     model: nn.Module, fans: Mapping[str, int], slopes: Mapping[str, Tensor] | None = None
 ) -> list[TensorFacts]:
-    """Sizes of all trainable tensors now, gradients included.
+    """Current sizes of all trainable tensors and their gradients.
 
     Args:
         model: any module.
@@ -122,12 +122,12 @@ def _excess(weight: Tensor, fan: int) -> float | None:
 def moves(
     before: Mapping[str, Tensor], model: nn.Module, facts: Sequence[TensorFacts], fans: Mapping[str, int]
 ) -> None:
-    """Note how far every tensor has come since a copy of it was made.
+    """Set the relative step of every tensor since a copy of it was made.
 
     Args:
         before: copies by name.
         model: the model now.
-        facts: get their ``moved`` and ``still``.
+        facts: their ``moved`` and ``still`` are set.
         fans: from :func:`fan_in`.
     """
     now = {name: p for name, p in model.named_parameters() if name in before}
@@ -162,7 +162,7 @@ def eps_share(optimizer: torch.optim.Optimizer) -> float | None:
 
 
 def usual_squares(model: nn.Module, fans: Mapping[str, int]) -> dict[str, float]:
-    """Mean squares from which weights start: ``1 / (3 fan_in)`` for matrices, 1 for norms; biases are left out.
+    """Mean squares of initial weights: ``1 / (3 fan_in)`` for matrices, 1 for norms; biases are not included.
 
     Args:
         model: any module.
@@ -176,7 +176,7 @@ def usual_squares(model: nn.Module, fans: Mapping[str, int]) -> dict[str, float]
 
 
 class Units:
-    """Compares sums of squares at units with those of layers as torch starts them.
+    """Compares sums of squares at units with those of torch's initialisation.
 
     They are those of :func:`usual_squares`.
 
@@ -204,13 +204,13 @@ class Units:
         return found[(found > 0) & (found <= self.graph.num_units)] - 1
 
     def sums(self) -> tuple[np.ndarray, np.ndarray]:
-        """Sums of squares that enter and that leave every unit, without biases."""
+        """Sums of squares of the weights that enter and leave every unit, without biases."""
         values = {name: v if name in self.counted else torch.zeros(v.shape) for name, v in squares(self.graph).items()}
         incoming, outgoing = unit_sums(self.graph, values)
         return incoming.numpy(), outgoing.numpy()
 
     def entering(self, before: Mapping[str, Tensor]) -> np.ndarray:
-        """Sums of squares of what has changed, since copies of tensors were made, over what enters every unit.
+        """Sums of squares of the changes since tensors were copied, over the weights that enter every unit.
 
         Args:
             before: the copies by name.
