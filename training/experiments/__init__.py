@@ -1,1 +1,1 @@
-"""Tasks, models, the papers' tables and figures, and the demo: what the library is tried on, and does not need."""
+"""Tasks, models, the papers' tables and figures, and the demo; the library itself does not use them."""

@@ -1,4 +1,4 @@
-r"""Rivals for adapters of low rank, from the formulas of their papers: LoRA+ and LoRA-RITE.
+r"""Other optimizers for low-rank adapters, from the formulas of their papers: LoRA+ and LoRA-RITE.
 
 An adapter adds ``up @ down`` to a frozen matrix, ``up`` of shape ``(m, r)``, ``down`` of shape ``(r, n)``.
 """
@@ -34,7 +34,7 @@ def lora_plus(pairs: Pairs, lr: float, ratio: float = 16.0) -> AdamW:
 
 
 class LoRARite(Optimizer):
-    r"""Matrix preconditioning that does not see how an adapter's product is split (LoRA-RITE).
+    r"""Matrix preconditioning that does not depend on the factorisation of an adapter's product (LoRA-RITE).
 
     For a factor ``A`` with partner ``B``, ``Z = A B^T``, and ``B = U R`` (QR)::
 
@@ -101,7 +101,7 @@ class LoRARite(Optimizer):
         one, two = (1 - beta ** state["steps"] for beta in betas)
         values, vectors = torch.linalg.eigh(state["second"] / two)
         values = (values + state["lost"] / two).clamp(min=0)
-        # what never had a gradient does not move; rounding of the largest is not a gradient
+        # directions without a gradient do not move; rounding errors of the largest one are not a gradient
         some = values > values.max() * torch.finfo(grad.dtype).eps * len(values)
         roots = torch.where(some, values, torch.inf).rsqrt()
         state["first"] = betas[0] * state["first"] @ turn.T + (1 - betas[0]) * own @ (vectors * roots) @ vectors.T

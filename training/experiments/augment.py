@@ -1,4 +1,4 @@
-"""Images changed at random on their way into a training step."""
+"""Random changes of training images (augmentation)."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ MARGIN = 4
 
 
 def crop_and_flip(images: Tensor) -> Tensor:
-    """Move each image by up to four pixels, zeros coming in, and mirror half of them.
+    """Shift each image by up to four pixels, with zeros at the border, and mirror half of the images.
 
     Args:
         images: shape (B, channels, Y, X).

@@ -1,4 +1,4 @@
-"""Real data that packages carry: ``pathspace data fetch NAME`` brings, checks and unpacks it."""
+"""Data sets in Debian packages: ``pathspace data fetch NAME`` downloads, checks and unpacks them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Source:
     """Data in a Debian package.
 
     Args:
-        about: what it is, in a few words.
+        about: a short description.
         package: name of the package; ``apt-get download`` works for every user.
         licence: of the data.
         files: path inside the package -> SHA-256 of the file.
@@ -55,7 +55,7 @@ SOURCES = {
 
 
 def data_folder(name: str) -> Path:
-    """Where fetched data is kept: ``$XDG_CACHE_HOME/pathspace/NAME``, by default in ``~/.cache``."""
+    """The folder of fetched data: ``$XDG_CACHE_HOME/pathspace/NAME``, by default in ``~/.cache``."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "pathspace" / name
 
 
@@ -78,13 +78,13 @@ def fetch(name: str, folder: Path | None = None) -> Path:
 
     Args:
         name: one of ``SOURCES``.
-        folder: where to; by default :func:`data_folder`.
+        folder: the destination; by default :func:`data_folder`.
 
     Returns:
-        The folder. What is there already and has the right digest is not downloaded again.
+        The folder. Existing files with the right digest are not downloaded again.
 
     Raises:
-        InputError: there is no such data set, it cannot be downloaded, or a file is not what it should be.
+        InputError: there is no such data set, it cannot be downloaded, or a file has another digest.
     """
     wanted = source(name)
     folder = make_folder(folder or data_folder(name))
@@ -111,7 +111,7 @@ def given(task: str, data: str | None, name: str) -> Path:
     """Return the folder that the user gave, or that of fetched data.
 
     Args:
-        task: who asks, for the sentence.
+        task: name of the task, for the error text.
         data: the user's folder.
         name: one of ``SOURCES``.
 

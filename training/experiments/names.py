@@ -1,4 +1,4 @@
-"""The names of tasks and experiments, known without importing torch, so that a wrong name is refused at once."""
+"""The names of tasks and experiments without an import of torch, so that a wrong name is an error at once."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def known_task(name: str) -> str:
         >>> known_task("digits-rows")
         'digits-rows'
     """
-    # Once the registry is there it judges itself: it may know tasks of the user's.
+    # (once the registry is imported, it decides itself, because it may have tasks of the user)
     if "pathspace.training.task" not in sys.modules:
         expect_known("task", name, TASKS)
     return name

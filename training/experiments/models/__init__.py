@@ -1,4 +1,4 @@
-"""Small models that show what the library reads, and the models of the papers.
+"""Small example models, and the models of the papers.
 
 Every function here returns ``(model, example_args)``. They are targets one can type, for example
 ``pathspace verify pathspace.training.experiments.models:residual_cnn``.

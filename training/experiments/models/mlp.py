@@ -1,4 +1,4 @@
-"""A multilayer perceptron with biases whose layers differ in width."""
+"""A multilayer perceptron with biases and layers of different widths."""
 
 from __future__ import annotations
 

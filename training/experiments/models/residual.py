@@ -1,4 +1,4 @@
-"""A convolutional network with identity skips, which tie the scales of channels across its blocks."""
+"""A convolutional network with identity skips, which give a channel the same scale in all blocks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What simple means reach on a task: an arm that is no better decides nothing about optimizers."""
+"""Test metrics of simple baselines; a comparison of optimizers needs arms that are better than these."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pathspace.training.experiments.reproduce.provenance import task_data
 from pathspace.training.task import Split, Task
 from pathspace.training.threads import one_thread
 
-# Where others report what a network of the kind reaches. Shown beside ours, and no bar to clear.
+# Published metrics of similar networks, shown beside ours for information only.
 PUBLISHED = {
     "fashion-28": ("published: GRU and SVM, README of Fashion-MNIST", 1 - 0.888),
     "fashion-images": ("published: three convolutions with batch norm, README of Fashion-MNIST", 1 - 0.903),
@@ -24,7 +24,7 @@ EPOCHS, STEPS, BATCH, RATE = 5, 1000, 250, 0.002
 
 @cache
 def baselines(name: str, options: tuple[tuple[str, Any], ...]) -> dict[str, float]:
-    """Return the test metric of the simple means that fit a task; lower is better.
+    """Return the test metrics of the simple baselines for a task; lower is better.
 
     Logistic regression on the whole input where there are classes; where every token is followed by the next, the table
     of pairs of tokens, each counted once more than it occurs.

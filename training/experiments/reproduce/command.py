@@ -1,4 +1,4 @@
-"""What ``pathspace reproduce`` does once its options have been read."""
+"""The work of ``pathspace reproduce`` after its options were read."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def run_reproduction(
         _write_pages(folder)
         console.print(f"Wrote {folder.with_suffix('.md')} from {len(records(folder))} records.", highlight=False)
         return None
-    # The trials are kept apart from what is published, so that an interrupted experiment goes on where it was.
+    # Trials are stored separately from the records, so that an interrupted experiment can continue.
     cache = TrialCache(trials, journal)
     with counting(console) as progress:
         run = partial(run_counted, cache=cache, jobs=jobs, progress=progress, device=device)
@@ -121,13 +121,13 @@ def _setting(
     device: str,
     minutes: float | None,
 ) -> Setting:
-    """Return what an experiment is handed, but for the runner of its trials."""
+    """Return the setting of an experiment, without the runner of its trials."""
     return Setting(
         run=lambda _: [],
         scale=scale,
         data=Path(data) if data else None,
         seeds=tuple(range(seeds or experiment.seeds)),
-        # what takes hours begins with one seed per rate, and ends with as many seeds as are needed
+        # experiments of several hours start with one seed per rate, and end with the necessary number of seeds
         tuning_seeds=TUNING_SEEDS[:1] if scale == "fetched" else TUNING_SEEDS,
         by_power=scale == "fetched" and seeds is None,
         shrink=shrink,
@@ -158,7 +158,7 @@ def find(name: str) -> Experiment:
 
 
 def check_scale(experiment: Experiment, scale: str, data: str | None) -> None:
-    """Refuse a scale that an experiment does not have, and the paper's setting without the paper's data.
+    """Raise an error for a scale that an experiment does not have, and for the paper's setting without its data.
 
     Raises:
         InputError: there is no such scale, no folder was given, or it is not there.

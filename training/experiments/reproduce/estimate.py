@@ -1,4 +1,4 @@
-"""How long an experiment will take, before it starts: ``pathspace reproduce NAME --dry-run``."""
+"""An estimate of an experiment's duration: ``pathspace reproduce NAME --dry-run``."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def seconds_of(trial: Trial) -> float:
             optimizer.step()
             loss.item()
 
-        # the first prepares what later ones reuse
+        # the first step is a warm-up
         step()
         started = time.perf_counter()
         for _ in range(STEPS):

@@ -1,4 +1,4 @@
-"""What an experiment is, and what it is handed."""
+"""Experiments and their settings."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ TUNING_SEEDS = (1000, 1001)
 
 @dataclass(frozen=True)
 class Setting:
-    """What an experiment is handed.
+    """The setting of an experiment.
 
     Args:
         run: runs trials and returns their outcomes in order; known ones are not run again.
@@ -55,7 +55,7 @@ class Setting:
 
     @property
     def protocol(self) -> tuple[str, ...]:
-        """Say how rates were chosen."""
+        """Describe the choice of learning rates."""
         return (
             "Learning rates: every arm has a grid of the same size and the same budget. The rate with the best mean "
             f"validation metric of {_count(len(self.tuning_seeds), 'tuning seed')} at the last epoch is chosen; * "

@@ -1,6 +1,6 @@
-"""Verdicts by rule: no sentence about a result is written by hand.
+"""Verdicts about claims, computed by a rule from the results of all seeds.
 
-A claim says that a quantity is positive. From its values over seeds follow three tests, and the verdict is
+A claim states that a quantity is positive. Three tests of its values over seeds give the verdict:
 
 * *better* or *worse* if the quantity differs from zero: Student's t-test, two-sided;
 * *no difference that matters* otherwise, if it lies between minus and plus the margin: two one-sided t-tests;
@@ -29,7 +29,7 @@ LEVEL, POWER, MARGIN = 0.05, 0.8, 0.05
 
 @dataclass(frozen=True)
 class Claim:
-    """A claim on trial.
+    """A claim with its statistics and its verdict.
 
     Args:
         statement: what is claimed, as a sentence.
@@ -37,7 +37,7 @@ class Claim:
         low: lower end of its 95 % interval.
         high: upper end.
         p: two-sided p-value of the quantity being zero.
-        count: pairs behind it.
+        count: number of pairs.
         printed: what the paper prints for the quantity, ``None`` if it prints none.
         pattern: how ``format`` writes the quantity.
         corrected: the p-value after Holm's correction.
@@ -89,7 +89,7 @@ def gain(
     printed: tuple[float, float] | None = None,
     failed: float = 1.0,
 ) -> Claim:
-    """Put "ours is lower than the rival's" on trial, as a share of the rival's mean: ``(rival - ours) / rival``.
+    """Test the claim "ours is lower than the rival's" with ``(rival - ours) / rival``, a share of the rival's mean.
 
     Args:
         statement: the claim.
@@ -118,7 +118,7 @@ def gain(
 
 
 def positive(statement: str, values: Sequence[float], printed: float | None = None, pattern: str = "+.1%") -> Claim:
-    """Put "this quantity is positive" on trial.
+    """Test the claim "this quantity is positive".
 
     Args:
         statement: the claim.
@@ -173,7 +173,7 @@ def holm(values: Sequence[float]) -> list[float]:
 
 
 def seeds_needed(deviation: float, effect: float, claims: int = 1) -> int:
-    """Return how many seeds decide a claim with a probability of 80 %, whether the effect is there or there is none.
+    """Return the number of seeds that decide a claim with a probability of 80 %, with or without an effect.
 
     By the noncentral t-distribution, at the level that Holm's method gives the first of so many claims.
 
@@ -200,18 +200,18 @@ def seeds_needed(deviation: float, effect: float, claims: int = 1) -> int:
         found, none = stats.nct.sf([two_sided, one_sided], n - 1, centre)
         return bool(found >= POWER and 2 * none - 1 >= POWER)
 
-    # the normal distribution asks for a few seeds too little where they are few
+    # the normal distribution gives too small a number if it is small
     while n < 1000 and deviation > 0 and not enough(n):
         n += 1
     return int(n)
 
 
 def _tail(distance: float, claim: Claim) -> float:
-    """One-sided p-value of a mean that lies so far on the right side of a bound."""
+    """One-sided p-value of a mean at this distance on the expected side of a bound."""
     if claim.count < 2:
         return math.nan
     if not claim.error:
-        # Without any spread there is nothing to divide by, and nothing left to doubt.
+        # (without spread the standard error is 0, and the sign decides)
         return 0.5 if distance == 0 else float(distance < 0)
     return float(stats.t.sf(distance / claim.error, claim.count - 1))
 

@@ -39,18 +39,18 @@ from pathspace.training.experiments.reproduce.record import Record, Table, judge
 TUNING_SEEDS = (1000, 1001)
 OURS, RIVAL = "gauge-fixed AdamW", "AdamW"
 DEFAULT, SCRAMBLED = STARTS[:2]
-# the runs of seeds 0 to 4 said how many seeds a paired test needs, and are not among those reported
+# seeds 0 to 4 determined the number of seeds for a paired test, and are not reported
 FIRST_SEED = 5
 # where they cost little, the question gets twice as many seeds
 CHEAP = ("MLP", "CNN", "adapters")
 
 
 class TimeIsUp(Exception):
-    """No further run is to begin."""
+    """The time limit is reached, and no further run starts."""
 
 
 class Journal:
-    """Results of runs in a file of one line each, so that an interrupted contest goes on where it was.
+    """Results of runs in a file with one line per run, so that an interrupted contest can continue.
 
     Args:
         path: the file; ``None`` keeps nothing.
@@ -89,7 +89,7 @@ class Journal:
 
 @dataclass(frozen=True)
 class Entry:
-    """What a contender led to on a task from a start.
+    """The results of a contender on a task from a start.
 
     Attributes:
         start: where it started.

@@ -74,7 +74,7 @@ def _cnn() -> nn.Sequential:
 
 
 def _adapted() -> Adapted:
-    """Trained on digits as they stand; the task turns them by 90 degrees."""
+    """A network trained on upright digits; the task rotates them by 90 degrees."""
     layers, (train, _, _) = _mlp(), image_splits()
     optimizer = AdamW(layers.parameters(), lr=3e-3)
     for _ in range(200):
@@ -191,7 +191,7 @@ STEPS = {"MLP": 150, "CNN": 150, "adapters": 150, "batch-norm ResNet": 80, "char
 
 
 def chance(task: str) -> float:
-    """Loss of guessing every class alike."""
+    """Loss of equal probabilities for all classes."""
     classes = len(set(topics_text())) if task == "character GPT" else 10
     return math.log(classes)
 
@@ -221,7 +221,7 @@ class Run:
 
 @dataclass(frozen=True)
 class Result:
-    """What a run led to: losses on validation and test data, the test error, and whether it failed.
+    """The result of a run: losses on validation and test data, the test error, and whether it failed.
 
     A run fails if a loss stops being finite, if that on validation data ends above where it began, or if the optimizer
     refuses the network.

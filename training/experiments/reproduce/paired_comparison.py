@@ -1,4 +1,4 @@
-"""Experiments that are duels: arms tuned and tested alike, claims that one errs less than another."""
+"""Paired comparisons: all arms are tuned and tested in the same way, and a claim states that one has fewer errors."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class PairedComparison:
 
 @dataclass(frozen=True)
 class Show:
-    """How figures of an experiment are written.
+    """The format of an experiment's figures.
 
     Args:
         metric: what the metric is called, with its unit.

@@ -1,4 +1,4 @@
-"""What a result hangs on: the code and the data that decide it, and the computer and libraries it was computed with.
+"""The provenance of a result: its code and its data, and the computer and the libraries that computed it.
 
 Digests of code and data are part of a trial's name in the journal: other labels or another step of an optimizer make
 another trial. Processor and libraries are not, they are noted: sums of floating-point numbers are taken in another
@@ -108,7 +108,7 @@ def _sources() -> Iterator[Path]:
     root = Path(str(resources.files("pathspace")))
     for name in DECIDING:
         path = root / name
-        # an editable installation keeps the packages side by side
+        # in an editable installation the packages are in one folder
         path = path if path.exists() else root.parent / name
         yield from sorted(path.rglob("*.py")) if path.is_dir() else [path]
 

@@ -1,4 +1,4 @@
-"""``time``: what a step costs with SGD, G-SGD and Path-SGD (path-space paper, Table 6)."""
+"""``time``: the time of a step with SGD, G-SGD and Path-SGD (path-space paper, Table 6)."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def seconds_of_step(model: nn.Module, optimizer: torch.optim.Optimizer, batch: T
 
 
 def run(setting: Setting) -> Record:
-    """Time steps of all optimizers in turn, round by round, so that they share whatever the machine does."""
+    """Time the optimizers in turn, round by round, so that other load has the same effect on all of them."""
     started = time.perf_counter()
     steps, most = setting.budget(STEPS), max(LEAST, setting.budget(MOST))
     data, rows, claims = {}, [], []
@@ -136,7 +136,7 @@ def run(setting: Setting) -> Record:
 def alternate(contenders: Mapping[str, Callable[[], float]], most: int = MOST) -> dict[str, list[float]]:
     """Let contenders take turns until the ratios of their times to the first one's are known to one percent.
 
-    What a machine does meanwhile meets all of them alike. A first turn warms up and is not counted.
+    Other load has the same effect on all of them. The first turn is a warm-up and does not count.
 
     Args:
         contenders: name -> measures one turn, in seconds.
@@ -177,7 +177,7 @@ def _contenders(
         skeleton = ps.trace(model, batch[:2].cpu()).skeleton()
         init_skeleton(model, skeleton)
         model.to(batch.device)
-        # A step so small that no network runs away, whatever the random targets.
+        # so small a rate that no network diverges for any random targets
         optimizer: torch.optim.Optimizer
         if name == "G-SGD":
             optimizer = GSGD(model.named_parameters(), lr=1e-6, skeleton=skeleton, fused=batch.is_cuda or None)

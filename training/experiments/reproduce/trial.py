@@ -1,4 +1,4 @@
-"""One training run as plain data: what a journal can name, a process can be handed, and a table can report."""
+"""A training run and its outcome as plain data, for journals, processes and tables."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from pathspace.training.trainer import Trainer
 
 # How many validation examples the efficiency of a chain is measured on.
 OBSERVED = 64
-# A run that is killed loses no more than this.
+# A killed run loses at most this much work.
 CHECKPOINT_SECONDS = 30.0
 
 
@@ -87,7 +87,7 @@ class Trial:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a run led to; every number comes straight from the trainer.
+    """The outcome of a run, with the numbers of the trainer.
 
     Args:
         train_losses: one per epoch.

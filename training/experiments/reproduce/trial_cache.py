@@ -1,4 +1,4 @@
-"""Many trials: shared by processes, each result kept in a file of its own, so that nothing is done twice."""
+"""Trials shared by several processes, with one file per result, so that no trial runs twice."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from pathspace.training.experiments.reproduce.provenance import code_digest, dat
 from pathspace.training.experiments.reproduce.trial import Outcome, Trial, run_trial
 
 FORMAT = 2
-# Seconds between two looks at what other processes are doing.
+# Seconds between two checks of other processes.
 PAUSE = 0.2
 
 
@@ -61,7 +61,7 @@ class TrialCache:
             return None
 
     def keep(self, trial: Trial, outcome: Outcome) -> None:
-        """Write the outcome of a trial, and what it hangs on.
+        """Write the outcome of a trial and its provenance.
 
         Args:
             trial: what was run.
@@ -187,7 +187,7 @@ def _outcomes(trials: Sequence[Trial], cache: TrialCache, jobs: int) -> Iterator
             waiting.append(trial)
         else:
             yield trial, outcome
-    # A forked process would inherit torch's threads in the state they happen to be in.
+    # A forked process would inherit the state of torch's threads.
     context = multiprocessing.get_context("spawn")
     workers = [
         context.Process(target=_work, args=(waiting, cache.folder), daemon=True)
@@ -202,7 +202,7 @@ def _outcomes(trials: Sequence[Trial], cache: TrialCache, jobs: int) -> Iterator
             waiting = [trial for trial in waiting if trial not in ended]
             yield from ended.items()
     finally:
-        # After an error or an interrupt nothing goes on behind the user's back.
+        # After an error or an interrupt no process continues in the background.
         for worker in workers:
             worker.terminate()
             worker.join()
@@ -211,7 +211,7 @@ def _outcomes(trials: Sequence[Trial], cache: TrialCache, jobs: int) -> Iterator
 
 
 def _turns(waiting: Sequence[Trial], cache: TrialCache) -> Iterator[tuple[Trial, Outcome]]:
-    """Carry out trials, those that other processes are at in the end."""
+    """Run trials; those that run in other processes come last."""
     while waiting:
         busy = []
         for trial in waiting:
@@ -226,7 +226,7 @@ def _turns(waiting: Sequence[Trial], cache: TrialCache) -> Iterator[tuple[Trial,
 
 
 def _work(trials: Sequence[Trial], folder: Path) -> None:
-    """Be one of several processes; whoever started it meets the error that ends it."""
+    """The work of one of several processes; the parent process raises its error."""
     torch.set_num_threads(1)
     try:
         for _ in _turns(trials, TrialCache(folder)):

@@ -1,7 +1,7 @@
-"""Tune on validation data, then test on fresh seeds: the protocol every arm of an experiment goes through.
+"""The protocol of all arms of an experiment: tune on validation data, then test with new seeds.
 
 The learning rate of an arm is chosen with tuning seeds by the validation metric. Then runs with other seeds, which
-had no part in the choice, are shown the test split. Grid, budget and seeds are the same for all arms.
+had no part in the choice, are evaluated on the test split. Grid, budget and seeds are the same for all arms.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Arm:
 
 @dataclass(frozen=True)
 class Measured:
-    """What an arm led to.
+    """The results of an arm.
 
     Args:
         arm: the contender.
@@ -163,7 +163,7 @@ def versus(
     printed: tuple[float, float] | None = None,
     bars: Mapping[str, float] | None = None,
 ) -> Claim:
-    """Put "this arm's test metric is lower than that one's" on trial.
+    """Test the claim "this arm's test metric is lower than that one's".
 
     Args:
         statement: the claim.
@@ -203,7 +203,7 @@ def best_rate(table: dict[float, float]) -> float:
 
 
 def _plain(value: float) -> float | None:
-    # JSON knows no NaN.
+    # (JSON has no NaN)
     return value if math.isfinite(value) else None
 
 

@@ -21,9 +21,9 @@ from pathspace.training.experiments.models.rnn import ReluRNN
 from pathspace.training.task import Split, Task, error_rate, register_task, seeded
 
 TEST_SIZE, VALID_SIZE = 360, 240
-# The split belongs to the task, not to a run: it does not move with the seed of a run.
+# The split is part of the task and does not depend on the seed of a run.
 SPLIT_SEED = 0
-# So does the permutation of the pixels.
+# The same holds for the permutation of the pixels.
 PERMUTATION_SEED = 0
 
 

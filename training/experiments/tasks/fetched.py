@@ -1,4 +1,4 @@
-"""Tasks on data that ``pathspace data fetch`` brings: three on Fashion-MNIST, and ``bible-characters``."""
+"""Tasks with data of ``pathspace data fetch``: three with Fashion-MNIST, and ``bible-characters``."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def bible_characters(
         InputError: the data is not there.
     """
     folder = given("bible-characters", data, "bible")
-    # a verse is its words: book, chapter and number stand before them
+    # without book, chapter and number before the words of each verse
     verses = [re.sub(r"^\S+:\d+ ", "", line) for line in bible_text(folder / "bible.data").splitlines()[1:]]
     cuts = [int(len(verses) * share) for share in (0.0, 0.9, 0.95, 1.0)]
     tokens, vocabulary = tokens_of(["\n".join(verses[a:b]) for a, b in pairwise(cuts)], words=False)

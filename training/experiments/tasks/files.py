@@ -22,12 +22,12 @@ IDX_TYPES = {8: ">u1", 9: ">i1", 11: ">i2", 12: ">i4", 13: ">f4", 14: ">f8"}
 
 
 def find(folder: Path, names: tuple[str, ...], hint: str) -> Path:
-    """Return the first of several files that is there, packed by gzip or not.
+    """Return the first of several files that exists, packed by gzip or not.
 
     Args:
-        folder: where to look.
+        folder: the folder to search.
         names: file names without ``.gz``.
-        hint: where the data comes from.
+        hint: the source of the data.
 
     Returns:
         The file's path.
@@ -64,7 +64,7 @@ def read_idx(path: Path, hint: str) -> np.ndarray:
 
     Args:
         path: the file, packed or not.
-        hint: where the data comes from.
+        hint: the source of the data.
 
     Returns:
         The array, in the machine's own byte order.
@@ -95,13 +95,13 @@ _RECONSTRUCT: Any = np.empty(0).__reduce__()[0]
 
 
 class _ArraysOnly(pickle.Unpickler):
-    """Unpickle dictionaries of arrays, lists and texts; anything else a pickle can do is refused."""
+    """Unpickle dictionaries of arrays, lists and texts; all other contents are errors."""
 
     ALLOWED = frozenset({"_reconstruct", "ndarray", "dtype"})
 
     def find_class(self, module: str, name: str) -> Any:
         if module.split(".", maxsplit=1)[0] == "numpy" and name in self.ALLOWED:
-            # Files of 2009 name a place that later versions of numpy have moved.
+            # Files of 2009 contain a module name that later versions of numpy have changed.
             return _RECONSTRUCT if name == "_reconstruct" else getattr(np, name)
         if (module, name) == ("_codecs", "encode"):
             return lambda text, _code: text.encode("latin1")
@@ -114,7 +114,7 @@ def read_batch(path: Path, labels: str, hint: str) -> tuple[np.ndarray, np.ndarr
     Args:
         path: the file.
         labels: its entry with the labels, ``labels`` or ``fine_labels``.
-        hint: where the data comes from.
+        hint: the source of the data.
 
     Returns:
         Images of shape (N, 3, 32, 32) of unsigned bytes, and N labels.

@@ -1,4 +1,4 @@
-"""The papers' own data, where the user has it: ``--data DIR`` names the folder.
+"""Tasks with the papers' own data in a folder of the user, ``--data DIR``.
 
 ``mnist-28``, ``mnist-98`` and both permuted, ``cifar10``, ``cifar100``, ``ptb``, ``ptb-characters``, ``wikitext-2``,
 ``enwik8``, ``wmt16``. Nothing is downloaded; a missing file is one sentence with the place to get it.
@@ -30,7 +30,7 @@ PTB = "the Penn Treebank of Mikolov has ptb.train.txt, ptb.valid.txt and ptb.tes
 WIKITEXT = "WikiText-2 has wiki.train.tokens, wiki.valid.tokens and wiki.test.tokens"
 ENWIK8 = "enwik8.zip comes from mattmahoney.net/dc and holds the file enwik8"
 WMT = "put one sentence per line into train.en, train.de, valid.en, valid.de, test.en and test.de"
-# The share of the training images that chooses between settings, where the data brings no validation split.
+# One twelfth of the training images is the validation split, if the data have none.
 HELD_OUT = 12
 
 

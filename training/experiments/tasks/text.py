@@ -128,7 +128,7 @@ def language_task(
         loss=token_loss,
         metric=perplexity if words else bits,
         metric_name="perplexity" if words else "bits",
-        # No better than guessing every token alike.
+        # the value for equal probabilities of all tokens
         hopeless=float(vocabulary) if words else math.log2(vocabulary),
         metric_format=".3f",
     )

@@ -1,6 +1,6 @@
 """``number-words``: English numerals in words, translated into German.
 
-The pairs are made by the two languages' own rules: "four hundred twenty-three" and "vierhundertdreiundzwanzig". They
+The pairs follow the rules of both languages: "four hundred twenty-three" and "vierhundertdreiundzwanzig". They
 are exact, there are as many as one wants, and the task is a real one: words merge, and units come before tens.
 :mod:`pathspace.training.experiments.tasks.catalogue` reads messages of programs.
 """
@@ -88,7 +88,7 @@ def english_words(number: int) -> list[str]:
 
 
 def german_words(number: int, last: bool = True) -> list[str]:
-    """Write a number from 0 to 999999 in German, cut into the parts that it is put together of.
+    """Write a number from 0 to 999999 in German, as a list of its parts.
 
     Args:
         number: the number.
@@ -110,7 +110,7 @@ def german_words(number: int, last: bool = True) -> list[str]:
 
 
 def token_accuracy_error(outputs: Tensor, targets: Tensor) -> Tensor:
-    """Return the share of wrong target tokens, padding left out: one minus the paper's accuracy.
+    """Return the share of wrong target tokens without padding: one minus the paper's accuracy.
 
     Args:
         outputs: scores, shape (B, T, V).

@@ -12,7 +12,7 @@ from typing import Any
 from pathspace.errors import InputError, expect_known
 
 UNSAID, NONE = "unsaid", "none"
-# what a recipe consists of, and what each part is called in a sentence
+# the fields of a recipe and their names in a sentence
 FIELDS = {
     "data": "Data",
     "model": "Model",

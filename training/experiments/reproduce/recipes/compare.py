@@ -1,4 +1,4 @@
-"""A run described in the words of a recipe, and the list of all that differs."""
+"""The description of a run with the fields of a recipe, and the list of all differences."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ def describe(trial: Trial, rates: Sequence[float], seeds: int, tuning_seeds: int
 
 
 def differences(cell: Cell, run: Mapping[str, Any]) -> tuple[str, ...]:
-    """List all in which a run differs from a recipe, and all that the recipe leaves open.
+    """List the differences between a run and a recipe, and the fields that the recipe does not state.
 
     Args:
         cell: the recipe.
@@ -140,7 +140,7 @@ def differences(cell: Cell, run: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def same(first: Any, second: Any) -> bool:
-    """Whether two values of a field say the same: lists of rates without regard to order, numbers by value.
+    """Whether two values of a field are equal: lists of rates in any order, numbers by value.
 
     Example:
         >>> same([0.1, 0.01], (0.01, 0.1)), same(1, 1.0), same(0.0, "none")

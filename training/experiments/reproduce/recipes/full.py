@@ -1,4 +1,4 @@
-"""The run that a recipe asks for: ``--scale full``."""
+"""The run of a recipe: ``--scale full``."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from pathspace.training.task import task_options
 
 
 def runnable(cell: Cell) -> str:
-    """Say why a cell cannot be trained by this library; empty where it can.
+    """Return the reason why this library cannot train a cell, or an empty text.
 
     Example:
         >>> from pathspace.training.experiments.reproduce.recipes.cells import load_cells
@@ -109,7 +109,7 @@ def full_arms(table: str, setting: Setting) -> dict[tuple[str, str], Arm]:
 
 
 def listed(pairs: Sequence[tuple[Cell, Arm]], setting: Setting, seeds: int | None = None) -> tuple[str, ...]:
-    """List all in which contenders differ from their recipes: first what holds for all of them.
+    """List the differences between contenders and their recipes, first those of all contenders.
 
     Args:
         pairs: each contender with the cell that it stands for.
