@@ -120,7 +120,12 @@ def histogram(facts: Mapping[str, Any], label: str, across: str) -> Markup:
         if count
     ]
     x = {**_powers(across), "field": "low", "bin": {"binned": True}}
-    y = {"field": "count", "type": "quantitative", "title": None, "axis": {"format": "~s", "tickCount": 4}}
+    if rows and rows[-1]["high"] - rows[0]["low"] < 1:
+        # labels of powers of ten are the same along a shorter axis
+        middle = (rows[-1]["high"] + rows[0]["low"]) / 2
+        x["scale"] = {"zero": False, "nice": False, "domain": [middle - 0.6, middle + 0.6]}
+    counts = {"labelExpr": "datum.value ? format(datum.value, '~s') : '0'", "tickCount": 4}
+    y = {"field": "count", "type": "quantitative", "title": None, "axis": counts}
     encoding = {"x": x, "x2": {"field": "high"}, "y": y, **_tips()}
     return draw({"data": {"values": rows}, "mark": {"type": "bar", "color": BLUE}, "encoding": encoding}, label)
 

@@ -425,6 +425,7 @@ BROKEN: dict[str, tuple[str, str, Run]] = {
     "dropped": ("dropped", "0", Run(lambda: nn.Sequential(nn.Dropout(0.95), *mlp()))),
     "clipped": ("clipped", "", Run(mlp, **SGD, options={"lr": 0.1}, clip=1e-4)),
     "adam-eps": ("optimizer eps", "", Run(mlp, options={"lr": 1e-3, "eps": 1.0})),
+    "no-loss": ("no gradient", "", Run(mlp, loss=lambda z, y: 0 * F.cross_entropy(z, y))),
     "copied": ("untrained", "", Run(mlp, chosen=lambda m: copy.deepcopy(m).parameters())),
     "saturated": ("saturated", "1", Run(lambda: mlp(act=nn.Tanh), spoil=fill("0.bias", 12.0))),
 }

@@ -20,7 +20,7 @@ from zoo.entry import load
 
 import pathspace as ps
 from pathspace.cli_errors import ErrorSentenceGroup
-from pathspace.diagnostics import Report, cli, report
+from pathspace.diagnostics import Report, charts, cli, report
 from pathspace.diagnostics.report import sentences
 from pathspace.diagnostics.report.layers import arrange, describe
 from pathspace.diagnostics.report.measure import Tally, the_values
@@ -507,3 +507,10 @@ def test_inputs_by_position_and_by_keyword() -> None:
     for args, kwargs in (((x, y), {}), ((x,), {"y": y}), ((), {"x": x, "y": y})):
         found = report(Two(), *args, kwargs=kwargs)
         assert found.facts["chain"]["samples"] == 5 and len(found.facts["gradients"]["rows"]) == 2
+
+
+def test_axes_of_nearly_equal_numbers_have_different_labels() -> None:
+    for width in (0.01, 0.1, 0.9):
+        facts = {"edges": [0.0, width], "counts": [2955]}
+        labels = re.findall(r"<text[^>]*>([^<]*)<", str(charts.histogram(facts, "multipliers", "size")))
+        assert len(labels) > 6 and len(set(labels)) == len(labels) and "0k" not in labels

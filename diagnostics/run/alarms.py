@@ -467,7 +467,12 @@ RULES = (
         _pulled_back,
         "Scale the branch down at the start (zero-initialise its last layer), or train it with a penal connection.",
     ),
-    Rule("no gradient", _no_gradient, "Look for detach, no_grad or an output that the loss does not use."),
+    Rule(
+        "no gradient",
+        _no_gradient,
+        "Look for detach, no_grad or an output that the loss does not use.",
+        frozenset({"slow"}),
+    ),
     Rule(
         "clipped",
         _clipped,

@@ -129,7 +129,8 @@ def paragraph(found: dict[str, Any]) -> str:
         f"process's own time): a measured step takes {found['row']:.2f} s more, which is {found['share']:.1%} at the "
         f"default cadence. The {first} before the hundredth take {early:.1f} s together, so what is measured is 2 % of "
         f"a run of {enough} steps, and less of longer ones. Tracing takes {found['tracing']:.1f} s, once. Runs of "
-        f"{pairs[0]['steps']} steps with the callback against runs without, in pairs: {overheads}; so short a run is "
+        f"{pairs[0]['steps']} steps with the callback against runs without, in {'pairs' if pairs[1:] else 'a pair'}: "
+        f"{overheads}; so short a run is "
         f"{'' if pairs[0]['traced'] else 'not '}traced.\n"
     )
 
