@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 DOCS = Path(__file__).parent
-MARK = "<!-- measured -->"
+MARK = "<!-- comparisons -->"
 
 
 def on_page_markdown(markdown: str, **_: Any) -> str:
