@@ -29,6 +29,7 @@ def compare() -> ModuleType:
 def test_every_record_of_a_comparison_is_on_the_page(compare: ModuleType) -> None:
     text = compare.on_page_markdown((DOCS / "compare.md").read_text(encoding="utf-8"))
     assert compare.MARK not in text
+    assert [page.name for page in DOCS.rglob("*.md") if compare.MARK in page.read_text("utf-8")] == ["compare.md"]
     records = [json.loads(path.read_text(encoding="utf-8")) for path in (DOCS / "data").glob("*.json")]
     entries = [entry for one in records if isinstance(one, dict) for entry in one.get("head_to_head", ())]
     assert entries and all(f"| {entry['against']} | {entry['what']} |" in text for entry in entries)
