@@ -23,7 +23,7 @@ from pathspace.cli_errors import ErrorSentenceGroup
 from pathspace.diagnostics import Report, charts, cli, report
 from pathspace.diagnostics.report import sentences
 from pathspace.diagnostics.report.layers import arrange, describe
-from pathspace.diagnostics.report.measure import Tally, the_values
+from pathspace.diagnostics.report.measure import Tally, path_value_facts
 from pathspace.diagnostics.report.page import _embedded
 from pathspace.progress import stage_line
 
@@ -197,7 +197,7 @@ def test_histograms_are_those_of_the_path_values() -> None:
     torch.manual_seed(0)
     model, x = residual()
     skeleton = ps.trace(model, x).skeleton(rule="magnitude")
-    found = the_values(skeleton)
+    found = path_value_facts(skeleton)
     exact = skeleton.basis().values().abs().log10().numpy()
     finite = exact[np.isfinite(exact)]
     assert found["values"]["count"] == len(finite)

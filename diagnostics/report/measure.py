@@ -63,7 +63,7 @@ def _one_line(text: str) -> str:
     return text if len(text) <= 400 else text[:400].rsplit(" ", 1)[0] + " ..."
 
 
-def the_model(subject: Subject, explanation: Explanation) -> Facts:
+def model_facts(subject: Subject, explanation: Explanation) -> Facts:
     """Name, size, mode and inputs of the model, and the numbers of parameters inside and outside path space."""
     model, graph = subject.model, explanation.graph
     shapes = [
@@ -88,7 +88,7 @@ def the_model(subject: Subject, explanation: Explanation) -> Facts:
     }
 
 
-def the_account(explanation: Explanation) -> Facts:
+def parameter_table(explanation: Explanation) -> Facts:
     """All parameters, and all operations that fixed a scale."""
     return {
         "parameters": [{**asdict(entry), "status": entry.status} for entry in explanation.parameters],
@@ -96,13 +96,13 @@ def the_account(explanation: Explanation) -> Facts:
     }
 
 
-def the_certificate(subject: Subject, options: Mapping[str, Any]) -> Facts:
+def certificate_facts(subject: Subject, options: Mapping[str, Any]) -> Facts:
     """The verdicts of :func:`pathspace.verify` with their evidence."""
     certificate = verify(subject.model, *subject.args, kwargs=subject.kwargs, **options)
     return certificate.to_dict()
 
 
-def the_proof(skeleton: Skeleton, name: str) -> Facts:
+def proof_facts(skeleton: Skeleton, name: str) -> Facts:
     """The proof of Theorem 3, and the verdict of the independent checker."""
     units = skeleton.graph.num_units
     if units > MOST_PROOF:
@@ -122,7 +122,7 @@ def the_proof(skeleton: Skeleton, name: str) -> Facts:
     }
 
 
-def the_values(skeleton: Skeleton) -> Facts:
+def path_value_facts(skeleton: Skeleton) -> Facts:
     """Histograms of ``log10 |path value|`` and of ``log10`` of the learning rate's multiplier, over all basis paths."""
     values, multipliers = Tally(), Tally()
     for weights, scales in log_factors(skeleton, zeros=True):
@@ -195,7 +195,7 @@ class Tally:
         return self.high
 
 
-def the_chain(subject: Subject) -> Facts:
+def chain_facts(subject: Subject) -> Facts:
     """The residual additions as a Markov chain, observed on all batches."""
     chain = MarkovChain.trace(subject.model, *subject.args, kwargs=subject.kwargs)
     if not len(chain):
@@ -206,12 +206,12 @@ def the_chain(subject: Subject) -> Facts:
     return {"sentence": chain.sentence(), **record.to_dict(), **more, "dismissed": len(chain.dismissed)}
 
 
-def the_alarms(subject: Subject, explanation: Explanation, chain: ChainRecord | None = None) -> Facts:
+def alarm_facts(subject: Subject, explanation: Explanation, chain: ChainRecord | None = None) -> Facts:
     """Problems of the model on its batches, by the rules for watched runs."""
     return {"alarms": [asdict(alarm) for alarm in examine(subject, explanation.graph, chain)]}
 
 
-def the_signal(subject: Subject) -> Facts:
+def signal_facts(subject: Subject) -> Facts:
     """Variance and gains of every layer."""
     if subject.weights > MOST_SIGNAL:
         return {
@@ -241,7 +241,7 @@ def the_signal(subject: Subject) -> Facts:
     return {"rows": rows, "notes": list(table.notes)}
 
 
-def the_gradients(subject: Subject) -> Facts:
+def gradient_facts(subject: Subject) -> Facts:
     """Gradient RMS of every parameter tensor, over all batches."""
     if subject.weights > MOST_SIGNAL:
         return {
@@ -254,7 +254,7 @@ def the_gradients(subject: Subject) -> Facts:
     return {"rows": rows, "imbalance": imbalance(table), "notes": notes}
 
 
-def the_degeneracy(subject: Subject, explanation: Explanation) -> Facts:
+def degeneracy_facts(subject: Subject, explanation: Explanation) -> Facts:
     """Directions of parameter space that do not change the outputs on the batch, by cause."""
     trainable = sum(p.numel() for p in subject.model.parameters() if p.requires_grad)
     if trainable > MOST_DEGENERACY:

@@ -131,20 +131,20 @@ def report(
         skeleton = explanation.graph.skeleton(rule=rule, seed=seed)
         walks = _walkable(skeleton)
         facts: dict[str, Facts] = {
-            "model": measure.the_model(subject, explanation),
-            "account": measure.the_account(explanation),
+            "model": measure.model_facts(subject, explanation),
+            "account": measure.parameter_table(explanation),
             "graph": describe(skeleton, walks),
         }
     options = {"norm_eps": norm_eps, "rule": rule, "seed": seed}
     parts: dict[str, tuple[str, str, Callable[[], Facts]]] = {
-        "certificate": ("verifying", "The certificate", lambda: measure.the_certificate(subject, options)),
-        "proof": ("judging the proof", "The proof", lambda: measure.the_proof(skeleton, type(model).__name__)),
-        "values": ("path values", "The distribution of path values", lambda: measure.the_values(walks)),
-        "chain": ("Markov chain", "The Markov chain", lambda: measure.the_chain(subject)),
-        "signal": ("signal by depth", "Signal propagation", lambda: measure.the_signal(subject)),
-        "gradients": ("gradients", "The size of gradients", lambda: measure.the_gradients(subject)),
-        "alarms": ("what is wrong", "What is wrong", lambda: measure.the_alarms(subject, explanation)),
-        "degeneracy": ("degeneracy", "Degeneracy", lambda: measure.the_degeneracy(subject, explanation)),
+        "certificate": ("verifying", "The certificate", lambda: measure.certificate_facts(subject, options)),
+        "proof": ("judging the proof", "The proof", lambda: measure.proof_facts(skeleton, type(model).__name__)),
+        "values": ("path values", "The distribution of path values", lambda: measure.path_value_facts(walks)),
+        "chain": ("Markov chain", "The Markov chain", lambda: measure.chain_facts(subject)),
+        "signal": ("signal by depth", "Signal propagation", lambda: measure.signal_facts(subject)),
+        "gradients": ("gradients", "The size of gradients", lambda: measure.gradient_facts(subject)),
+        "alarms": ("what is wrong", "What is wrong", lambda: measure.alarm_facts(subject, explanation)),
+        "degeneracy": ("degeneracy", "Degeneracy", lambda: measure.degeneracy_facts(subject, explanation)),
     }
     for name, (doing, what, work) in parts.items():
         with steps(doing):

@@ -20,13 +20,13 @@ from torch import Tensor
 
 from pathspace import InputError, Skeleton
 from pathspace.training.optim.kernels import groups
-from pathspace.training.optim.pathwise import PathOptimizer, Rule, Step
+from pathspace.training.optim.pathwise import PathOptimizer, Step, StepRule
 from pathspace.training.optim.settings import check_bound, modes, number, pair
 from pathspace.training.optim.space import Manner
 
 
 @dataclass(frozen=True)
-class Moments(Rule):
+class GAdamStep(StepRule):
     """Adam on path values."""
 
     manner: Manner
@@ -258,7 +258,7 @@ class GAdam(PathOptimizer):
             "differentiable": differentiable,
         }
         manner = Manner(True, max_multiplier, relative, "" if max_multiplier else ", pass max_multiplier=1.0")
-        super().__init__(params, defaults, skeleton, min_ratio, Moments(manner))
+        super().__init__(params, defaults, skeleton, min_ratio, GAdamStep(manner))
 
 
-__all__ = ["GAdam", "Moments"]
+__all__ = ["GAdam", "GAdamStep"]

@@ -24,7 +24,7 @@ from torch import Tensor
 from pathspace import InputError, Skeleton
 from pathspace.training.optim.kernels import descend
 from pathspace.training.optim.layout import PLAIN
-from pathspace.training.optim.pathwise import PathOptimizer, Rule, Step
+from pathspace.training.optim.pathwise import PathOptimizer, Step, StepRule
 from pathspace.training.optim.settings import check_bound, modes, number
 from pathspace.training.optim.space import Manner, Slot
 
@@ -60,7 +60,7 @@ class Together:
 
 
 @dataclass(frozen=True)
-class Descent(Rule):
+class GSGDStep(StepRule):
     """Gradient descent on path values, with the momentum and decay of the groups.
 
     Args:
@@ -268,7 +268,7 @@ class GSGD(PathOptimizer):
             "differentiable": differentiable,
         }
         manner = Manner(False, max_multiplier, relative, "" if max_multiplier else ", pass max_multiplier=1.0")
-        super().__init__(params, defaults, skeleton, min_ratio, Descent(manner))
+        super().__init__(params, defaults, skeleton, min_ratio, GSGDStep(manner))
 
 
-__all__ = ["GSGD", "Descent"]
+__all__ = ["GSGD", "GSGDStep"]

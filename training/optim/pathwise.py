@@ -73,7 +73,7 @@ class Step:
         return self.space.setting(self.groups, name, place)
 
 
-class Rule(ABC):
+class StepRule(ABC):
     """How path values change in a step; each optimizer on path values has its own rule."""
 
     manner: Manner
@@ -119,7 +119,7 @@ class PathOptimizer(Optimizer):
     """
 
     def __init__(
-        self, params: Iterable[Any], defaults: dict[str, Any], skeleton: Skeleton, min_ratio: float, rule: Rule
+        self, params: Iterable[Any], defaults: dict[str, Any], skeleton: Skeleton, min_ratio: float, rule: StepRule
     ) -> None:
         owner = type(self).__name__
         expect_arguments(owner, skeleton=skeleton)
@@ -378,4 +378,4 @@ class PathOptimizer(Optimizer):
             self._kept[name].copy_(value)
 
 
-__all__ = ["PathOptimizer", "Rule", "Step"]
+__all__ = ["PathOptimizer", "Step", "StepRule"]
