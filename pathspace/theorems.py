@@ -263,6 +263,13 @@ def theorem3(
         every = modular_rank(vectors)
         if exhaustive or every == wanted:
             words += f"; {len(vectors):,} paths of the network have rank {every:,}"
+            idle = int((~vectors.any(0)).sum())
+            if exhaustive and idle:
+                # the outputs read only a part of what these weights lead to, for instance one token of several
+                words += (
+                    f", and {idle:,} of the {vectors.shape[1]:,} weights are on none of them: the model computes "
+                    f"values from these and drops them"
+                )
             holds = holds and every == wanted
             rank, matrix = every, "rank of paths of the network"
     return {"holds": holds, "evidence": words, "matrix": matrix}, rank, "exact"

@@ -355,3 +355,20 @@ def test_a_graph_that_was_traced_already_is_not_traced_again() -> None:
         ps.verify(copy.deepcopy(model), x, graph=graph)
     with pytest.raises(ps.InputTypeError, match="as its graph"):
         ps.verify(model, x, graph=model)  # type: ignore[arg-type]
+
+
+class _OnlyTheFirstToken(nn.Module):
+    """Adds a vector to each of five tokens, and reads the first token."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.enter, self.leave = nn.Linear(3, 4), nn.Linear(4, 2)
+        self.places = nn.Parameter(torch.randn(5, 4))
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        return self.leave(torch.relu(self.enter(tokens) + self.places)[:, 0])
+
+
+def test_weights_of_dropped_values_are_named() -> None:
+    third = ps.verify(_OnlyTheFirstToken(), torch.randn(2, 5, 3)).theorem3
+    assert not third["holds"] and "16 of the 46 weights are on none of them" in third["evidence"]
