@@ -58,7 +58,7 @@ def language(setting: Setting) -> Record:
         [arm for _, arm in pairs],
         duels,
         name="language",
-        title="Language model: a stack of four ReLU recurrent layers",
+        title="Language model: a stack of ReLU recurrent layers",
         source="Path space for recurrent neural networks with ReLU activations, Figure 4",
         paper=Table(
             ("data", "finding"),
