@@ -35,7 +35,8 @@
     show();
   };
   const reset = () => {
-    box.scale = Math.min(1, size().w / whole.w);
+    // the smallest text has 10 px and must not fall below 9 on a telephone, which shows a part of the graph instead
+    box.scale = Math.min(1, Math.max(size().w < 600 ? 0.9 : 0, size().w / whole.w));
     box.x = 0; box.y = 0;
     show();
   };
