@@ -18,7 +18,7 @@ from pathlib import Path
 
 BLOCK = re.compile(r"```python\n(.*?)```(?:\n\n```text\n(.*?)```)?", re.DOTALL)
 # a block that is the content of a file, and lines that are typed
-FILE = re.compile(r"`([\w./]+)` holds[^\n]*\n\n```\w+\n(.*?)```", re.DOTALL)
+FILE = re.compile(r"`([\w./]+)` contains[^\n]*\n\n```\w+\n(.*?)```", re.DOTALL)
 COMMAND = re.compile(r"^\$ pathspace (.*)$", re.MULTILINE)
 
 

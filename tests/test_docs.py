@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from run_page import BLOCK, outputs
+from run_page import BLOCK, COMMAND, FILE, outputs
 
 import pathspace
 from pathspace import diagnostics, training
@@ -258,6 +258,12 @@ for all activations together, several for one operand each.
 def test_the_page_of_operations_is_that_of_the_registry() -> None:
     text = (ROOT / "docs" / "operations.md").read_text()
     assert text == operations_page(), "write it again: python tests/test_docs.py"
+
+
+def test_the_files_that_the_readme_runs_are_written_by_it() -> None:
+    text = (ROOT / "README.md").read_text()
+    used = {word.split(":")[0] for line in COMMAND.findall(text) for word in line.split() if ".py:" in word}
+    assert used == {name for name, _ in FILE.findall(text)} != set()
 
 
 if __name__ == "__main__":
