@@ -35,10 +35,9 @@ def image(setting: Setting) -> Record:
     if setting.scale == "full":
         full_arms("markov-chain-table-2", setting)  # refuses: the paper's images and recipe are not to be had
     if setting.scale == "fetched":
-        base, rates = _fashion(setting, "momentum", 6, "resnet", 8, 8, FASHION), RATES
+        base, rates = _clothes(setting, "momentum", "resnet", 8, 8, FASHION), RATES
     else:
-        options: tuple[tuple[str, Any], ...] = (("hidden", 8), ("network", "residual"), ("depth", 3))
-        base, rates = Trial("digits-images", "adam", 0, 0, setting.budget(10), BATCH, options=options), ADAM_RATES
+        base, rates = _digits(setting, "adam", 10, "residual", 8, 3), ADAM_RATES
     *small, large = taus = TAUS[setting.scale]
     arms = [Arm(_label("baseline", tau), replace(base, tau=tau), rates) for tau in (0.0, *taus)]
     claims = {f"tau = {tau:g}": tau for tau in small} | {f"a large tau ({large:g})": large}
@@ -87,15 +86,14 @@ def depth(setting: Setting) -> Record:
         ]
     else:
         pairs, duels = [], []
-        base = Trial("digits-images", "momentum", 0, 0, setting.budget(8), BATCH)
-        tau = 3e-7 if setting.scale == "fetched" else 3e-4
-        rates = RATES if setting.scale == "fetched" else DEPTH_RATES
+        fetched = setting.scale == "fetched"
+        tau, rates = (3e-7, RATES) if fetched else (3e-4, DEPTH_RATES)
         for layers in DEPTHS:
             plain = f"{layers} layers"
-            if setting.scale == "fetched":
-                base = _fashion(setting, "momentum", 6, "resnet", 8, layers, FASHION)
+            if fetched:
+                base = _clothes(setting, "momentum", "resnet", 8, layers, FASHION)
             else:
-                base = replace(base, options=(("hidden", 4), ("network", "resnet"), ("depth", layers)))
+                base = _digits(setting, "momentum", 8, "resnet", 4, layers)
             for strength, column in ((0.0, "ResNet"), (tau, "Markov chain")):
                 trial = replace(base, tau=strength)
                 pairs.append((cells["CIFAR-10, 20 layers", column], Arm(_label(plain, strength), trial, rates)))
@@ -138,10 +136,10 @@ def rcnn(setting: Setting) -> Record:
             for column in columns
         ]
     else:
-        options = (("hidden", 8), ("network", "recurrent"), ("depth", 2))
-        base = Trial("digits-images", "sgd", 0, 0, setting.budget(10), BATCH, options=options)
         if setting.scale == "fetched":
-            base = _fashion(setting, "sgd", 6, "recurrent", 16, 2)
+            base = _clothes(setting, "sgd", "recurrent", 16, 2)
+        else:
+            base = _digits(setting, "sgd", 10, "recurrent", 8, 2)
         base = replace(base, init="unit-skeleton")
         pairs = [
             (cells[label, "MNIST RCNN-32"], Arm(label, replace(base, optimizer=kind), RATES))
@@ -169,18 +167,18 @@ def rcnn(setting: Setting) -> Record:
     return record
 
 
-def _fashion(
-    setting: Setting,
-    optimizer: str,
-    epochs: int,
-    network: str,
-    width: int,
-    depth: int,
-    data: tuple[tuple[str, Any], ...] = (),
+def _digits(setting: Setting, optimizer: str, epochs: int, network: str, width: int, depth: int) -> Trial:
+    """Return a run on the embedded digits."""
+    options = (("hidden", width), ("network", network), ("depth", depth))
+    return Trial("digits-images", optimizer, 0, 0, setting.budget(epochs), BATCH, options=options)
+
+
+def _clothes(
+    setting: Setting, optimizer: str, network: str, width: int, depth: int, data: tuple[tuple[str, Any], ...] = ()
 ) -> Trial:
-    """Return a run on Fashion-MNIST whose learning rate falls to 0 in a straight line."""
-    options: tuple[tuple[str, Any], ...] = (("hidden", width), ("network", network), ("depth", depth), *data)
-    return Trial("fashion-images", optimizer, 0, 0, setting.budget(epochs), BATCH, options=options, schedule="linear")
+    """Return a run of 6 epochs on Fashion-MNIST whose learning rate falls linearly to 0."""
+    options = (("hidden", width), ("network", network), ("depth", depth), *data)
+    return Trial("fashion-images", optimizer, 0, 0, setting.budget(6), BATCH, options=options, schedule="linear")
 
 
 def _printed(cells: dict[tuple[str, str], Cell], row: str) -> tuple[float, float]:
