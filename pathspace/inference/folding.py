@@ -6,7 +6,9 @@ mask removes, and which entries of a tensor are exactly zero.
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Mapping, Sequence
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -66,4 +68,40 @@ def _is_number(shown: Any) -> bool:
     return isinstance(shown, int | float | bool)
 
 
-__all__ = ["folded"]
+def constant_of(wanted: fx.Node, module: fx.GraphModule, values: Mapping[str, Any]) -> Tensor | None:
+    """The value of a node that depends only on constants.
+
+    Args:
+        wanted: a node of the graph.
+        module: the graph.
+        values: placeholder name -> activation, with or without a known value.
+
+    Returns:
+        The value, or ``None`` if the node depends on anything else.
+    """
+    pending, needed = [wanted], {wanted}
+    while pending:
+        node = pending.pop()
+        if node.op == "placeholder" and value_of(values.get(node.name)) is None:
+            return None
+        new = [operand for operand in node.all_input_nodes if operand not in needed]
+        pending += new
+        needed.update(new)
+    known: dict[fx.Node, Any] = {}
+    for node in sorted(needed):
+        if node.op == "placeholder":
+            known[node] = values[node.name]
+        elif node.op == "get_attr":
+            held = attrgetter(str(node.target))(module)
+            known[node] = with_value(held) if isinstance(held, Tensor) else held
+        elif node.target is operator.getitem:
+            known[node] = known[node.args[0]][node.args[1]]  # type: ignore[index]
+        else:
+            args, kwargs = fx.node.map_arg((node.args, node.kwargs), known.__getitem__)
+            known[node] = folded(node, args, kwargs)
+        if known[node] is None:
+            return None
+    return value_of(known[wanted])
+
+
+__all__ = ["constant_of", "folded"]

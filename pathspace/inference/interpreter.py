@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
 from torch import Tensor, dtype, fx, strided
@@ -14,6 +14,7 @@ from pathspace.capture import Captured, first_line, place
 from pathspace.errors import InputError, PathspaceError, UnsupportedError
 from pathspace.inference.decompose import decomposed
 from pathspace.inference.folding import folded
+from pathspace.inference.liveness import Live, live_elements, without_dead
 from pathspace.inference.regions import REGIONS
 from pathspace.inference.registry import RULES, operation_name
 from pathspace.inference.rules.normalization import WITH_STATISTICS
@@ -68,7 +69,8 @@ def interpret(
     for node in captured.graph.graph.nodes:
         if node.op == "placeholder":
             values[node.name] = _placeholder(node, captured, semantics)
-    outputs = Walk(semantics, strict).run(captured.graph, values)
+    live = live_elements(captured.graph, values) if semantics.drops_dead else {}
+    outputs = Walk(semantics, strict, live=live).run(captured.graph, values)
     semantics.place = Place("output")
     flat = []
     for number, value in enumerate(flat_values(outputs)):
@@ -159,11 +161,13 @@ class Walk(Generic[S]):
         semantics: the interpretation.
         strict: raise an error for an operation without a rule that fixes a scale.
         outer: module and source line of the region, for operations that have none.
+        live: operation -> mask of the elements that reach an output, if not all do.
     """
 
     semantics: S
     strict: bool = False
     outer: tuple[str, str] = ("", "")
+    live: Mapping[str, Live] = field(default_factory=dict)
 
     def run(self, module: fx.GraphModule, values: Mapping[str, Any]) -> Any:
         """Interpret a graph whose placeholders have the given values.
@@ -189,7 +193,7 @@ class Walk(Generic[S]):
             if node.op == "get_attr":
                 env[node.name] = _attribute(module, str(node.target))
             elif node.op == "call_function":
-                env[node.name] = self.call(node, env, number)
+                env[node.name] = self.live_part(node, env, number)
             for source in dead.get(node, ()):
                 env.pop(source.name, None)
         return None
@@ -199,6 +203,13 @@ class Walk(Generic[S]):
         names = [node.name for node in module.graph.nodes if node.op == "placeholder"]
         within = Walk(self.semantics, self.strict, (self.semantics.place.module, self.semantics.place.source))
         return within.run(module, dict(zip(names, operands, strict=False)))
+
+    def live_part(self, node: fx.Node, env: Mapping[str, Any], run: int) -> Any:
+        """Interpret one operation as far as its result reaches an output; the rest counts as zero."""
+        live = self.live.get(node.name, True)
+        if live is False:
+            return pytree.tree_map(lambda shown: constant(shape_of(shown), NEUTRAL), node.meta["val"])
+        return without_dead(self.call(node, env, run), live)
 
     def call(self, node: fx.Node, env: Mapping[str, Any], run: int) -> Any:
         """Interpret one operation."""

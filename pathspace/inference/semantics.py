@@ -51,6 +51,8 @@ class Semantics(ABC):
 
     # whether elements at the border of a padded tensor are treated like those inside
     uniform = True
+    # whether elements that reach no output are left out
+    drops_dead = False
 
     def __init__(self, offsets: dict[str, int], shapes: dict[str, tuple[int, ...]]) -> None:
         self.offsets = offsets

@@ -107,6 +107,8 @@ class Gather:
 class Scales(Semantics):
     """The interpretation whose nodes are units: elements that must share a scale are unified."""
 
+    drops_dead = True
+
     def __init__(self, offsets: dict[str, int], shapes: dict[str, tuple[int, ...]]) -> None:
         super().__init__(offsets, shapes)
         self.equations = Relations()

@@ -34,6 +34,7 @@ class Unrolled(Semantics):
     """
 
     uniform = False
+    drops_dead = True
 
     def __init__(
         self, offsets: dict[str, int], shapes: dict[str, tuple[int, ...]], max_steps: int | None = None

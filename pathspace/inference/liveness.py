@@ -1,0 +1,264 @@
+"""Which elements of a captured graph reach an output: one pass from the outputs to the inputs.
+
+A model can compute values that it never reads, for example a sum over all tokens of which only the first is classified.
+Such elements restrict no scale, and weights that only they depend on lie on no path. An element counts as live unless
+it certainly has no effect: an operation without a case below needs all elements of its operands.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+from torch.utils import _pytree as pytree
+
+from pathspace.inference.folding import constant_of
+from pathspace.inference.registry import facts_of, operation_name
+from pathspace.inference.rules.normalization import WITH_STATISTICS
+from pathspace.inference.values import NEUTRAL, compress, distinct
+
+# all elements, none, or a mask of them
+Live = bool | Tensor
+Operands = Iterable[tuple[fx.Node, Live]]
+
+# of larger tensors all elements are live
+LARGEST = 1 << 24
+# kinds of operations that can leave out elements even if their whole result is live
+LEAVE_OUT = frozenset(["part", "split", "pick", "write"])
+# elementwise, but with an operand for each channel
+BY_CHANNEL = "aten.prelu"
+
+
+def live_elements(module: fx.GraphModule, values: Mapping[str, Any]) -> dict[str, Live]:
+    """The operations of whose result some elements reach no output.
+
+    Args:
+        module: a captured graph, whose nodes have fake results in ``meta["val"]``.
+        values: placeholder name -> activation; those with a known value can be indices.
+
+    Returns:
+        Name of a node -> mask of the elements that reach an output, or ``False`` if none does.
+
+    Example:
+        >>> from torch.fx.experimental.proxy_tensor import make_fx
+        >>> first = make_fx(lambda x: torch.relu(x)[:, 0], tracing_mode="fake")(torch.randn(1, 3))
+        >>> {name: mask.tolist() for name, mask in live_elements(first, {}).items() if name == "relu"}
+        {'relu': [[True, False, False]]}
+    """
+    backward = _Backward(module, values)
+    for node in reversed(module.graph.nodes):
+        if node.op == "output" or (node.op == "call_function" and _acts(node)):
+            backward.mark((operand, True) for operand in node.all_input_nodes)
+        elif node.op == "call_function":
+            backward.visit(node)
+    return backward.found
+
+
+def without_dead(ids: Any, live: Live) -> Any:
+    """Activations with exact zeros, which can have any scale, in place of the elements that reach no output."""
+    if not isinstance(ids, Tensor) or isinstance(live, bool):
+        return ids
+    if any(hasattr(ids, name) for name in ("known", "base", "buffer_name")):
+        return ids
+    return compress(torch.where(distinct(live), distinct(ids), NEUTRAL).expand(ids.shape))
+
+
+class _Backward:
+    """The pass through one graph.
+
+    Attributes:
+        found: what :func:`live_elements` returns.
+    """
+
+    def __init__(self, module: fx.GraphModule, values: Mapping[str, Any]) -> None:
+        self.module, self.values = module, values
+        self.found: dict[str, Live] = {}
+        self._live: dict[fx.Node, Live] = {}
+        # operation with several results -> number of the result -> its live elements
+        self._parts: dict[fx.Node, dict[int, Live]] = {}
+
+    def mark(self, operands: Operands) -> None:
+        """Add live elements of operands."""
+        for operand, live in operands:
+            self._live[operand] = _either(self._live.get(operand, False), live)
+
+    def visit(self, node: fx.Node) -> None:
+        """Mark the operands of one operation, after all operations that read its result."""
+        live = self._live.get(node, False)
+        parts = {} if live is True else self._parts.get(node, {})
+        if parts:
+            live = any(part is not False for part in parts.values())
+        if live is not True:
+            self.found[node.name] = live
+        if live is False:
+            return
+        if node.target is operator.getitem:
+            source, number = node.args
+            results = self._parts.setdefault(source, {})  # type: ignore[arg-type]
+            results[number] = _either(results.get(number, False), live)  # type: ignore[index, arg-type]
+            return
+        operands = self._operands(node, live, parts)
+        self.mark([(operand, True) for operand in node.all_input_nodes] if operands is None else operands)
+
+    def _operands(self, node: fx.Node, live: Live, parts: Mapping[int, Live]) -> Operands | None:
+        """The live elements of the operands of an operation, or ``None`` if it needs all of them."""
+        name, facts = operation_name(node.target), facts_of(node)
+        if not all(_is_fixed(operand.meta.get("val")) for operand in node.all_input_nodes):
+            return None
+        if name in WINDOWS:
+            return _under_windows(node, live)
+        if facts.linear == "jointly" and facts.coefficients != "real" and not facts.elementwise:
+            crops = facts.kind == "padding" and any(isinstance(n, int) and n < 0 for n in pytree.tree_leaves(node.args))
+            return self._transposed(node, live, parts) if live is not True or crops or facts.kind in LEAVE_OUT else None
+        if isinstance(live, bool):
+            return None
+        if facts.elementwise and name != BY_CHANNEL:
+            return [(operand, _fit(live, operand.meta["val"].shape)) for operand in node.all_input_nodes]
+        return MIXING[name](node, live) if name in MIXING else None
+
+    def _transposed(self, node: fx.Node, live: Live, parts: Mapping[int, Live]) -> Operands | None:
+        """The transpose of a linear map with coefficients that are 0 or positive, applied to the mask of its result."""
+        operands = node.all_input_nodes
+        data = [operand for operand in operands if operand.meta["val"].is_floating_point()]
+        large = sum(operand.meta["val"].numel() for operand in operands) > LARGEST
+        if large or all(operand.op != "call_function" for operand in data):
+            return None
+        given: dict[fx.Node, Any] = {operand: torch.zeros(operand.meta["val"].shape) for operand in data}
+        for operand in operands:
+            if operand not in given and (value := constant_of(operand, self.module, self.values)) is not None:
+                given[operand] = value
+        if len(given) < len(operands):
+            return None
+        try:
+            with torch.enable_grad():
+                inputs = [given[operand].requires_grad_() for operand in data]
+                args, kwargs = fx.node.map_arg((node.args, node.kwargs), given.__getitem__)
+                results = pytree.tree_leaves(node.target(*args, **kwargs))  # type: ignore[operator]
+            masks = [_mask(parts.get(i, False) if parts else live, one.shape) for i, one in enumerate(results)]
+            found = torch.autograd.grad(results, inputs, [mask.float() for mask in masks], allow_unused=True)
+        except Exception:
+            # (an operation that cannot run here, for example because it writes into its operand)
+            return None
+        marks: dict[fx.Node, Live] = dict.fromkeys(operands, True)
+        marks.update((one, False if grad is None else _short(grad != 0)) for one, grad in zip(data, found, strict=True))
+        return marks.items()
+
+
+def _acts(node: fx.Node) -> bool:
+    """Whether an operation may have an effect besides its results, or has other results than tensors."""
+    shown = node.meta.get("val")
+    if node.target is operator.getitem:
+        return not (isinstance(node.args[0], fx.Node) and isinstance(node.args[1], int) and _is_fixed(shown))
+    if not isinstance(node.target, torch._ops.OpOverload) or operation_name(node.target) in WITH_STATISTICS:
+        return True
+    leaves = pytree.tree_leaves(shown)
+    return not leaves or not all(map(_is_fixed, leaves))
+
+
+def _is_fixed(shown: Any) -> bool:
+    """Whether a node's result is a tensor whose sizes do not depend on data."""
+    return isinstance(shown, Tensor) and all(isinstance(size, int) for size in shown.shape)
+
+
+def _either(first: Live, second: Live) -> Live:
+    if first is True or second is True:
+        return True
+    if isinstance(first, bool) or isinstance(second, bool):
+        return second if first is False else first
+    return _short(first | second)
+
+
+def _short(mask: Tensor) -> Live:
+    """A mask, or whether all or no elements are in it."""
+    small = compress(mask)
+    first = bool(distinct(small).any())
+    return first if not first or bool(distinct(small).all()) else small
+
+
+def _mask(live: Live, shape: torch.Size) -> Tensor:
+    return live if isinstance(live, Tensor) else torch.tensor(live).expand(shape)
+
+
+def _fit(mask: Tensor, shape: torch.Size) -> Live:
+    """The mask of an operand that was broadcast to the mask's shape."""
+    while mask.dim() > len(shape):
+        mask = mask.any(0)
+    for dim, size in enumerate(shape):
+        if size == 1 < mask.shape[dim]:
+            mask = mask.any(dim, keepdim=True)
+    return _short(mask)
+
+
+def _others(node: fx.Node, marks: dict[fx.Node, Live]) -> Operands:
+    """All elements of the operands that have no mask."""
+    return {operand: marks.get(operand, True) for operand in node.all_input_nodes}.items()
+
+
+def _linear(node: fx.Node, live: Tensor) -> Operands | None:
+    x: Any = node.args[0]
+    return _others(node, {x: _short(live.any(-1, keepdim=True).expand(x.meta["val"].shape))})
+
+
+def _matrix_product(node: fx.Node, live: Tensor) -> Operands | None:
+    """``x @ y`` and ``b + x @ y``."""
+    *_, x, y = node.all_input_nodes
+    if (x, y) != node.args[len(node.args) - 2 :] or min(x.meta["val"].dim(), y.meta["val"].dim()) < 2:
+        return None
+    first, second = x.meta["val"].shape, y.meta["val"].shape
+    rows = live.any(-1, keepdim=True).expand(*live.shape[:-1], first[-1])
+    columns = live.any(-2, keepdim=True).expand(*live.shape[:-2], second[-2], live.shape[-1])
+    marks = {x: _fit(rows, first), y: _fit(columns, second)}
+    return _others(node, marks if x is not y else {})
+
+
+def _along(dims: Callable[[Any], Iterable[int]]) -> Callable[[fx.Node, Tensor], Operands | None]:
+    """An operation in which the elements along some dimensions of its first operand depend on each other."""
+
+    def operands(node: fx.Node, live: Tensor) -> Operands:
+        for dim in dims(node):
+            live = live.any(dim, keepdim=True).expand(live.shape)
+        return _others(node, {node.args[0]: _short(live)})  # type: ignore[dict-item]
+
+    return operands
+
+
+def _attention(node: fx.Node, live: Tensor) -> Operands | None:
+    """Every query is read by its row of the result, keys and values by all rows."""
+    query, key, value = node.args[:3]
+    shapes = [operand.meta["val"].shape for operand in (query, key, value)]  # type: ignore[union-attr]
+    if len({query, key, value}) < 3 or len({shape[:-2] for shape in shapes}) > 1:
+        return None
+    row = live.any(-1, keepdim=True)
+    every = row.any(-2, keepdim=True)
+    masks = [_short(mask.expand(shape)) for mask, shape in zip((row, every, every), shapes, strict=True)]
+    return _others(node, dict(zip((query, key, value), masks, strict=True)))  # type: ignore[arg-type]
+
+
+def _under_windows(node: fx.Node, live: Live) -> Operands | None:
+    """A convolution reads the places under its windows; a stride can leave out others."""
+    x, weight, _, *options = (*node.args, None)[: max(len(node.args), 3)]
+    shapes = x.meta["val"].shape, weight.meta["val"].shape  # type: ignore[union-attr]
+    steps = options[:1] or [1]
+    if node.kwargs or len(shapes[0]) != len(shapes[1]) or (live is True and set(pytree.tree_leaves(steps)) == {1}):
+        return None
+    places = torch.zeros(1, 1, *shapes[0][2:]).requires_grad_()
+    with torch.enable_grad():
+        result = node.target(places, torch.ones(1, 1, *shapes[1][2:]), None, *options[:3])  # type: ignore[operator]
+        mask = _mask(live, torch.Size([1, 1, *result.shape[2:]]))
+        mask = mask.flatten(0, 1).any(0).expand_as(result)
+        (found,) = torch.autograd.grad(result, places, mask.float())
+    return _others(node, {x: _short((found != 0).expand(shapes[0]))})  # type: ignore[dict-item]
+
+
+# operations whose operands are read along some dimensions only
+MIXING: dict[str, Callable[[fx.Node, Tensor], Operands | None]] = {
+    "aten.linear": _linear,
+    **dict.fromkeys(("aten.matmul", "aten.mm", "aten.bmm", "aten.addmm", "aten.baddbmm"), _matrix_product),
+    **dict.fromkeys(("aten.softmax", "aten.log_softmax", "aten._softmax"), _along(lambda node: [node.args[1]])),
+    **dict.fromkeys(("aten.layer_norm", "aten.rms_norm"), _along(lambda node: range(-len(node.args[1]), 0))),
+    "aten.scaled_dot_product_attention": _attention,
+}
+WINDOWS = frozenset(["aten.conv1d", "aten.conv2d", "aten.conv3d"])

@@ -1,0 +1,188 @@
+"""Elements that reach no output: nothing depends on them, and what they depend on restricts nothing."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, fx, nn
+
+import pathspace as ps
+from pathspace.capture import capture
+from pathspace.inference.liveness import live_elements
+from pathspace.inference.values import with_value
+
+
+class _Places(nn.Module):
+    """Adds a vector to each of six places, and reads what `read` leaves."""
+
+    def __init__(self, read: Callable[[Tensor, Any], Tensor]) -> None:
+        super().__init__()
+        self.enter, self.places = nn.Linear(3, 4), nn.Parameter(torch.randn(6, 4))
+        self.leave, self.norm = nn.Linear(4, 4), nn.LayerNorm(4)
+        self.read, self.order = read, nn.Buffer(torch.tensor([4, 1]))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.read(torch.relu(self.enter(x) + self.places), self)
+
+
+def _attended(h: Tensor, m: _Places) -> Tensor:
+    q, k, v = (t.unsqueeze(1) for t in (h, h[:, :4], m.leave(h)[:, :4]))
+    return F.scaled_dot_product_attention(q, k, v)[:, 0, :2]
+
+
+def _by_hand(h: Tensor, m: _Places) -> Tensor:
+    scores = torch.softmax(h[:, :3] @ h[:, 1:4].transpose(1, 2), -1)
+    return torch.bmm(scores, m.leave(h)[:, 1:4])[:, 2]
+
+
+def _written(h: Tensor, m: _Places) -> Tensor:
+    out = h.clone()
+    out[:, 1:3] = h[:, 3:5] * 2
+    return out[:, :3]
+
+
+def _picked(h: Tensor, m: _Places) -> Tensor:
+    return m.leave(h)[:, m.order]
+
+
+def _by_data(h: Tensor, m: _Places) -> Tensor:
+    return h[:, h.sum((0, 2)).argmax()][:, None]
+
+
+def _convolved(h: Tensor, m: _Places) -> Tensor:
+    return F.conv1d(h.transpose(1, 2), m.leave.weight[:, :, None], None, 2).sum(-1)[:, :3]
+
+
+# how the places are read -> the places that are
+READS: dict[str, tuple[Callable[[Tensor, _Places], Tensor], set[int]]] = {
+    "first": (lambda h, m: m.leave(h)[:, 0], {0}),
+    "normalised": (lambda h, m: m.norm(m.leave(h))[:, 2:4], {2, 3}),
+    "split": (lambda h, m: h.split(2, 1)[1] + h.chunk(3, 1)[2].flip(1), {2, 3, 4, 5}),
+    "unbound": (lambda h, m: h.unbind(1)[3], {3}),
+    "joined": (lambda h, m: torch.cat([h[:, :1], m.leave(h)[:, 4:]], 1).mean(1), {0, 4, 5}),
+    "reshaped": (lambda h, m: h.reshape(h.shape[0], 2, 12)[:, 1].reshape(-1, 3, 4), {3, 4, 5}),
+    "picked": (_picked, {1, 4}),
+    "gathered": (lambda h, m: torch.index_select(h, 1, m.order), {1, 4}),
+    "written": (_written, {0, 3, 4}),
+    "attended": (_attended, {0, 1, 2, 3}),
+    "by hand": (_by_hand, {1, 2, 3}),
+    "padded": (lambda h, m: F.pad(h, (0, 0, -2, 1)), {2, 3, 4, 5}),
+    "accumulated": (lambda h, m: m.leave(h).cumsum(1)[:, :3], {0, 1, 2}),
+    "pooled": (lambda h, m: F.avg_pool1d(h.transpose(1, 2), 2)[:, :, 1], {2, 3}),
+    "strided": (_convolved, {0, 2, 4}),
+    "by data": (_by_data, {0, 1, 2, 3, 4, 5}),
+    "summed": (lambda h, m: m.leave(h).sum(1), {0, 1, 2, 3, 4, 5}),
+    "sorted": (lambda h, m: h.sort(1)[0][:, 0], {0, 1, 2, 3, 4, 5}),
+}
+
+
+def _used(graph: ps.ReductionGraph) -> set[int]:
+    """The places with a weight on a path."""
+    (block,) = (block for block in graph.blocks if block.name == "places")
+    unused = torch.zeros(block.shape, dtype=torch.bool) if block.unused is None else block.unused.expand(block.shape)
+    return set((~unused).any(1).nonzero().flatten().tolist())
+
+
+@pytest.mark.parametrize("name", READS)
+def test_places_that_are_not_read_are_on_no_path(name: str) -> None:
+    read, expected = READS[name]
+    model, x = _Places(read), torch.randn(2, 6, 3)
+    graph = ps.trace(model, x)
+    assert _used(graph) == expected
+    certificate = ps.verify(model, x)
+    assert certificate.holds and certificate.theorem3["holds"]
+
+
+def _outputs(module: fx.GraphModule, values: list[Any], changed: dict[str, Any]) -> list[Tensor]:
+    """Run a captured graph, with other numbers in the dead elements of its results."""
+
+    class Changed(fx.Interpreter):
+        def run_node(self, n: fx.Node) -> Any:
+            result = super().run_node(n)
+            live = changed.get(n.name, True)
+            if live is True or not isinstance(result, Tensor) or not result.is_floating_point():
+                return result
+            return torch.where(torch.as_tensor(live).expand(result.shape), result, torch.randn(result.shape))
+
+    return [leaf.clone() for leaf in torch.utils._pytree.tree_leaves(Changed(module).run(*values))]
+
+
+def _dead_elements_do_not_matter(model: nn.Module, x: Tensor) -> bool:
+    """Whether some elements are dead; the outputs are the same with other numbers there."""
+    captured = capture(model, (x,), {})
+    held = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+    nodes = [node for node in captured.graph.graph.nodes if node.op == "placeholder"]
+    values = {}
+    for node in nodes:
+        _, source = captured.sources.get(node.name, ("input", ""))
+        values[node.name] = held.get(source, captured.constants.get(node.name, x))
+    indices = {name: with_value(value) for name, value in values.items() if not value.is_floating_point()}
+    dead = live_elements(captured.graph, indices)
+    with torch.no_grad():
+        plain, other = (_outputs(captured.graph, [*values.values()], changed) for changed in ({}, dead))
+    assert all(torch.equal(one, two) for one, two in zip(plain, other, strict=True))
+    return bool(dead)
+
+
+@pytest.mark.parametrize("name", READS)
+def test_nothing_depends_on_dead_elements(name: str) -> None:
+    read, expected = READS[name]
+    found = _dead_elements_do_not_matter(_Places(read), torch.randn(2, 6, 3))
+    assert found or len(expected) == 6
+
+
+def _stacked(h: Tensor, m: _Places) -> Tensor:
+    return torch.stack([h, -h], 2).flatten(1, 2)[:, 1:5]
+
+
+# steps from a tensor (B, T, 4) to another, for any T >= 2
+STEPS: list[Callable[[Tensor, _Places], Tensor]] = [
+    lambda h, m: h[:, 1:], lambda h, m: h[:, ::2], lambda h, m: h[:, :-1], lambda h, m: h[:, -1:] + h[:, :2],
+    lambda h, m: h.flip(1), lambda h, m: h.roll(1, 1), lambda h, m: torch.cat([h[:, 1:], h], 1),
+    lambda h, m: h.softmax(-1), lambda h, m: h.softmax(1), lambda h, m: m.norm(h), lambda h, m: m.leave(h),
+    lambda h, m: h @ h.transpose(1, 2) @ h, lambda h, m: h.cumsum(1), lambda h, m: h.mean(1, keepdim=True) + h[:, :3],
+    lambda h, m: F.pad(h, (0, 0, 1, -1)), lambda h, m: h.masked_fill(torch.arange(h.shape[1])[:, None] > 1, 0.0),
+    lambda h, m: h.index_select(1, torch.tensor([1, 0, 1])), lambda h, m: h.chunk(2, 1)[0], _stacked,
+    lambda h, m: F.conv1d(h.transpose(1, 2), m.leave.weight[:, :, None], None, 2).transpose(1, 2),
+    lambda h, m: F.scaled_dot_product_attention(h[:, None], h.flip(1)[:, None], m.leave(h)[:, None])[:, 0],
+    lambda h, m: h.unfold(1, 2, 1).sum(-1), lambda h, m: h.repeat(1, 2, 1)[:, 1:5], lambda h, m: h.sort(1)[0],
+    lambda h, m: h.gather(1, h.argsort(1)), lambda h, m: torch.where(h > 0, h, m.leave(h)),
+    lambda h, m: h.clone().index_fill_(1, torch.tensor([0]), 2.0), lambda h, m: h * h.amax(1, keepdim=True),
+    lambda h, m: torch.einsum("btd,bsd->bts", h, h) @ m.leave(h), lambda h, m: h.diff(dim=1, prepend=h[:, :1]),
+    lambda h, m: F.max_pool1d(h.transpose(1, 2), 2, 1).transpose(1, 2),
+    lambda h, m: h.permute(1, 0, 2).permute(1, 0, 2),
+    lambda h, m: F.layer_norm(h, h.shape[1:]), lambda h, m: F.glu(torch.cat([h, h.flip(1)], 2)),
+    lambda h, m: torch.baddbmm(h, h @ h.transpose(1, 2), h), lambda h, m: torch.fft.rfft(h, dim=1).real,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_chains_of_operations(seed: int) -> None:
+    rng = random.Random(seed)
+    steps = rng.choices(STEPS, k=rng.randint(2, 6))
+
+    def read(h: Tensor, m: _Places) -> Tensor:
+        for step in steps:
+            h = step(h, m)
+            # (every step takes at least two places)
+            h = h if h.shape[1] > 1 else torch.cat([h, h], 1)
+        return h[:, rng.randrange(2) :][:, :1] if seed % 2 else h[:, :2]
+
+    model, x = _Places(read).double(), torch.randn(2, 6, 3, dtype=torch.float64)
+    state = rng.getstate()
+
+    def again(h: Tensor, m: _Places) -> Tensor:
+        rng.setstate(state)
+        return read(h, m)
+
+    model.read = again
+    _dead_elements_do_not_matter(model, x)
+    graph = ps.trace(model, x)
+    before = model(x)
+    ps.rescale(model, graph, graph.exact_part(torch.randn(graph.num_units, dtype=torch.float64)))
+    assert torch.allclose(model(x), before, rtol=1e-8, atol=1e-10)
