@@ -50,9 +50,6 @@ OPEN: dict[str, str] = {
     "small derivatives from zero",
     "hf_glpn": "its singular values cross the threshold of 1e-8 without a gap, at queries and keys of the last stages, "
     "so the test cannot distinguish small derivatives from zero",
-    "hf_pvt": "a symmetry that the rules miss: the outputs depend on the class token of the last stage only, so the "
-    "other tokens have an effect in one attention only, after a layer norm, and the scale of their positions and of "
-    "the norm before them is free; the rules also read the sums of these tokens, which nothing uses",
     "crepe-tiny": "its singular values cross the threshold of 1e-8 without a gap, so the test cannot distinguish "
     "small derivatives from zero",
 }
