@@ -23,12 +23,13 @@ from torch._functorch import config as functorch_config
 from torch._guards import TracingContext, tracing
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.export.graph_signature import InputKind, OutputKind
+from torch.fx._lazy_graph_module import _make_graph_module, _use_lazy_graph_module
 from torch.nn.modules import transformer
 
 from pathspace.errors import InputError, InputTypeError, PathspaceError
 from pathspace.in_place import writes_are_seen
 from pathspace.inputs import arranged, check_inputs, describe, opened, ordinary
-from pathspace.recording import record
+from pathspace.recording import Elsewhere, Unsure, record
 from pathspace.refusals import (
     LOST,
     WITHOUT_GRADIENTS,
@@ -163,17 +164,24 @@ def recorded(
     """The model as one run shows it; nothing where only an export can tell."""
     with functorch_config.patch(fake_tensor_allow_unsafe_data_ptr_access=False):
         mode = FakeTensorMode(allow_non_fake_inputs=True)
-    twin = stand_in(model)
-    made = dict(twin.named_buffers(remove_duplicate=False)) if give_shapes(twin, mode) else {}
-    tensors = opened(twin, args, kwargs)
-    try:
-        with _traceable(twin), watch:
-            found = record(twin, args if tensors is None else tensors, kwargs if tensors is None else {}, mode)
-            module = fx.GraphModule(nn.Module(), found.graph)
-            if writes_are_seen(module):
+    # on the meta device first, which takes least
+    for place in (None, mode):
+        twin, made, given = _prepared(model, args, kwargs, mode)
+        try:
+            with _traceable(twin), watch:
+                found = record(twin, *given, place)
+                module = _without_code(found.graph)
+                if not writes_are_seen(module):
+                    break
                 return None
-    except (Exception, SystemExit):
-        # whatever it is, the export says what is wrong, if anything is
+        except Elsewhere:
+            continue
+        except Unsure:
+            return None
+        except (Exception, SystemExit):
+            # whatever it is, the export says what is wrong, if anything is
+            continue
+    else:
         return None
     module.graph.eliminate_dead_code()
     named, canonical = _canonical(model)
@@ -181,8 +189,24 @@ def recorded(
         key: (kind, canonical[name] if kind == "parameter" else name) for key, (kind, name) in found.sources.items()
     }
     parameters = {name: named[name] for name in dict.fromkeys(canonical.values())}
-    buffers = dict(model.named_buffers(remove_duplicate=False)) | made
+    buffers = dict(model.named_buffers(remove_duplicate=False)) | (made or {})
     return Captured(module, sources, parameters, canonical, found.constants, buffers)
+
+
+def _prepared(
+    model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], mode: FakeTensorMode
+) -> tuple[nn.Module, dict[str, torch.Tensor] | None, tuple[tuple[Any, ...], dict[str, Any]]]:
+    """A stand-in, its buffers where tensors of the model have no numbers, and the inputs that it takes."""
+    twin = stand_in(model)
+    made = dict(twin.named_buffers(remove_duplicate=False)) if give_shapes(twin, mode) else None
+    tensors = opened(twin, args, kwargs)
+    return twin, made, (args, dict(kwargs)) if tensors is None else (tensors, {})
+
+
+def _without_code(graph: fx.Graph) -> fx.GraphModule:
+    """A graph as a module, for which code is written where it is run."""
+    with _use_lazy_graph_module(True):
+        return _make_graph_module(nn.Module(), graph)
 
 
 def _canonical(model: nn.Module) -> tuple[dict[str, nn.Parameter], dict[str, str]]:
@@ -241,19 +265,16 @@ def _export(
     Returns:
         The program, and the stand-in's buffers where tensors of the model have no numbers.
     """
-    twin, mode = stand_in(model), fake_mode()
-    shapes = give_shapes(twin, mode)
-    made = dict(twin.named_buffers(remove_duplicate=False)) if shapes else {}
-    tensors = opened(twin, args, kwargs)
+    mode = fake_mode()
+    twin, made, given = _prepared(model, args, kwargs, mode)
+    shapes = made is not None
     known = {name for name, _ in twin.named_parameters()}
     with _traceable(twin), tracing(TracingContext(mode)) if shapes else nullcontext(), watch:
-        program = torch.export.export(
-            twin, args if tensors is None else tensors, dict(kwargs) if tensors is None else {}, strict=False
-        )
+        program = torch.export.export(twin, *given, strict=False)
         if writes_are_seen(program.graph_module) or _maps(program.graph_module):
             program = program.run_decompositions({})
     for name, value in program.constants.items():
-        if isinstance(value, torch.Tensor) and name not in made and not _has_numbers(value):
+        if isinstance(value, torch.Tensor) and name not in (made or {}) and not _has_numbers(value):
             if not shapes:
                 raise RuntimeError(LOST)
             raise InputError(
@@ -262,7 +283,7 @@ def _export(
             )
     if any(name not in known for name, _ in twin.named_parameters()):
         raise RuntimeError("makes parameters while it runs")
-    return program, made
+    return program, made or {}
 
 
 def _maps(module: fx.GraphModule) -> bool:

@@ -1,7 +1,9 @@
 """A model's operations, recorded while its code runs once on tensors without values.
 
-``torch.export`` finds the same graph and checks more, at several times the cost. In every case in which the recording
-may be incomplete, it raises :class:`Unsure`, and the model is exported.
+The tensors lie on the meta device, where shapes are computed fast, and report the device of the model. If a model uses
+several devices or asks about memory, fake tensors are used instead. ``torch.export`` finds the same graph and checks
+more, at several times the cost. In every case in which the recording may be incomplete, it raises :class:`Unsure`, and
+the model is exported.
 """
 
 from __future__ import annotations
@@ -9,8 +11,8 @@ from __future__ import annotations
 import inspect
 import operator
 import sys
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from types import FrameType
 from typing import Any
 from unittest import mock
@@ -20,6 +22,7 @@ from torch import Tensor, fx, nn
 from torch._dispatch.python import enable_python_dispatcher, no_python_dispatcher
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.fx.experimental.proxy_tensor import ProxyTorchDispatchMode
+from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 from torch.utils.weak import WeakTensorKeyDictionary
 
@@ -33,10 +36,41 @@ _FUNCTIONS = ("/torch/nn/functional.py", "/torch/functional.py")
 _BY_PLACE = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 _HOLDERS = (Tensor, list, tuple, dict)
 _REGISTERED = ("_parameters", "_buffers", "_modules")
+_META = torch.device("meta")
+# operations of a tensor of floating point numbers, of whatever shape, and of numbers
+_CURVES = "relu leaky_relu silu gelu elu selu celu mish hardtanh hardswish hardsigmoid sigmoid tanh relu6 softplus exp"
+_ELEMENTWISE = frozenset(_CURVES.split())
+# what code asks a tensor about its place, and the answer
+_PLACES: dict[Any, Callable[[torch.device], Any]] = {
+    Tensor.device.__get__: lambda device: device,
+    Tensor.is_cpu.__get__: lambda device: device.type == "cpu",  # type: ignore[attr-defined]
+    Tensor.is_cuda.__get__: lambda device: device.type == "cuda",  # type: ignore[attr-defined]
+    Tensor.is_meta.__get__: lambda _: False,  # type: ignore[attr-defined]
+}
+_TELLING = frozenset([Tensor.data_ptr, Tensor.get_device])
 
 
 class Unsure(Exception):
     """The recording may be incomplete."""
+
+
+class Elsewhere(Unsure):
+    """Something that only a recording on fake tensors may know."""
+
+
+class _Placed(TorchFunctionMode):
+    """Tensors on the meta device say that they lie on another one."""
+
+    def __init__(self, device: torch.device) -> None:
+        super().__init__()
+        self.device = device
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func in _PLACES and args[0].is_meta:
+            return _PLACES[func](self.device)
+        if func in _TELLING or (func is Tensor.type and len(args) == 1 and not kwargs):
+            raise Elsewhere("a question about memory")
+        return func(*args, **(kwargs or {}))
 
 
 class Recording(ProxyTorchDispatchMode):
@@ -48,8 +82,13 @@ class Recording(ProxyTorchDispatchMode):
         constants: placeholder name -> a tensor that is neither parameter nor buffer.
     """
 
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(self, model: nn.Module, device: torch.device | None) -> None:
         super().__init__(None, "real", pre_dispatch=True)  # type: ignore[arg-type]
+        # where the tensors on the meta device say that they are
+        self._device = device
+        self._shapes: dict[int, Tensor] = {}
+        # an operation and the likeness of its operands -> its result
+        self._known: dict[Any, Any] = {}
         self.graph = fx.Graph()
         self.sources: dict[str, tuple[str, str]] = {}
         self.constants: dict[str, Tensor] = {}
@@ -78,7 +117,7 @@ class Recording(ProxyTorchDispatchMode):
             value: the tensor, or another input.
             real: the tensor that it replaces, which code may still refer to.
         """
-        node = self.graph.placeholder(("" if kind == "input" else f"{kind[0]}_") + name.replace(".", "_").lower())
+        node = self.graph.placeholder(("" if kind == "input" else f"{kind[0]}_") + _identifier(name).lower())
         node.meta["val"] = value
         self.sources[node.name] = (kind, name if kind != "input" else node.name)
         for tensor in (value, real):
@@ -121,25 +160,75 @@ class Recording(ProxyTorchDispatchMode):
         if isinstance(value, Tensor):
             return self.node_of(value)
         if value is None or type(value) in _WRITTEN_OUT:
-            return value
+            return self._device if value == _META and self._device else value
         if isinstance(value, list | tuple):
             return type(value)(map(self._operand, value)) if type(value) in (list, tuple) else tuple(value)
         raise Unsure(f"an operand of type {type(value).__name__}")
+
+    def _shown(self, value: Any) -> Any:
+        """An operand on the meta device."""
+        if isinstance(value, Tensor):
+            if value.is_meta:
+                return value
+            if id(value) not in self._shapes:
+                self._held.append(value)
+                self._shapes[id(value)] = _on_meta(value)
+            return self._shapes[id(value)]
+        if isinstance(value, torch.device):
+            if value != _META and value.type != self._device.type:  # type: ignore[union-attr]
+                raise Elsewhere("several devices")
+            return _META
+        return type(value)(map(self._shown, value)) if type(value) in (list, tuple) else value
+
+    def _result(self, func: Any, args: tuple[Any, ...], named: dict[str, Any]) -> Any:
+        """What an operation returns on the meta device; where blocks repeat, shapes are computed once."""
+        first: Any = args[0] if args else None
+        name, _, overload = func.__name__.partition(".")
+        if name.removesuffix("_") in _ELEMENTWISE and overload == "default" and first.is_floating_point():
+            if not name.endswith("_"):
+                return torch.empty_like(first)
+            if 0 not in first.stride():
+                return first
+        if func is torch.ops.aten.batch_norm.default and _fits(*args[:5]):
+            return torch.empty_like(first)
+        if any(operand.alias_info is not None for operand in func._schema.arguments):
+            return func(*args, **named)
+        key = (
+            func,
+            torch.get_default_dtype(),
+            _likeness(args),
+            *((name, _likeness(each)) for name, each in named.items()),
+        )
+        known = self._known.get(key)
+        if known is None:
+            result = func(*args, **named)
+            if _is_shape(result) or (type(result) in (list, tuple) and all(map(_is_shape, result))):
+                # (torch wraps a new tensor once more where somebody holds it)
+                self._known[key] = type(result), _likeness(result)
+            return result
+        kind, likeness = known
+        return _like(*likeness) if kind is Tensor else kind(_like(*each) for each in likeness)
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         """Record one operation, and compute its result without values and without gradients."""
-        named = dict(kwargs or {})
         if not isinstance(func, torch._ops.OpOverload) or (torch.Tag.inplace_view in func.tags and func is not DETACH):
             raise Unsure(str(func))
         if func is torch.ops.aten.lift_fresh.default:
             func = torch.ops.aten.lift_fresh_copy.default
+        differentiates = torch.is_grad_enabled()
+        # what watches the model's code does not watch what follows
+        with torch._C.DisableTorchFunction():
+            return self._step(func, args, dict(kwargs or {}), differentiates)
+
+    def _step(self, func: Any, args: tuple[Any, ...], named: dict[str, Any], differentiates: bool) -> Any:
         operands = tuple(map(self._operand, args))
         by_name = {key: self._operand(value) for key, value in named.items()}
-        differentiates = torch.is_grad_enabled()
+        if self._device is not None:
+            args, named = self._shown(args), {key: self._shown(value) for key, value in named.items()}
         with torch.no_grad(), no_python_dispatcher():
-            result = func(*args, **named)
+            result = func(*args, **named) if self._device is None else self._result(func, args, named)
         tensors = [result] if isinstance(result, Tensor) else list(result) if isinstance(result, list | tuple) else []
         if not any(isinstance(tensor, Tensor) for tensor in tensors):
             if func._schema.is_mutable or not func._schema.returns:
@@ -151,7 +240,7 @@ class Recording(ProxyTorchDispatchMode):
         return result
 
     def _record(self, func: Any, operands: tuple[Any, ...], by_name: dict[str, Any], result: Any) -> None:
-        meta = {"nn_module_stack": self._stack.copy(), **_where()}
+        meta = {"nn_module_stack": self._stack, **_where()}
         name = func.overloadpacket.__name__
         node = self.graph.create_node("call_function", func, operands, by_name, name)
         if isinstance(result, Tensor):
@@ -189,6 +278,33 @@ class Recording(ProxyTorchDispatchMode):
             self._stack = before
 
 
+def _likeness(value: Any) -> Any:
+    """All of an operand that decides the shape of a result."""
+    if isinstance(value, Tensor):
+        return value.shape, value.stride(), value.dtype
+    return tuple(map(_likeness, value)) if type(value) in (list, tuple) else (type(value), value)
+
+
+def _fits(x: Tensor, *each: Tensor | None) -> bool:
+    """Whether statistics, scales and shifts are those of the channels of ``x``."""
+    like = (x.shape[1:2], x.dtype)
+    return x.dim() > 1 and all(vector is None or (vector.shape, vector.dtype) == like for vector in each)
+
+
+def _is_shape(value: Any) -> bool:
+    return type(value) is Tensor and value.is_meta
+
+
+def _like(shape: torch.Size, stride: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    """A new tensor on the meta device."""
+    return torch.empty_strided(shape, stride, dtype=dtype, device=_META)
+
+
+def _identifier(name: str) -> str:
+    """A name that code can have."""
+    return "".join(letter if letter.isalnum() else "_" for letter in name)
+
+
 def _require_gradients(func: Any, operands: list[Any], tensors: list[Any]) -> None:
     """Set ``requires_grad`` of results as autograd would, because the model's code may read it."""
     if func in (torch.ops.aten.detach.default, DETACH):
@@ -201,7 +317,7 @@ def _require_gradients(func: Any, operands: list[Any], tensors: list[Any]) -> No
 
 def _where() -> dict[str, Any]:
     """The innermost line of a user's ``forward`` on the stack, and the function of torch that it calls."""
-    frame: FrameType | None = sys._getframe(3)
+    frame: FrameType | None = sys._getframe(4)
     found: dict[str, Any] = {}
     while frame is not None:
         code = frame.f_code
@@ -249,11 +365,31 @@ def _as_exported(recording: Recording) -> Iterator[None]:
         torch.backends.mha.set_fastpath_enabled(fast)
 
 
-def _left(model: nn.Module) -> set[int]:
-    """Ids of the fake tensors in attributes of modules."""
+def _left(model: nn.Module, lists: Collection[int] = ()) -> set[int]:
+    """Ids of the tensors without values in attributes of modules, except those in the given lists and dictionaries."""
     held = [item for module in model.modules() for item in vars(module).items() if isinstance(item[1], _HOLDERS)]
     values = [value for key, value in held if key not in _REGISTERED and (isinstance(value, Tensor) or value)]
-    return {id(leaf) for leaf in pytree.tree_leaves(values) if isinstance(leaf, FakeTensor)}
+    leaves = pytree.tree_leaves([value for value in values if id(value) not in lists])
+    return {id(leaf) for leaf in leaves if isinstance(leaf, Tensor) and not has_values(leaf)}
+
+
+def _filled(model: nn.Module) -> dict[int, Any]:
+    """Lists and dictionaries in attributes of modules by their numbers: code may fill them, and torch lets it."""
+    held = [value for module in model.modules() for value in vars(module).values()]
+    return {id(value): value for value in held if type(value) in (list, dict)}
+
+
+def _registered(model: nn.Module) -> list[tuple[str, str, dict[str, Any], str]]:
+    """Kind, name and place of all parameters, then of all buffers; those of several names are met again."""
+    modules = list(model.named_modules(remove_duplicate=False))
+    return [
+        (kind, f"{path}.{key}" if path else key, held, key)
+        for kind, attribute in (("parameter", "_parameters"), ("buffer", "_buffers"))
+        for path, module in modules
+        for held in (vars(module)[attribute],)
+        for key, value in held.items()
+        if value is not None
+    ]
 
 
 def _names(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[str]:
@@ -281,25 +417,51 @@ def _fake(value: Tensor, mode: FakeTensorMode) -> Tensor:
     if not plain or value.is_quantized or value.is_conj() or value.is_neg() or not has_values(value):
         fake: Tensor = mode.from_tensor(value)
         if type(fake) is not FakeTensor:
-            raise Unsure("a tensor subclass")
+            raise Elsewhere("a tensor of a class of its own")
         return fake
     # (mode.from_tensor takes longer than the run itself)
-    shape = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device="meta")
-    fake = FakeTensor(mode, shape, value.device)
+    fake = FakeTensor(
+        mode, torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device="meta"), value.device
+    )
     fake.requires_grad = value.requires_grad
     if isinstance(value, nn.Parameter):
         fake._is_param = True
     return fake
 
 
-def record(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], mode: FakeTensorMode) -> Recording:
-    """Run a model once and record its operations.
+def _on_meta(value: Tensor) -> Tensor:
+    """A tensor on the meta device in place of another one.
+
+    Raises:
+        Unsure: it is of a class of its own.
+    """
+    plain = type(value) in (Tensor, nn.Parameter, FakeTensor) and value.layout == torch.strided
+    if not plain or value.is_quantized or value.is_conj() or value.is_neg() or value.is_inference():
+        raise Elsewhere("a tensor of a class of its own")
+    shape = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device="meta")
+    if isinstance(value, nn.Parameter):
+        return nn.Parameter(shape, value.requires_grad)
+    shape.requires_grad = value.requires_grad
+    return shape
+
+
+def one_device(model: nn.Module, given: Any) -> torch.device | None:
+    """The device of all tensors of a model and its inputs, if there is one."""
+    tensors = [*model.parameters(), *model.buffers(), *pytree.tree_leaves(given)]
+    devices = {tensor.device for tensor in tensors if isinstance(tensor, Tensor)} or {torch.device("cpu")}
+    return devices.pop() if len(devices) == 1 else None
+
+
+def record(
+    model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], mode: FakeTensorMode | None
+) -> Recording:
+    """Run a model once and write down what it does.
 
     Args:
         model: a private copy of the model that returns a tuple of tensors.
         args: positional inputs.
         kwargs: inputs by keyword.
-        mode: creates tensors without values.
+        mode: makes tensors without numbers; without one, they lie on the meta device.
 
     Returns:
         The recording with a complete graph.
@@ -308,36 +470,45 @@ def record(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], m
         Unsure: the graph may be incomplete.
         Exception: whatever the model's code raises on tensors without values.
     """
-    recording = Recording(model)
+    device = one_device(model, (args, dict(kwargs))) if mode is None else None
+    if mode is None and (device is None or device == _META):
+        raise Elsewhere("several devices")
+    recording = Recording(model, device)
     shown: dict[int, Tensor] = {}
 
     def fake(value: Tensor) -> Tensor:
         if id(value) not in shown:
-            shown[id(value)] = _fake(value, mode)
+            made = _on_meta(value) if mode is None else _fake(value, mode)
+            # (a module of several names is met again)
+            shown[id(value)] = shown[id(made)] = made
         return shown[id(value)]
 
-    tensors: dict[str, Tensor] = {}
-    held = (("parameter", model.named_parameters), ("buffer", model.named_buffers))
-    for kind, named in held:
-        for name, tensor in named(remove_duplicate=False):
-            tensors[name] = fake(tensor)
-            recording.given(kind, name, tensors[name], tensor)
+    before = _registered(model)
+    for kind, name, owner, key in before:
+        value = owner[key]
+        owner[key] = fake(value)
+        recording.given(kind, name, owner[key], value)
     for name, value in zip(_names(model, args, kwargs), in_order(args, kwargs), strict=True):
         if isinstance(value, Tensor) and id(value) in shown:
             raise Unsure("an input that is given twice")
         recording.given("input", name, fake(value) if isinstance(value, Tensor) else value)
     given, by_name = pytree.tree_map_only(Tensor, fake, (args, dict(kwargs)))
-    before, left = dict(tensors), _left(model)
-    with mode, _as_exported(recording), recording, enable_python_dispatcher():
-        found = torch.func.functional_call(model, tensors, given, by_name, tie_weights=False)
-    own = {id(tensor) for tensor in before.values()}
-    known = {name for _, named in held for name, _ in named(remove_duplicate=False)}
-    if any(tensors[name] is not before[name] for name in before) or known != set(before) or _left(model) - left - own:
-        raise Unsure("tensors that the model keeps for its next call")
+    own, lists = [owner[key] for *_, owner, key in before], _filled(model)
+    left = _left(model, lists)
+    place = _Placed(device) if device else nullcontext()
+    with mode or nullcontext(), place, _as_exported(recording), recording, enable_python_dispatcher():
+        found = model(*given, **by_name)
+    after = _registered(model)
+    if [entry[1] for entry in before] != [entry[1] for entry in after] or any(
+        tensor is not owner[key] for tensor, (*_, owner, key) in zip(own, after, strict=True)
+    ):
+        raise Unsure("a parameter or buffer that is set")
+    if _left(model, lists) - left - set(map(id, own)):
+        raise Unsure("tensors that are kept from one call to the next")
     if not all(isinstance(tensor, Tensor) for tensor in found):
         raise Unsure("numbers among the outputs")
     recording.graph.output(tuple(map(recording.node_of, found)))
     return recording
 
 
-__all__ = ["Recording", "Unsure", "record"]
+__all__ = ["Elsewhere", "Recording", "Unsure", "record"]

@@ -6,7 +6,7 @@ import copy
 import sys
 import types
 import weakref
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Mapping
 from functools import partial
 from typing import Any, TypeVar
@@ -17,6 +17,8 @@ from torch import Tensor, nn
 from pathspace.errors import InputError
 
 M = TypeVar("M", bound=nn.Module)
+# nothing to copy, and nothing in it
+_ATOMS = (type, str, int, float, types.ModuleType)
 
 
 def safe_deepcopy(model: M, share_tensors: bool = False) -> M:
@@ -106,9 +108,13 @@ def _memo(
     waiting: list[Any] = [model]
     while waiting:
         value = waiting.pop()
-        if id(value) in seen or isinstance(value, type | str | int | float | types.ModuleType):
+        if value is None or id(value) in seen or isinstance(value, _ATOMS):
             continue
         seen[id(value)] = value
+        if type(value) is OrderedDict and not value:
+            # (a module has a dozen without hooks in them, which take longer to copy than all the rest)
+            memo[id(value)] = OrderedDict()
+            continue
         if isinstance(value, Tensor):
             tensor = _tensor(value, share_tensors)
             if tensor is not None:

@@ -411,7 +411,7 @@ def asserts_types() -> Any:
     return doing(step)
 
 
-@odd("no plain tensor")
+@odd(units=4)
 def exact_type_of_inputs() -> Any:
     class Model(Net):
         def forward(self, x: Tensor) -> Any:

@@ -191,3 +191,43 @@ def test_settings_are_as_before() -> None:
         with contextlib.suppress(ps.PathspaceError):
             ps.trace(Block(step), torch.randn(5, 4))
     assert (torch.backends.mha.get_fastpath_enabled(), torch.compiler.is_exporting(), nn.Module.__call__) == before
+
+
+class OddNames(nn.Module):
+    """Names that no code can have, one module twice, and a list that the code fills."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.add_module("part-0", nn.Linear(4, 6))
+        self.add_module("part-1", nn.Linear(6, 6))
+        self.again = self._modules["part-1"]
+        self.cache: dict[str, Tensor] = {}
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self._modules["part-1"](self._modules["part-0"](x).relu())  # type: ignore[misc]
+        self.cache["seen"] = h
+        return self.again(self.cache["seen"].relu())  # type: ignore[no-any-return]
+
+
+def test_names_that_are_no_identifiers_and_lists_that_are_filled_are_recorded() -> None:
+    reasons: list[str] = []
+    model = Model("odd names", lambda: (OddNames(), (torch.randn(5, 4),), {}))
+    with counted(reasons):
+        found = traced(model)
+    with exported():
+        assert found == traced(model)
+    assert reasons == [""]
+
+
+@pytest.mark.parametrize(
+    "asks",
+    [lambda h: h.device.type == "cpu" and h.is_cpu and not h.is_meta, lambda h: h.new_zeros(2).device.type == "cpu"],
+)
+def test_tensors_say_that_they_lie_where_the_model_does(asks: Callable[[Tensor], bool]) -> None:
+    def step(block: Any, h: Tensor) -> Tensor:
+        return (h + torch.arange(6, device=h.device)).relu() if asks(h) else h.sigmoid()
+
+    assert set(both(step)) == {""}
+    with torch.device("cpu"):
+        graph = ps.trace(Block(step), torch.randn(5, 4))
+    assert "aten.relu.default" in {str(node.target) for node in graph.captured.graph.graph.nodes}

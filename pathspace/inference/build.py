@@ -194,9 +194,12 @@ def _stuck(graph: Structure) -> np.ndarray:
     """Units that a spanning tree cannot reach, because every edge has a power of their scale, not the scale itself."""
     once = np.zeros(graph.num_units + 1, bool)
     expand = graph.expand
+    met = np.zeros(expand.shape[0], bool)
     for block in graph.blocks:
-        rows = expand[np.unique(np.abs(torch.cat([block.tail.reshape(-1), block.head.reshape(-1)]).numpy()))]
-        once[rows.indices[np.abs(rows.data) == 1]] = True
+        for ids in (block.tail, block.head):
+            met[np.abs(ids.numpy())] = True
+    rows = expand[np.flatnonzero(met)]
+    once[rows.indices[np.abs(rows.data) == 1]] = True
     rare = np.flatnonzero(~once[1:]) + 1
     if not len(rare):
         return rare

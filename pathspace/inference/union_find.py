@@ -61,16 +61,19 @@ class UnionFind:
             The recorded pairs, shape ``(2, n)``, or ``None`` if there are none.
         """
         left, right = torch.broadcast_tensors(left, right)
-        for dim in range(left.dim()):
-            if left.shape[dim] > 1 and left.stride(dim) == 0 and right.stride(dim) == 0:
+        repeated = [dim for dim, both in enumerate(zip(left.stride(), right.stride(), strict=True)) if both == (0, 0)]
+        for dim in repeated:
+            if left.shape[dim] > 1:
                 left, right = left.narrow(dim, 0, 1), right.narrow(dim, 0, 1)
         if (both := self._star(left, right)) is not None:
             found = [pairs for sides in both if (pairs := self.unify(*sides)) is not None]
             return torch.cat(found, 1) if found else None
         pairs = self._marked(left, right)
         if pairs is None:
-            keep = (left != right) & (left != NEUTRAL) & (right != NEUTRAL)
-            pairs = torch.stack((left[keep], right[keep]))
+            # (numpy is quicker on few numbers)
+            one, other = left.numpy(), right.numpy()
+            keep = (one != other) & (one != NEUTRAL) & (other != NEUTRAL)
+            pairs = torch.from_numpy(np.stack((one[keep], other[keep])))
             if pairs.shape[1] > 4096 and self.size < 2**31:
                 # unique numbers, each made of both ids, are found much faster than unique columns
                 key = torch.unique(pairs[0] * 2**32 + (pairs[1] + 2**31))
@@ -95,9 +98,11 @@ class UnionFind:
         dims = range(left.dim())
         own = [dim for dim in dims if left.shape[dim] > 1 and right.stride(dim) == 0]
         other = [dim for dim in dims if left.shape[dim] > 1 and left.stride(dim) == 0]
+        if not own or not other:
+            return None
         few, many = distinct(left), distinct(right)
         # (exact zeros impose nothing, so they cannot represent other ids)
-        if not own or not other or bool((few == NEUTRAL).any()) or bool((many == NEUTRAL).any()):
+        if bool((few == NEUTRAL).any()) or bool((many == NEUTRAL).any()):
             return None
         for dim in own:
             few = few.narrow(dim, 0, 1)
@@ -126,6 +131,8 @@ class UnionFind:
         Returns:
             Pairs, shape ``(2, n)``, or ``None`` if sorting is faster.
         """
+        if left.numel() <= 4096:
+            return None
         many, few = left, distinct(right)
         if distinct(left).numel() < few.numel():
             many, few = right, distinct(left)

@@ -38,10 +38,11 @@ def constant(shape: Sequence[int], value: int = ROOT) -> Tensor:
 
 def distinct(ids: Tensor) -> Tensor:
     """The tensor with size 1 along its stride-0 dimensions."""
-    for dim, (size, stride) in enumerate(zip(ids.shape, ids.stride(), strict=True)):
-        if stride == 0 and size > 1:
-            ids = ids.narrow(dim, 0, 1)
-    return ids
+    strides = ids.stride()
+    if 0 not in strides:
+        return ids
+    sizes = [1 if stride == 0 and size > 1 else size for size, stride in zip(ids.shape, strides, strict=True)]
+    return ids.as_strided(sizes, strides)
 
 
 def compress(ids: Tensor) -> Tensor:

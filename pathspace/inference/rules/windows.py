@@ -52,10 +52,9 @@ def windows(
         if ceil and (count - 1) * step >= size + before:
             count -= 1
         extra = max(0, (count - 1) * step + reach - (size + before + after))
-        starts = torch.arange(count) * step - before
-        taps = torch.arange(kernel[i]) * dilation[i]
-        where = starts[:, None] + taps[None, :]
-        every_tap_meets_data = bool(((where >= 0) & (where < size)).any(0).all())
+        # the first window in which a tap is not in the left margin has it in the data, or no window has
+        firsts = [(tap, max(0, -((tap - before) // step))) for tap in range(0, reach, dilation[i])]
+        every_tap_meets_data = all(n < count and n * step - before + tap < size for tap, n in firsts)
         if ids.stride(dim) == 0 and every_tap_meets_data and (semantics.uniform or not (before or after or extra)):
             view = ids.narrow(dim, 0, 1).unsqueeze(-1)
             shape = list(view.shape)
