@@ -198,15 +198,16 @@ class OddNames(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
+        self.again: nn.Module = nn.Linear(6, 6)
         self.add_module("part-0", nn.Linear(4, 6))
-        self.add_module("part-1", nn.Linear(6, 6))
-        self.again = self._modules["part-1"]
+        self.add_module("part-1", self.again)
         self.cache: dict[str, Tensor] = {}
 
     def forward(self, x: Tensor) -> Tensor:
-        h = self._modules["part-1"](self._modules["part-0"](x).relu())  # type: ignore[misc]
-        self.cache["seen"] = h
-        return self.again(self.cache["seen"].relu())  # type: ignore[no-any-return]
+        first = self.get_submodule("part-0")
+        self.cache["seen"] = self.get_submodule("part-1")(first(x).relu())
+        result: Tensor = self.again(self.cache["seen"].relu())
+        return result
 
 
 def test_names_that_are_no_identifiers_and_lists_that_are_filled_are_recorded() -> None:
