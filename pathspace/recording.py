@@ -215,6 +215,9 @@ class Recording(ProxyTorchDispatchMode):
         """Record one operation, and compute its result without values and without gradients."""
         if not isinstance(func, torch._ops.OpOverload) or (torch.Tag.inplace_view in func.tags and func is not DETACH):
             raise Unsure(str(func))
+        if func is torch.ops.aten.broadcast_tensors.default:
+            # (no rule knows it, and an export takes it apart)
+            raise Unsure(str(func))
         if func is torch.ops.aten.lift_fresh.default:
             func = torch.ops.aten.lift_fresh_copy.default
         differentiates = torch.is_grad_enabled()
