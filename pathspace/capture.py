@@ -27,7 +27,7 @@ from torch.fx._lazy_graph_module import _make_graph_module, _use_lazy_graph_modu
 from torch.nn.modules import transformer
 
 from pathspace.errors import InputError, InputTypeError, PathspaceError
-from pathspace.in_place import writes_are_seen
+from pathspace.in_place import untold, writes_are_seen
 from pathspace.inputs import arranged, check_inputs, describe, opened, ordinary
 from pathspace.recording import Elsewhere, Unsure, record
 from pathspace.refusals import (
@@ -268,11 +268,14 @@ def _export(
     mode = fake_mode()
     twin, made, given = _prepared(model, args, kwargs, mode)
     shapes = made is not None
-    known = {name for name, _ in twin.named_parameters()}
+    own = {name for name, _ in twin.named_parameters()}
     with _traceable(twin), tracing(TracingContext(mode)) if shapes else nullcontext(), watch:
         program = torch.export.export(twin, *given, strict=False)
         if writes_are_seen(program.graph_module) or _maps(program.graph_module):
-            program = program.run_decompositions({})
+            _tell_views(program.graph_module.graph)
+            views = {node.target for node in program.graph_module.graph.nodes if untold(node)}
+            known = torch.export.default_decompositions() if views else {}
+            program = program.run_decompositions({view: known[view] for view in views if view in known})
     for name, value in program.constants.items():
         if isinstance(value, torch.Tensor) and name not in (made or {}) and not _has_numbers(value):
             if not shapes:
@@ -281,9 +284,23 @@ def _export(
                 f"{type(model).__name__} computes with {name!r}, a tensor without values that is neither parameter nor "
                 "buffer, expected numbers; register it as a buffer, or build the model within ps.without_weights()."
             )
-    if any(name not in known for name, _ in twin.named_parameters()):
+    if any(name not in own for name, _ in twin.named_parameters()):
         raise RuntimeError("makes parameters while it runs")
     return program, made or {}
+
+
+def _tell_views(graph: fx.Graph) -> None:
+    """Replace operations that return memory of their operands as if it were new by those that say so."""
+    aten = torch.ops.aten
+    told = {
+        aten.unsafe_chunk.default: aten.chunk.default,
+        aten.unsafe_split.Tensor: aten.split.Tensor,
+        aten.unsafe_split_with_sizes.default: aten.split_with_sizes.default,
+    }
+    for node in graph.nodes:
+        node.target = told.get(node.target, node.target)
+        if node.target is aten.dropout.default and not (node.args[1] and node.args[2]):
+            node.replace_all_uses_with(node.args[0])
 
 
 def _maps(module: fx.GraphModule) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Mapping
+from typing import Any
 
 import torch
 from torch import fx
@@ -46,6 +47,28 @@ _HARMLESS_IN_PLACE = frozenset(
         "threshold_",
     ]
 )
+# operations that return views of an operand, or the operand itself, although torch's signatures do not say so
+_UNTOLD = frozenset(
+    [
+        "dropout",
+        "alpha_dropout",
+        "feature_dropout",
+        "feature_alpha_dropout",
+        "type_as",
+        "sum_to_size",
+        "conj_physical",
+        "atleast_1d",
+        "atleast_2d",
+        "atleast_3d",
+        "unsafe_chunk",
+        "unsafe_split",
+        "unsafe_split_with_sizes",
+        "broadcast_tensors",
+        "meshgrid",
+    ]
+)
+# those that do with a single tensor
+_UNTOLD_OF_ONE = frozenset(["einsum", "cartesian_prod", "chain_matmul"])
 
 
 def writes_are_seen(module: fx.GraphModule) -> bool:
@@ -71,7 +94,7 @@ def writes_are_seen(module: fx.GraphModule) -> bool:
     written: list[fx.Node] = []
     for node in order:
         names.setdefault(first[node], []).append(node)
-        name = getattr(getattr(node.target, "overloadpacket", None), "__name__", "")
+        name = _name(node)
         if _writes(node) and name not in _UPDATE_STATISTICS:
             if name not in _HARMLESS_IN_PLACE or node.target is torch.ops.aten.mul_.Tensor:
                 return True
@@ -103,18 +126,31 @@ def _writes(node: fx.Node) -> bool:
     return schema is not None and schema.is_mutable
 
 
+def _name(node: fx.Node) -> str:
+    return getattr(getattr(node.target, "overloadpacket", None), "__name__", "")
+
+
+def untold(node: fx.Node) -> bool:
+    """Whether a node's results may share memory with its operands although its signature does not say so."""
+    name = _name(node)
+    return name in _UNTOLD or (name in _UNTOLD_OF_ONE and len(node.all_input_nodes) == 1)
+
+
 def _shares_memory_with(node: fx.Node, known: Mapping[fx.Node, fx.Node]) -> fx.Node | None:
     """The operand whose memory a node's result may share."""
-    if node.op != "call_function" or not node.args or not isinstance(node.args[0], fx.Node):
+    if node.op != "call_function" or not node.all_input_nodes:
         return None
-    source = node.args[0]
+    source = node.all_input_nodes[0]
     if node.target is operator.getitem:
+        operands, number = source.args[:1], node.args[1]
+        if untold(source) and isinstance(operands[0], list | tuple) and isinstance(number, int):
+            part: Any = operands[0][number]
+            return part if isinstance(part, fx.Node) else None
         # a part of what a view consists of; of other results, a tensor of its own
         return source if known[source] is not source else None
     schema = getattr(node.target, "_schema", None)
     shares = schema is not None and any(result.alias_info is not None for result in schema.returns)
-    # in evaluation mode dropout returns its operand
-    return source if shares or "dropout" in str(node.target) else None
+    return source if (shares and source is node.args[0]) or untold(node) else None
 
 
 def _writes_to_outside(region: fx.GraphModule) -> bool:

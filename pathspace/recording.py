@@ -47,7 +47,14 @@ _PLACES: dict[Any, Callable[[torch.device], Any]] = {
     Tensor.is_cuda.__get__: lambda device: device.type == "cuda",  # type: ignore[attr-defined]
     Tensor.is_meta.__get__: lambda _: False,  # type: ignore[attr-defined]
 }
-_TELLING = frozenset([Tensor.data_ptr, Tensor.get_device])
+_MEMORY = (
+    *(Tensor.data_ptr, Tensor.get_device, Tensor.untyped_storage, Tensor.storage, Tensor.is_set_to, Tensor.is_pinned),
+    *(Tensor.is_mps.__get__, Tensor.is_xpu.__get__, Tensor._version.__get__),  # type: ignore[attr-defined]
+)
+_TELLING = frozenset(_MEMORY)
+# what code may ask about derivatives, of which results have none here
+_DERIVED = frozenset([Tensor.grad_fn.__get__, Tensor.is_leaf.__get__])  # type: ignore[attr-defined, union-attr]
+_SETS_MEMORY = frozenset([Tensor.data.__set__])  # type: ignore[attr-defined]
 
 
 class Unsure(Exception):
@@ -58,18 +65,24 @@ class Elsewhere(Unsure):
     """Something that only a recording on fake tensors may know."""
 
 
-class _Placed(TorchFunctionMode):
-    """Tensors on the meta device say that they lie on another one."""
+class _Asked(TorchFunctionMode):
+    """Tensors on the meta device say that they lie on another one; what else tells them from others is refused."""
 
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self, device: torch.device | None) -> None:
         super().__init__()
         self.device = device
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func in _PLACES and args[0].is_meta:
-            return _PLACES[func](self.device)
-        if func in _TELLING or (func is Tensor.type and len(args) == 1 and not kwargs):
-            raise Elsewhere("a question about memory")
+        if func in _SETS_MEMORY or (func in _DERIVED and args[0].requires_grad and type(args[0]) is not nn.Parameter):
+            raise Unsure("a question about derivatives, or memory that is set")
+        if self.device is not None:
+            if func in _PLACES and args[0].is_meta:
+                return _PLACES[func](self.device)
+            if func in _TELLING or (func is Tensor.type and len(args) == 1 and not kwargs):
+                raise Elsewhere("a question about memory")
+            places = args[1:2] if func is Tensor.to else (kwargs["device"],) if kwargs and "device" in kwargs else ()
+            if any(type(place) in (str, torch.device) and torch.device(place) == _META for place in places):
+                raise Elsewhere("the meta device")
         return func(*args, **(kwargs or {}))
 
 
@@ -189,7 +202,7 @@ class Recording(ProxyTorchDispatchMode):
                 return torch.empty_like(first)
             if 0 not in first.stride():
                 return first
-        if func is torch.ops.aten.batch_norm.default and _fits(*args[:5]):
+        if func is torch.ops.aten.batch_norm.default and (args[5] or args[4] is not None) and _fits(*args[:5]):
             return torch.empty_like(first)
         if any(operand.alias_info is not None for operand in func._schema.arguments):
             return func(*args, **named)
@@ -202,6 +215,8 @@ class Recording(ProxyTorchDispatchMode):
         known = self._known.get(key)
         if known is None:
             result = func(*args, **named)
+            if _returns_operand(func, result, args):
+                return result
             if _is_shape(result) or (type(result) in (list, tuple) and all(map(_is_shape, result))):
                 # (torch wraps a new tensor once more where somebody holds it)
                 self._known[key] = type(result), _likeness(result)
@@ -214,9 +229,6 @@ class Recording(ProxyTorchDispatchMode):
     ) -> Any:
         """Record one operation, and compute its result without values and without gradients."""
         if not isinstance(func, torch._ops.OpOverload) or (torch.Tag.inplace_view in func.tags and func is not DETACH):
-            raise Unsure(str(func))
-        if func is torch.ops.aten.broadcast_tensors.default:
-            # (no rule knows it, and an export takes it apart)
             raise Unsure(str(func))
         if func is torch.ops.aten.lift_fresh.default:
             func = torch.ops.aten.lift_fresh_copy.default
@@ -236,6 +248,8 @@ class Recording(ProxyTorchDispatchMode):
         if not any(isinstance(tensor, Tensor) for tensor in tensors):
             if func._schema.is_mutable or not func._schema.returns:
                 raise Unsure(str(func))
+            return result
+        if _returns_operand(func, result, args):
             return result
         if differentiates:
             _require_gradients(func, pytree.tree_leaves((args, named)), tensors)
@@ -292,6 +306,11 @@ def _fits(x: Tensor, *each: Tensor | None) -> bool:
     """Whether statistics, scales and shifts are those of the channels of ``x``."""
     like = (x.shape[1:2], x.dtype)
     return x.dim() > 1 and all(vector is None or (vector.shape, vector.dtype) == like for vector in each)
+
+
+def _returns_operand(func: Any, result: Any, args: tuple[Any, ...]) -> bool:
+    """Whether an operation that makes new tensors, such as dropout, returned its operand itself."""
+    return not func._schema.returns[0].alias_info and any(result is operand for operand in args)
 
 
 def _is_shape(value: Any) -> bool:
@@ -498,8 +517,7 @@ def record(
     given, by_name = pytree.tree_map_only(Tensor, fake, (args, dict(kwargs)))
     own, lists = [owner[key] for *_, owner, key in before], _filled(model)
     left = _left(model, lists)
-    place = _Placed(device) if device else nullcontext()
-    with mode or nullcontext(), place, _as_exported(recording), recording, enable_python_dispatcher():
+    with mode or nullcontext(), _Asked(device), _as_exported(recording), recording, enable_python_dispatcher():
         found = model(*given, **by_name)
     after = _registered(model)
     if [entry[1] for entry in before] != [entry[1] for entry in after] or any(

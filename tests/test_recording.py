@@ -232,3 +232,65 @@ def test_tensors_say_that_they_lie_where_the_model_does(asks: Callable[[Tensor],
     with torch.device("cpu"):
         graph = ps.trace(Block(step), torch.randn(5, 4))
     assert "aten.relu.default" in {str(node.target) for node in graph.captured.graph.graph.nodes}
+
+
+VIEWS: dict[str, Callable[[Tensor], Tensor]] = {
+    "einsum": lambda u: torch.einsum("ij->ji", u),
+    "broadcast_tensors": lambda u: torch.broadcast_tensors(torch.ones(1), u)[1],
+    "atleast_3d": torch.atleast_3d,
+    "cartesian_prod": lambda u: torch.cartesian_prod(u.flatten()),
+    "dropout": lambda u: torch.nn.functional.dropout(u, 0.1, False),
+    "unsafe_split": lambda u: u.unsafe_split(6, 1)[0],
+    "conj_physical": torch.conj_physical,
+}
+
+
+@pytest.mark.parametrize("name", VIEWS)
+@pytest.mark.parametrize("around", [contextlib.nullcontext, exported])
+def test_writes_through_views_that_signatures_do_not_mention_are_seen(name: str, around: Callable[[], Any]) -> None:
+    def step(block: Any, h: Tensor) -> Tensor:
+        for _ in range(2):
+            # the second time, the shape of the result is known
+            h = h * 1
+            VIEWS[name](h).mul_(block.norm.weight[0])
+        return h
+
+    model, x = Block(step).eval(), torch.randn(5, 4)
+    with around():
+        graph = ps.trace(model, x)
+        assert "norm.weight" not in graph.unused
+        assert ps.verify(model, x).holds
+
+
+@pytest.mark.parametrize(
+    "asks",
+    [
+        lambda h: h.clone().untyped_storage().data_ptr() == h.untyped_storage().data_ptr(),
+        lambda h: h.clone().data_ptr() == h.data_ptr(),
+        lambda h: h.grad_fn is None,
+        lambda h: h.is_leaf,
+        lambda h: torch.empty(6, device="meta").device.type != "meta",
+        lambda h: not torch.empty(6, device=torch.device("meta")).is_meta,
+    ],
+)
+def test_no_question_gets_a_wrong_answer(asks: Callable[[Tensor], bool]) -> None:
+    def step(_: Any, h: Tensor) -> Tensor:
+        return h.sigmoid() if asks(h) else h.relu()
+
+    try:
+        graph = ps.trace(Block(step).eval(), torch.randn(5, 4))
+    except ps.CaptureError:
+        return  # (a graph cannot say which memory a tensor has)
+    assert graph.num_units == 6
+
+
+def test_operations_without_a_rule_are_decomposed_and_their_writes_are_seen() -> None:
+    def step(_: Any, h: Tensor) -> Tensor:
+        return nn.utils.rnn.pad_sequence([h[:2], h[2:]], batch_first=True).flatten(0, 1).relu()
+
+    model, x = Block(step).eval(), torch.randn(5, 4)
+    graph = ps.trace(model, x)
+    assert (graph.num_units, graph.pinned) == (6, ())
+    assert ps.verify(model, x).holds
+    with exported():
+        assert answer(graph) == answer(ps.trace(model, x))

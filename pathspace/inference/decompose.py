@@ -8,7 +8,10 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch._subclasses.functional_tensor import dispatch_functionalize
 
+from pathspace.in_place import writes_are_seen
 from pathspace.inference.registry import RULES, operation_name
 
 
@@ -33,11 +36,17 @@ def decomposed(node: fx.Node) -> fx.GraphModule | None:
     if not isinstance(node.target, torch._ops.OpOverload):
         return None
     operands = node.all_input_nodes
-    fakes = [operand.meta.get("val") for operand in operands]
-    mode = next((getattr(fake, "fake_mode", None) for fake in fakes if isinstance(fake, Tensor)), None)
-    if mode is None or any(not isinstance(fake, Tensor) for fake in fakes):
+    shapes = [shape for operand in operands if isinstance(shape := operand.meta.get("val"), Tensor)]
+    if not shapes or len(shapes) < len(operands):
         return None
     target: Any = node.target
+    mode = FakeTensorMode(allow_non_fake_inputs=True)
+    with mode:
+        # (values on the meta device stand for the processor's)
+        fakes = [
+            torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device="cpu" if x.is_meta else x.device)
+            for x in shapes
+        ]
 
     def function(*tensors: Tensor) -> Any:
         by_node = dict(zip(operands, tensors, strict=True))
@@ -51,6 +60,8 @@ def decomposed(node: fx.Node) -> fx.GraphModule | None:
         with warnings.catch_warnings(), mode, torch.no_grad():
             warnings.simplefilter("ignore")
             graph = make_fx(function, decomposition_table=_table())(*fakes)
+            if writes_are_seen(graph):
+                graph = make_fx(dispatch_functionalize(function), decomposition_table=_table())(*fakes)
     except Exception:
         # no decomposition for these operands: the caller pins
         return None
