@@ -16,6 +16,7 @@ from pathspace.basis import BasisPaths
 from pathspace.eps import without_eps
 from pathspace.errors import UnsupportedError
 from pathspace.exact import modular_rank, whole_product
+from pathspace.inference.values import numel, shape_of
 from pathspace.invariance import LARGE, difference, resolution, run, switched
 from pathspace.reduction import ReductionGraph
 from pathspace.spanning_tree import SpanningTree
@@ -37,7 +38,7 @@ def enumerable(graph: ReductionGraph) -> UnrolledNetwork | None:
         return None
     for node in graph.captured.graph.graph.nodes:
         shown = node.meta.get("val")
-        if isinstance(shown, Tensor) and shown.numel() > ELEMENTS:
+        if isinstance(shown, Tensor) and numel(shape_of(shown)) > ELEMENTS:
             return None
     try:
         network = unroll(graph)

@@ -58,6 +58,19 @@ def _convolved(h: Tensor, m: _Places) -> Tensor:
     return F.conv1d(h.transpose(1, 2), m.leave.weight[:, :, None], None, 2).sum(-1)[:, :3]
 
 
+def _by_itself(h: Tensor, m: _Places) -> Tensor:
+    first, second = h[0, :4], h[1]
+    return F.linear(second, second)[0] + (first @ first)[0, 0]
+
+
+def _batchless(h: Tensor, m: _Places) -> Tensor:
+    return F.conv1d(h[0].T, m.leave.weight[:, :, None], m.leave.bias, 2)[:, 1:]
+
+
+def _added(h: Tensor, m: _Places) -> Tensor:
+    return torch.baddbmm(h[:, :, :1], m.leave(h), h.transpose(1, 2)[:, :, :3])[:, 2, :2]
+
+
 # how the places are read -> the places that are
 READS: dict[str, tuple[Callable[[Tensor, _Places], Tensor], set[int]]] = {
     "first": (lambda h, m: m.leave(h)[:, 0], {0}),
@@ -77,6 +90,15 @@ READS: dict[str, tuple[Callable[[Tensor, _Places], Tensor], set[int]]] = {
     "strided": (_convolved, {0, 2, 4}),
     "by data": (_by_data, {0, 1, 2, 3, 4, 5}),
     "summed": (lambda h, m: m.leave(h).sum(1), {0, 1, 2, 3, 4, 5}),
+    "by itself": (_by_itself, {0, 1, 2, 3, 4, 5}),
+    "looked up": (lambda h, m: F.embedding(m.order, h[0], padding_idx=1), {1, 4}),
+    "weighed": (lambda h, m: (h @ m.leave.bias)[:, 1:3] + F.linear(h, m.leave.bias)[:, 2:4], {1, 2, 3}),
+    "sloped": (lambda h, m: F.prelu(m.norm(h).transpose(1, 2), m.leave.bias)[:, :, 5:], {5}),
+    "same shape": (lambda h, m: torch.ones_like(h)[:, 0] * h[:, 2], {2}),
+    "shrunk": (lambda h, m: F.interpolate(h.transpose(1, 2), scale_factor=0.5), {0, 2, 4}),
+    "norm by hand": (lambda h, m: (h / h.std(-1, keepdim=True) / h.amax(-1)[..., None])[:, 3], {3}),
+    "batchless": (_batchless, {2, 4}),
+    "added": (_added, {0, 1, 2}),
     "sorted": (lambda h, m: h.sort(1)[0][:, 0], {0, 1, 2, 3, 4, 5}),
 }
 
@@ -127,6 +149,14 @@ def _dead_elements_do_not_matter(model: nn.Module, x: Tensor) -> bool:
         plain, other = (_outputs(captured.graph, [*values.values()], changed) for changed in ({}, dead))
     assert all(torch.equal(one, two) for one, two in zip(plain, other, strict=True))
     return bool(dead)
+
+
+@torch.inference_mode()
+def test_in_inference_mode() -> None:
+    read, expected = READS["strided"]
+    graph = ps.trace(_Places(read), torch.randn(2, 6, 3))
+    assert _used(graph) == expected
+    assert sum(1 for _ in graph.paths()) > 0
 
 
 @pytest.mark.parametrize("name", READS)
@@ -186,3 +216,20 @@ def test_chains_of_operations(seed: int) -> None:
     before = model(x)
     ps.rescale(model, graph, graph.exact_part(torch.randn(graph.num_units, dtype=torch.float64)))
     assert torch.allclose(model(x), before, rtol=1e-8, atol=1e-10)
+
+
+class _Slopes(nn.Module):
+    """A slope for each of four channels; the output reads two channels."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.enter, self.act = nn.Linear(3, 4), nn.PReLU(4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.act(self.enter(x))[:, :2]
+
+
+def test_slopes_of_channels_that_are_not_read_are_on_no_path() -> None:
+    certificate = ps.verify(_Slopes(), torch.randn(5, 3))
+    assert certificate.holds and certificate.theorem3["holds"]
+    assert certificate.weights == 2 * 3 + 2 + 2

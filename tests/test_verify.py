@@ -373,3 +373,19 @@ class _OnlyTheFirstToken(nn.Module):
 def test_weights_of_dropped_values_are_named() -> None:
     third = ps.verify(_OnlyTheFirstToken(), torch.randn(2, 5, 3)).theorem3
     assert not third["holds"] and "16 of the 46 weights are on none of them" in third["evidence"]
+
+
+class _Repeated(nn.Module):
+    """Repeats rows by a constant tensor, so that the captured graph does not know their number."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.enter, self.leave = nn.Linear(3, 4), nn.Linear(4, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.leave(torch.relu(self.enter(x)).repeat_interleave(torch.tensor([1, 0, 2]), 0))
+
+
+def test_sizes_that_the_graph_does_not_know_are_no_obstacle() -> None:
+    certificate = ps.verify(_Repeated(), torch.randn(3, 3))
+    assert certificate.holds and certificate.units == 4

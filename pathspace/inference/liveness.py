@@ -27,9 +27,15 @@ Operands = Iterable[tuple[fx.Node, Live]]
 # of larger tensors all elements are live
 LARGEST = 1 << 24
 # kinds of operations that can leave out elements even if their whole result is live
-LEAVE_OUT = frozenset(["part", "split", "pick", "write"])
-# elementwise, but with an operand for each channel
-BY_CHANNEL = "aten.prelu"
+LEAVE_OUT = frozenset(["part", "split", "pick", "write", "upsampling", "average pooling"])
+# operations with further arguments that change gradients, but not values -> number of the others
+ARGUMENTS = {"aten.embedding": 2}
+# operations that read only the sizes of their operands
+SIZES = frozenset(
+    f"aten.{name}"
+    for name in ("zeros_like", "ones_like", "full_like", "empty_like", "rand_like", "randn_like", "randint_like",
+                 "new_zeros", "new_ones", "new_full", "new_empty", "new_empty_strided")
+)  # fmt: skip
 
 
 def live_elements(module: fx.GraphModule, values: Mapping[str, Any]) -> dict[str, Live]:
@@ -49,11 +55,13 @@ def live_elements(module: fx.GraphModule, values: Mapping[str, Any]) -> dict[str
         {'relu': [[True, False, False]]}
     """
     backward = _Backward(module, values)
-    for node in reversed(module.graph.nodes):
-        if node.op == "output" or (node.op == "call_function" and _acts(node)):
-            backward.mark((operand, True) for operand in node.all_input_nodes)
-        elif node.op == "call_function":
-            backward.visit(node)
+    # (in any mode of the caller)
+    with torch.inference_mode(False), torch.enable_grad():
+        for node in reversed(module.graph.nodes):
+            if node.op == "output" or (node.op == "call_function" and _acts(node)):
+                backward.mark((operand, True) for operand in node.all_input_nodes)
+            elif node.op == "call_function":
+                backward.visit(node)
     return backward.found
 
 
@@ -108,6 +116,8 @@ class _Backward:
         name, facts = operation_name(node.target), facts_of(node)
         if not all(_is_fixed(operand.meta.get("val")) for operand in node.all_input_nodes):
             return None
+        if name in SIZES:
+            return []
         if name in WINDOWS:
             return _under_windows(node, live)
         if facts.linear == "jointly" and facts.coefficients != "real" and not facts.elementwise:
@@ -115,9 +125,10 @@ class _Backward:
             return self._transposed(node, live, parts) if live is not True or crops or facts.kind in LEAVE_OUT else None
         if isinstance(live, bool):
             return None
-        if facts.elementwise and name != BY_CHANNEL:
-            return [(operand, _fit(live, operand.meta["val"].shape)) for operand in node.all_input_nodes]
-        return MIXING[name](node, live) if name in MIXING else None
+        if name in MIXING:
+            return MIXING[name](node, live)
+        shapes = [(operand, operand.meta["val"].shape) for operand in node.all_input_nodes]
+        return [(operand, _fit(live, shape)) for operand, shape in shapes] if facts.elementwise else None
 
     def _transposed(self, node: fx.Node, live: Live, parts: Mapping[int, Live]) -> Operands | None:
         """The transpose of a linear map with coefficients that are 0 or positive, applied to the mask of its result."""
@@ -126,17 +137,17 @@ class _Backward:
         large = sum(operand.meta["val"].numel() for operand in operands) > LARGEST
         if large or all(operand.op != "call_function" for operand in data):
             return None
-        given: dict[fx.Node, Any] = {operand: torch.zeros(operand.meta["val"].shape) for operand in data}
+        given: dict[fx.Node, Any] = {operand: torch.zeros(operand.meta["val"].shape).float() for operand in data}
         for operand in operands:
             if operand not in given and (value := constant_of(operand, self.module, self.values)) is not None:
                 given[operand] = value
         if len(given) < len(operands):
             return None
         try:
-            with torch.enable_grad():
-                inputs = [given[operand].requires_grad_() for operand in data]
-                args, kwargs = fx.node.map_arg((node.args, node.kwargs), given.__getitem__)
-                results = pytree.tree_leaves(node.target(*args, **kwargs))  # type: ignore[operator]
+            inputs = [given[operand].requires_grad_() for operand in data]
+            args, kwargs = fx.node.map_arg((node.args, node.kwargs), given.__getitem__)
+            args = args[: ARGUMENTS.get(operation_name(node.target))]
+            results = pytree.tree_leaves(node.target(*args, **kwargs))  # type: ignore[operator]
             masks = [_mask(parts.get(i, False) if parts else live, one.shape) for i, one in enumerate(results)]
             found = torch.autograd.grad(results, inputs, [mask.float() for mask in masks], allow_unused=True)
         except Exception:
@@ -193,25 +204,31 @@ def _fit(mask: Tensor, shape: torch.Size) -> Live:
 
 
 def _others(node: fx.Node, marks: dict[fx.Node, Live]) -> Operands:
-    """All elements of the operands that have no mask."""
-    return {operand: marks.get(operand, True) for operand in node.all_input_nodes}.items()
+    """All elements of the operands that have no mask, or that are given twice (a matrix times itself)."""
+    given = [leaf for leaf in pytree.tree_leaves((node.args, node.kwargs)) if isinstance(leaf, fx.Node)]
+    return [(one, marks.get(one, True) if given.count(one) == 1 else True) for one in node.all_input_nodes]
 
 
 def _linear(node: fx.Node, live: Tensor) -> Operands | None:
     x: Any = node.args[0]
-    return _others(node, {x: _short(live.any(-1, keepdim=True).expand(x.meta["val"].shape))})
+    shape = x.meta["val"].shape
+    # (a weight can be one vector)
+    rows = live.any(-1, keepdim=True) if live.dim() == len(shape) else live.unsqueeze(-1)
+    return _others(node, {x: _short(rows.expand(shape))})
 
 
 def _matrix_product(node: fx.Node, live: Tensor) -> Operands | None:
     """``x @ y`` and ``b + x @ y``."""
-    *_, x, y = node.all_input_nodes
-    if (x, y) != node.args[len(node.args) - 2 :] or min(x.meta["val"].dim(), y.meta["val"].dim()) < 2:
+    *bias, x, y = node.args
+    first, second = (operand.meta["val"].shape for operand in (x, y))  # type: ignore[union-attr]
+    if len(first) < 2:
         return None
-    first, second = x.meta["val"].shape, y.meta["val"].shape
+    marks: dict[Any, Live] = {one: _fit(live, one.meta["val"].shape) for one in bias}  # type: ignore[union-attr]
+    if len(second) == 1:
+        return _others(node, marks | {x: _short(live.unsqueeze(-1).expand(first))})
     rows = live.any(-1, keepdim=True).expand(*live.shape[:-1], first[-1])
     columns = live.any(-2, keepdim=True).expand(*live.shape[:-2], second[-2], live.shape[-1])
-    marks = {x: _fit(rows, first), y: _fit(columns, second)}
-    return _others(node, marks if x is not y else {})
+    return _others(node, marks | {x: _fit(rows, first), y: _fit(columns, second)})
 
 
 def _along(dims: Callable[[Any], Iterable[int]]) -> Callable[[fx.Node, Tensor], Operands | None]:
@@ -225,11 +242,24 @@ def _along(dims: Callable[[Any], Iterable[int]]) -> Callable[[fx.Node, Tensor], 
     return operands
 
 
+def _reduced(node: fx.Node, live: Tensor) -> Operands | None:
+    """An operation that leaves one element of the elements along some dimensions."""
+    names = [argument.name for argument in node.target._schema.arguments]  # type: ignore[union-attr]
+    given = dict(zip(names, node.args, strict=False)) | node.kwargs
+    x: Any = node.args[0]
+    shape, dims = x.meta["val"].shape, given.get("dim")
+    if not given.get("keepdim", False):
+        every = range(len(shape)) if dims in (None, []) else [dim % len(shape) for dim in pytree.tree_leaves(dims)]
+        for dim in sorted(every):
+            live = live.unsqueeze(dim)
+    return _others(node, {x: _short(live.expand(shape))})
+
+
 def _attention(node: fx.Node, live: Tensor) -> Operands | None:
     """Every query is read by its row of the result, keys and values by all rows."""
     query, key, value = node.args[:3]
     shapes = [operand.meta["val"].shape for operand in (query, key, value)]  # type: ignore[union-attr]
-    if len({query, key, value}) < 3 or len({shape[:-2] for shape in shapes}) > 1:
+    if len({shape[:-2] for shape in shapes}) > 1:
         return None
     row = live.any(-1, keepdim=True)
     every = row.any(-2, keepdim=True)
@@ -240,25 +270,26 @@ def _attention(node: fx.Node, live: Tensor) -> Operands | None:
 def _under_windows(node: fx.Node, live: Live) -> Operands | None:
     """A convolution reads the places under its windows; a stride can leave out others."""
     x, weight, _, *options = (*node.args, None)[: max(len(node.args), 3)]
-    shapes = x.meta["val"].shape, weight.meta["val"].shape  # type: ignore[union-attr]
-    steps = options[:1] or [1]
-    if node.kwargs or len(shapes[0]) != len(shapes[1]) or (live is True and set(pytree.tree_leaves(steps)) == {1}):
+    shape, size = x.meta["val"].shape, weight.meta["val"].shape[2:]  # type: ignore[union-attr]
+    if node.kwargs or (live is True and set(pytree.tree_leaves(options[:1])) <= {1}):
         return None
-    places = torch.zeros(1, 1, *shapes[0][2:]).requires_grad_()
-    with torch.enable_grad():
-        result = node.target(places, torch.ones(1, 1, *shapes[1][2:]), None, *options[:3])  # type: ignore[operator]
-        mask = _mask(live, torch.Size([1, 1, *result.shape[2:]]))
-        mask = mask.flatten(0, 1).any(0).expand_as(result)
-        (found,) = torch.autograd.grad(result, places, mask.float())
-    return _others(node, {x: _short((found != 0).expand(shapes[0]))})  # type: ignore[dict-item]
+    places = torch.zeros(1, *shape[-len(size) :]).float().requires_grad_()
+    result = node.target(places, torch.ones(1, 1, *size).float(), None, *options[:3])  # type: ignore[operator]
+    mask = live.flatten(0, -len(size) - 1).any(0) if isinstance(live, Tensor) else torch.tensor(live)
+    (found,) = torch.autograd.grad(result, places, mask.expand_as(result).float())
+    return _others(node, {x: _short((found[0] != 0).expand(shape))})  # type: ignore[dict-item]
 
 
 # operations whose operands are read along some dimensions only
 MIXING: dict[str, Callable[[fx.Node, Tensor], Operands | None]] = {
     "aten.linear": _linear,
-    **dict.fromkeys(("aten.matmul", "aten.mm", "aten.bmm", "aten.addmm", "aten.baddbmm"), _matrix_product),
+    **dict.fromkeys(("aten.matmul", "aten.mm", "aten.mv", "aten.bmm", "aten.addmm", "aten.baddbmm"), _matrix_product),
     **dict.fromkeys(("aten.softmax", "aten.log_softmax", "aten._softmax"), _along(lambda node: [node.args[1]])),
     **dict.fromkeys(("aten.layer_norm", "aten.rms_norm"), _along(lambda node: range(-len(node.args[1]), 0))),
+    **dict.fromkeys(("aten.amax", "aten.amin", "aten.var", "aten.std", "aten.logsumexp"), _reduced),
+    **dict.fromkeys(("aten.linalg_vector_norm", "aten.norm"), _reduced),
     "aten.scaled_dot_product_attention": _attention,
+    # (it has a slope for each channel)
+    "aten.prelu": _along(lambda node: []),
 }
 WINDOWS = frozenset(["aten.conv1d", "aten.conv2d", "aten.conv3d"])

@@ -473,7 +473,10 @@ class Scales(Semantics):
 
     def loop(self, weight: Weight, value: Tensor) -> Tensor:
         """An edge from the root to the root: tail and head are one unit, so no gauge changes the scalar."""
-        self.fix(self.attach(weight))
+        unread = distinct(value) == NEUTRAL
+        for dim, size in enumerate(reversed(weight.shape), 1):
+            unread = unread.all(-dim, keepdim=True) if size == 1 else unread
+        self.fix(torch.where(unread, NEUTRAL, self.attach(weight)))
         return value
 
     def product(self, *factors: tuple[int, Tensor]) -> Tensor:
