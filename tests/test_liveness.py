@@ -233,3 +233,21 @@ def test_slopes_of_channels_that_are_not_read_are_on_no_path() -> None:
     certificate = ps.verify(_Slopes(), torch.randn(5, 3))
     assert certificate.holds and certificate.theorem3["holds"]
     assert certificate.weights == 2 * 3 + 2 + 2
+
+
+class _LastWord(nn.Module):
+    """Looks up the rows of a table, and reads the row of the last word."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table, self.leave = nn.Embedding(4, 3), nn.Linear(3, 2)
+
+    def forward(self, words: Tensor) -> Tensor:
+        return self.leave(torch.relu(self.table(words))[:, -1])
+
+
+@pytest.mark.parametrize("shape", [(1, 3), (2, 5), (5, 2)])
+def test_every_row_of_a_table_is_on_paths_if_few_words_are_read(shape: tuple[int, int]) -> None:
+    certificate = ps.verify(_LastWord(), torch.randint(4, shape))
+    assert certificate.holds and certificate.theorem3["holds"]
+    assert certificate.weights == 4 * 3 + 2 * 3 + 2

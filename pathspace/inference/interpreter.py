@@ -219,7 +219,8 @@ class Walk(Generic[S]):
             return args[0][args[1]]
         name, shown = operation_name(node.target), node.meta.get("val")
         here = place(node)
-        self.semantics.place = Place(name, *(here if any(here) else self.outer), result=shown, node=node, run=run)
+        module, line = here if any(here) else self.outer
+        self.semantics.place = Place(name, module, line, shown, node, run, self.live.get(node.name, True))
         if name in REGIONS:
             return REGIONS[name](self, *args, **kwargs)
         for operand in node.all_input_nodes:

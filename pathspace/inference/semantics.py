@@ -31,6 +31,7 @@ class Place:
         result: its result as a fake tensor (shape and dtype).
         node: its node in the graph.
         run: number of the current run of a graph; a node has one value in each run.
+        live: mask of the elements of its result that reach an output, ``True`` for all.
     """
 
     op: str = ""
@@ -39,6 +40,7 @@ class Place:
     result: Any = None
     node: fx.Node | None = None
     run: int = 0
+    live: bool | Tensor = True
 
 
 class Semantics(ABC):

@@ -129,8 +129,14 @@ class Unrolled(Semantics):
     def gathered(self, weight: Weight, rows: Sequence[int], node: object) -> Weight | None:
         """All rows in turn if there are enough positions; else any row at any position, for a single table."""
         shape = tuple(rows)
-        if prod(shape) >= weight.shape[0]:
-            picked = (torch.arange(prod(shape)) % weight.shape[0]).reshape(shape)
+        live = self.place.live
+        read = torch.ones(shape, dtype=torch.bool)
+        if isinstance(live, Tensor) and tuple(live.shape[: len(shape)]) == shape:
+            # (rows at positions that reach no output are on no path)
+            read = live.reshape(*shape, -1).any(-1)
+        if int(read.sum()) >= weight.shape[0]:
+            picked = torch.zeros(shape, dtype=torch.long)
+            picked[read] = torch.arange(int(read.sum())) % weight.shape[0]
             return Weight(None, weight.positions(self.offsets)[picked])
         if self._few.setdefault((self.place.run, node), weight.name) != weight.name:
             raise UnsupportedError(
