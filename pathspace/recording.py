@@ -11,7 +11,8 @@ from __future__ import annotations
 import inspect
 import operator
 import sys
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections import OrderedDict
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from types import FrameType
 from typing import Any
@@ -35,6 +36,7 @@ DETACH = torch.ops.aten.detach_.default
 _FUNCTIONS = ("/torch/nn/functional.py", "/torch/functional.py")
 _BY_PLACE = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 _HOLDERS = (Tensor, list, tuple, dict)
+_NUMBERS = frozenset([type(None), bool, int, float, str])
 _REGISTERED = ("_parameters", "_buffers", "_modules")
 _META = torch.device("meta")
 # operations of a tensor of floating point numbers, of whatever shape, and of numbers
@@ -252,7 +254,7 @@ class Recording(ProxyTorchDispatchMode):
         if _returns_operand(func, result, args):
             return result
         if differentiates:
-            _require_gradients(func, pytree.tree_leaves((args, named)), tensors)
+            _require_gradients(func, (*args, *named.values()), tensors)
         self._record(func, operands, by_name, result)
         return result
 
@@ -327,14 +329,22 @@ def _identifier(name: str) -> str:
     return "".join(letter if letter.isalnum() else "_" for letter in name)
 
 
-def _require_gradients(func: Any, operands: list[Any], tensors: list[Any]) -> None:
+def _require_gradients(func: Any, operands: Iterable[Any], tensors: list[Any]) -> None:
     """Set ``requires_grad`` of results as autograd would, because the model's code may read it."""
-    if func in (torch.ops.aten.detach.default, DETACH):
+    if func in (torch.ops.aten.detach.default, DETACH) or not _requires_gradients(operands):
         return
-    if any(isinstance(leaf, Tensor) and leaf.requires_grad for leaf in operands):
-        for tensor in tensors:
-            if isinstance(tensor, Tensor) and tensor.dtype.is_floating_point and not tensor.requires_grad:
-                tensor.requires_grad = True
+    for tensor in tensors:
+        if isinstance(tensor, Tensor) and tensor.dtype.is_floating_point and not tensor.requires_grad:
+            tensor.requires_grad = True
+
+
+def _requires_gradients(operands: Iterable[Any]) -> bool:
+    return any(
+        value.requires_grad
+        if isinstance(value, Tensor)
+        else type(value) in (list, tuple) and _requires_gradients(value)
+        for value in operands
+    )
 
 
 def _where() -> dict[str, Any]:
@@ -389,16 +399,23 @@ def _as_exported(recording: Recording) -> Iterator[None]:
 
 def _left(model: nn.Module, lists: Collection[int] = ()) -> set[int]:
     """Ids of the tensors without values in attributes of modules, except those in the given lists and dictionaries."""
-    held = [item for module in model.modules() for item in vars(module).items() if isinstance(item[1], _HOLDERS)]
-    values = [value for key, value in held if key not in _REGISTERED and (isinstance(value, Tensor) or value)]
-    leaves = pytree.tree_leaves([value for value in values if id(value) not in lists])
+    values = [value for value in _held(model) if isinstance(value, _HOLDERS) and id(value) not in lists]
+    leaves = pytree.tree_leaves([value for value in values if isinstance(value, Tensor) or value])
     return {id(leaf) for leaf in leaves if isinstance(leaf, Tensor) and not has_values(leaf)}
 
 
 def _filled(model: nn.Module) -> dict[int, Any]:
     """Lists and dictionaries in attributes of modules by their numbers: code may fill them, and torch lets it."""
-    held = [value for module in model.modules() for value in vars(module).values()]
-    return {id(value): value for value in held if type(value) in (list, dict)}
+    return {id(value): value for value in _held(model) if type(value) in (list, dict)}
+
+
+def _held(model: nn.Module) -> Iterator[Any]:
+    """Attributes of modules that are not registered, and may hold something."""
+    for module in model.modules():
+        for key, value in vars(module).items():
+            kind = type(value)
+            if kind not in _NUMBERS and key not in _REGISTERED and not (kind is OrderedDict and not value):
+                yield value
 
 
 def _registered(model: nn.Module) -> list[tuple[str, str, dict[str, Any], str]]:

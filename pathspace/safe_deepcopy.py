@@ -19,6 +19,9 @@ from pathspace.errors import InputError
 M = TypeVar("M", bound=nn.Module)
 # nothing to copy, and nothing in it
 _ATOMS = (type, str, int, float, types.ModuleType)
+_SIMPLE = frozenset([type(None), bool, int, float, str])
+# what torch does to restore these changes only files of earlier versions
+_RESTORES = (nn.Module.__setstate__, nn.modules.conv._ConvNd.__setstate__)
 
 
 def safe_deepcopy(model: M, share_tensors: bool = False) -> M:
@@ -67,6 +70,17 @@ def _copied(model: M, share_tensors: bool, insist: bool) -> M:
             memo[id(module)] = type(module).__new__(type(module))
         for module in refusing:
             memo[id(module)].__dict__.update(copy.deepcopy(module.__dict__, memo))
+    plain = [module for module in own if _is_plain(type(module)) and id(module) not in memo]
+    # (what copy.deepcopy does to a module, without a copy of each number and key)
+    for module in plain:
+        memo[id(module)] = type(module).__new__(type(module))
+    for module in plain:
+        memo[id(module)].__dict__.update(
+            {
+                key: value if type(value) in _SIMPLE else copy.deepcopy(value, memo)
+                for key, value in module.__dict__.items()
+            }
+        )
     result = copy.deepcopy(model, memo)
     for old, new in functions:
         for before, after in zip(old.__closure__ or (), new.__closure__ or (), strict=True):
@@ -81,6 +95,18 @@ def _copied(model: M, share_tensors: bool, insist: bool) -> M:
             if isinstance(value, weakref.ref) and twin is not None and id(value()) in memo:
                 twin.__dict__[key] = weakref.ref(memo[id(value())])
     return result
+
+
+def _is_plain(kind: type[nn.Module]) -> bool:
+    """Whether a module is copied as its attributes are."""
+    own = any(hasattr(kind, name) for name in ("__deepcopy__", "__getnewargs__", "__getnewargs_ex__"))
+    return (
+        not own
+        and kind.__setstate__ in _RESTORES
+        and kind.__reduce_ex__ is object.__reduce_ex__
+        and kind.__reduce__ is object.__reduce__
+        and kind.__getstate__ is object.__getstate__
+    )
 
 
 def is_bound(cell: types.CellType) -> bool:
@@ -108,7 +134,7 @@ def _memo(
     waiting: list[Any] = [model]
     while waiting:
         value = waiting.pop()
-        if value is None or id(value) in seen or isinstance(value, _ATOMS):
+        if type(value) in _SIMPLE or id(value) in seen or isinstance(value, _ATOMS):
             continue
         seen[id(value)] = value
         if type(value) is OrderedDict and not value:

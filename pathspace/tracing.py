@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import gc
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import fields
 from typing import Any
 
@@ -69,6 +71,33 @@ def trace(
         raise InputError(f"trace found norm_eps={norm_eps!r}, expected 'ignore' or 'respect'.")
     if sizes not in ("any", "given"):
         raise InputError(f"trace found sizes={sizes!r}, expected 'any' or 'given'.")
+    with _old_objects_left_alone():
+        return _traced(model, args, kwargs, norm_eps, strict, sizes, affine)
+
+
+@contextmanager
+def _old_objects_left_alone() -> Iterator[None]:
+    """Let the garbage collector look at new objects only: those of imported libraries take a quarter of the time."""
+    if gc.get_freeze_count():
+        yield
+        return
+    gc.freeze()
+    try:
+        yield
+    finally:
+        gc.unfreeze()
+
+
+def _traced(
+    model: nn.Module,
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any] | None,
+    norm_eps: str,
+    strict: bool,
+    sizes: str,
+    affine: bool,
+) -> ReductionGraph:
+    """See :func:`trace`."""
     watch, later = Watch(), Watch()
     captured = capture(model, args, kwargs, watch)
     with on_cpu():

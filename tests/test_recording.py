@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -186,11 +187,15 @@ def test_models_without_numbers() -> None:
 
 
 def test_settings_are_as_before() -> None:
-    before = torch.backends.mha.get_fastpath_enabled(), torch.compiler.is_exporting(), nn.Module.__call__
+    def found() -> Any:
+        flags = torch.backends.mha.get_fastpath_enabled(), torch.compiler.is_exporting()
+        return *flags, nn.Module.__call__, gc.isenabled(), gc.get_freeze_count()
+
+    before = found()
     for step in (RECORDED["views"], asks, differentiates):
         with contextlib.suppress(ps.PathspaceError):
             ps.trace(Block(step), torch.randn(5, 4))
-    assert (torch.backends.mha.get_fastpath_enabled(), torch.compiler.is_exporting(), nn.Module.__call__) == before
+    assert found() == before
 
 
 class OddNames(nn.Module):

@@ -60,7 +60,10 @@ class UnionFind:
         Returns:
             The recorded pairs, shape ``(2, n)``, or ``None`` if there are none.
         """
-        left, right = torch.broadcast_tensors(left, right)
+        if left.shape != right.shape:
+            # (torch.broadcast_tensors takes several times as long)
+            shape = np.broadcast_shapes(left.shape, right.shape)
+            left, right = left.expand(shape), right.expand(shape)
         repeated = [dim for dim, both in enumerate(zip(left.stride(), right.stride(), strict=True)) if both == (0, 0)]
         for dim in repeated:
             if left.shape[dim] > 1:
