@@ -47,7 +47,10 @@ class Together:
     @staticmethod
     def add(found: dict[float, Lists], rate: float, *tensors: Tensor) -> None:
         """Add one tensor's update."""
-        for column, tensor in zip(found.setdefault(rate, tuple([] for _ in tensors)), tensors, strict=True):
+        columns = found.get(rate)
+        if columns is None:
+            columns = found[rate] = tuple([] for _ in tensors)
+        for column, tensor in zip(columns, tensors, strict=True):
             column.append(tensor)
 
     def run(self) -> None:
@@ -102,15 +105,16 @@ class GSGDStep(StepRule):
                 self._move(step, i, grads[i], together)
         together.run()
         # (even if the momentum is 0 now)
-        for slot, columns in zip(step.space.slots, step.parts.columns, strict=True):
-            if columns is not None and not relative and "momentum_buffer" in step.state.get(slot.parameter, {}):
+        kept = zip(step.space.slots, step.parts.columns, strict=True) if step.state and not relative else ()
+        for slot, columns in kept:
+            if columns is not None and "momentum_buffer" in step.state.get(slot.parameter, {}):
                 # it contains the factor pre_tail s_head, and pre has changed
                 buffer = step.space.moments(slot, step.state[slot.parameter], "momentum_buffer")
                 buffer.div_(slot.part.spread(columns[0]))
 
     def _move(self, step: Step, number: int, grad: Tensor, together: Together) -> None:
         slot, weight, columns = step.space.slots[number], step.weights[number], step.parts.columns[number]
-        part, group, rows = slot.part, step.groups[slot.group], step.space.rows(slot)
+        part, group = slot.part, step.groups[slot.group]
         lr = rate = group["lr"]
         if isinstance(lr, Tensor):
             lr = lr.reshape(())
@@ -126,10 +130,10 @@ class GSGDStep(StepRule):
         if part.kind == PLAIN and not isinstance(lr, Tensor) and group["foreach"] is not False:
             together.add(together.plain, rate, weight, grad)
             return
-        if step.space.few and head is None and not rows and keep is not None and factor is not None:
+        if step.space.few and head is None and keep is not None and factor is not None:
             together.add(together.scaled, rate, weight, grad, part.spread(keep), part.spread(factor))
             return
-        descend(weight, grad, part.spread(keep), part.spread(factor), head, rate, rows)
+        descend(weight, grad, part.spread(keep), part.spread(factor), head, rate, step.space.rows(slot))
 
     @staticmethod
     def _averaged(step: Step, slot: Slot, grad: Tensor) -> Tensor:

@@ -69,9 +69,11 @@ def local(tensor: Tensor) -> Tensor:
 def local_gradient(parameter: Tensor) -> Tensor | None:
     """The gradient of the local part of a parameter, after pending sums over devices."""
     grad = parameter.grad
-    if grad is not None and sharded(grad) and sharded(parameter) and grad.placements != parameter.placements:
+    if grad is None or not sharded(grad):
+        return grad
+    if sharded(parameter) and grad.placements != parameter.placements:
         grad = grad.redistribute(placements=parameter.placements)
-    return None if grad is None else local(grad)
+    return local(grad)
 
 
 def whole(tensor: Tensor) -> Tensor:

@@ -423,6 +423,15 @@ class PathSpace:
         """Store the current versions of the weights."""
         self._seen = self._look()
 
+    def note_step(self) -> None:
+        """The same after a step, which changes only the weights' numbers."""
+        if self.cut:
+            self.note_versions()
+        else:
+            self._seen = [
+                (where, s.held._version, strides) for s, (where, _, strides) in zip(self.slots, self._seen, strict=True)
+            ]
+
     def _look(self) -> list[tuple[int, int, tuple[int, ...]]]:
         """Address, version and strides of each weight."""
         if self.cut:
@@ -534,7 +543,7 @@ class PathSpace:
                 order = slot.part.order or tuple(range(slot.held.ndim))
                 slot.held.detach().permute(order).copy_(weight.view([slot.held.shape[d] for d in order]))
         if not compiling:
-            self.note_versions()
+            self.note_step()
 
 
 __all__ = ["Manner", "PathSpace", "Slot"]
