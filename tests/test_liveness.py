@@ -99,6 +99,7 @@ READS: dict[str, tuple[Callable[[Tensor, _Places], Tensor], set[int]]] = {
     "norm by hand": (lambda h, m: (h / h.std(-1, keepdim=True) / h.amax(-1)[..., None])[:, 3], {3}),
     "batchless": (_batchless, {2, 4}),
     "added": (_added, {0, 1, 2}),
+    "indexed": (lambda h, m: torch.zeros_like(h).index_add(1, m.order, h[:, :2])[:, 4], {0}),
     "sorted": (lambda h, m: h.sort(1)[0][:, 0], {0, 1, 2, 3, 4, 5}),
 }
 
@@ -251,3 +252,41 @@ def test_every_row_of_a_table_is_on_paths_if_few_words_are_read(shape: tuple[int
     certificate = ps.verify(_LastWord(), torch.randint(4, shape))
     assert certificate.holds and certificate.theorem3["holds"]
     assert certificate.weights == 4 * 3 + 2 * 3 + 2
+
+
+class _Channels(nn.Module):
+    """One batch norm used twice; each use leaves out one of three channels, by a slice or by a zero."""
+
+    def __init__(self, masked: bool) -> None:
+        super().__init__()
+        self.enter, self.norm, self.leave = nn.Linear(3, 3), nn.BatchNorm1d(3), nn.Linear(4, 2)
+        self.norm.running_var.uniform_(0.01, 2)
+        self.mask = torch.tensor([1.0, 1.0, 0.0]) if masked else torch.ones(3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        first, second = self.norm(self.enter(x) * self.mask), self.norm(torch.relu(self.enter(x)))
+        return self.leave(torch.relu(torch.cat([first[:, :2], second[:, 1:]], 1)))
+
+
+@pytest.mark.parametrize("masked", [False, True])
+def test_statistics_follow_channels_that_one_use_leaves_out(masked: bool) -> None:
+    model, x = _Channels(masked).eval().double(), torch.randn(5, 3, dtype=torch.float64)
+    model.mask = model.mask.double()
+    graph, before = ps.trace(model, x), model(x)
+    assert graph.num_exact_units >= 2
+    ps.rescale(model, graph, torch.randn(graph.num_units, dtype=torch.float64))
+    assert torch.allclose(model(x), before, rtol=1e-9)
+
+
+def test_channels_that_are_dropped_behind_a_batch_norm_are_on_no_path() -> None:
+    model = nn.Sequential(
+        nn.Conv1d(2, 4, 1), nn.BatchNorm1d(4), nn.ReLU(), nn.ChannelShuffle(2), _First(), nn.Conv1d(3, 2, 1)
+    )
+    certificate = ps.verify(model.eval(), torch.randn(2, 2, 5))
+    assert certificate.holds and certificate.theorem3["holds"]
+    assert certificate.weights == 3 * (2 + 1 + 2) + 3 * 2 + 2
+
+
+class _First(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x[:, :3]

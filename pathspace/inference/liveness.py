@@ -30,6 +30,8 @@ LARGEST = 1 << 24
 LEAVE_OUT = frozenset(["part", "split", "pick", "write", "upsampling", "average pooling"])
 # operations with further arguments that change gradients, but not values -> number of the others
 ARGUMENTS = {"aten.embedding": 2}
+# in evaluation mode it does not write its statistics, and acts on every element alone
+FROZEN = "aten.batch_norm"
 # operations that read only the sizes of their operands
 SIZES = frozenset(
     f"aten.{name}"
@@ -120,7 +122,9 @@ class _Backward:
             return []
         if name in WINDOWS:
             return _under_windows(node, live)
-        if facts.linear == "jointly" and facts.coefficients != "real" and not facts.elementwise:
+        # (a factor of what is added, an option, can be negative)
+        positive = facts.coefficients != "real" or (facts.kind == "write" and not node.kwargs)
+        if facts.linear == "jointly" and positive and not facts.elementwise:
             crops = facts.kind == "padding" and any(isinstance(n, int) and n < 0 for n in pytree.tree_leaves(node.args))
             return self._transposed(node, live, parts) if live is not True or crops or facts.kind in LEAVE_OUT else None
         if isinstance(live, bool):
@@ -163,7 +167,10 @@ def _acts(node: fx.Node) -> bool:
     shown = node.meta.get("val")
     if node.target is operator.getitem:
         return not (isinstance(node.args[0], fx.Node) and isinstance(node.args[1], int) and _is_fixed(shown))
-    if not isinstance(node.target, torch._ops.OpOverload) or operation_name(node.target) in WITH_STATISTICS:
+    if not isinstance(node.target, torch._ops.OpOverload):
+        return True
+    name = operation_name(node.target)
+    if name in WITH_STATISTICS and not (name == FROZEN and node.args[5] is False):
         return True
     leaves = pytree.tree_leaves(shown)
     return not leaves or not all(map(_is_fixed, leaves))
@@ -289,7 +296,7 @@ MIXING: dict[str, Callable[[fx.Node, Tensor], Operands | None]] = {
     **dict.fromkeys(("aten.amax", "aten.amin", "aten.var", "aten.std", "aten.logsumexp"), _reduced),
     **dict.fromkeys(("aten.linalg_vector_norm", "aten.norm"), _reduced),
     "aten.scaled_dot_product_attention": _attention,
-    # (it has a slope for each channel)
-    "aten.prelu": _along(lambda node: []),
+    # (these have numbers for each channel)
+    **dict.fromkeys(("aten.prelu", FROZEN), _along(lambda node: [])),
 }
 WINDOWS = frozenset(["aten.conv1d", "aten.conv2d", "aten.conv3d"])

@@ -447,8 +447,10 @@ class Scales(Semantics):
         if first != eps and (divides or frozen):
             self.pin([ids], SHARED)
         for power, name in ((1, mean), (2, var)):
-            before, known = self._running.setdefault(name, (power, ids))
+            before, known = self._running.get(name, (power, ids))
             self.equations.unify(known, ids)
+            # (a channel can be zero in one use, and not in another)
+            self._running[name] = before, torch.where(known == NEUTRAL, ids, known)
             if before != power:
                 self.read(name)
             elif name in self._read:
