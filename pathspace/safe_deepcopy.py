@@ -78,7 +78,7 @@ def _copied(model: M, share_tensors: bool, insist: bool) -> M:
         memo[id(module)].__dict__.update(
             {
                 key: value if type(value) in _SIMPLE else copy.deepcopy(value, memo)
-                for key, value in module.__dict__.items()
+                for key, value in module.__getstate__().items()
             }
         )
     result = copy.deepcopy(model, memo)
@@ -105,7 +105,7 @@ def _is_plain(kind: type[nn.Module]) -> bool:
         and kind.__setstate__ in _RESTORES
         and kind.__reduce_ex__ is object.__reduce_ex__
         and kind.__reduce__ is object.__reduce__
-        and kind.__getstate__ is object.__getstate__
+        and kind.__getstate__ is nn.Module.__getstate__
     )
 
 

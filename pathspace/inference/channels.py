@@ -20,7 +20,7 @@ from torch import Tensor
 
 from pathspace.inference.semantics import Semantics
 from pathspace.inference.union_find import UnionFind
-from pathspace.inference.values import NEUTRAL, ROOT, Value, Weight, compress, constant, distinct
+from pathspace.inference.values import NEUTRAL, ROOT, Value, Weight, broadcast_shape, compress, constant, distinct
 
 FIXED = 1
 Side = tuple[str, int]
@@ -162,7 +162,7 @@ class Channels(Semantics):
     def join(self, *values: Value) -> Tensor:
         """Unify elementwise; an operand of size 1 along a dimension imposes nothing there."""
         every = sorted((self.activation(value) for value in values), key=lambda ids: self._buffered(distinct(ids)))
-        shape = torch.broadcast_shapes(*(ids.shape for ids in every))
+        shape = broadcast_shape(*(ids.shape for ids in every))
         plain = [bool((distinct(ids) == FIXED).all()) for ids in every]
         result = constant(shape)
         for ids, whole in zip(every, plain, strict=True):
@@ -196,7 +196,7 @@ class Channels(Semantics):
     def contract(self, weight: Weight, value: Value, dims: Sequence[int]) -> Tensor:
         """Read channels along the summed dimensions, and write channels along a remaining one."""
         ids = self.activation(value)
-        full = torch.broadcast_shapes(weight.shape, ids.shape)
+        full = broadcast_shape(weight.shape, ids.shape)
         rank, ids = len(full), ids.expand(full)
         summed = {dim % rank for dim in dims}
         places = [(sides, view.expand(full)) for sides, view in self._places(weight)]

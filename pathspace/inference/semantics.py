@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from pathspace.inference.values import NEUTRAL, ROOT, Value, Weight, constant, distinct, move
+from pathspace.inference.values import NEUTRAL, ROOT, Value, Weight, broadcast_shape, constant, distinct, move
 from pathspace.structure import Pin
 
 
@@ -135,7 +135,7 @@ class Semantics(ABC):
         else:
             for value in values:
                 self.fix(self.activation(value))
-        return constant(torch.broadcast_shapes(*(value.shape for value in values)))
+        return constant(broadcast_shape(*(value.shape for value in values)))
 
     def regrouped(self, value: Value, runs: Sequence[range]) -> None:  # noqa: B027
         """One dimension was split into several (``runs`` of dimensions of ``value``); only channels depend on it."""

@@ -21,7 +21,17 @@ from pathspace.inference.registry import facts_of
 from pathspace.inference.relations import Relations
 from pathspace.inference.semantics import Semantics
 from pathspace.inference.union_find import class_index
-from pathspace.inference.values import NEUTRAL, ROOT, Value, Weight, compress, constant, distinct, reshaped
+from pathspace.inference.values import (
+    NEUTRAL,
+    ROOT,
+    Value,
+    Weight,
+    broadcast_shape,
+    compress,
+    constant,
+    distinct,
+    reshaped,
+)
 from pathspace.structure import Pin
 
 Memory = tuple[int, tuple[tuple[int, int, int], ...]]
@@ -193,7 +203,7 @@ class Scales(Semantics):
     def join(self, *values: Value) -> Tensor:
         """Unify the operands elementwise."""
         ids = [self.activation(value) for value in values]
-        shape = torch.broadcast_shapes(*(entry.shape for entry in ids))
+        shape = broadcast_shape(*(entry.shape for entry in ids))
         # the operand with the fewest ids represents all (exact zeros cannot represent others)
         ids.sort(key=lambda entry: (bool((distinct(entry) == NEUTRAL).any()), distinct(entry).numel()))
         result = ids[0].expand(shape)
@@ -278,7 +288,7 @@ class Scales(Semantics):
         self._note_shift(weight)
         ids = self.activation(value)
         rank = max(ids.dim(), len(weight.shape))
-        full = torch.broadcast_shapes(weight.shape, ids.shape)
+        full = broadcast_shape(weight.shape, ids.shape)
         sizes = (1,) * (rank - len(weight.shape)) + tuple(weight.shape)
         strides = (0,) * (rank - len(weight.shape)) + tuple(weight.index.stride())
         # dimensions along which the scalar weight is the same: its tail and head must not vary there
@@ -484,7 +494,7 @@ class Scales(Semantics):
     def product(self, *factors: tuple[int, Tensor]) -> Tensor:
         """A new id whose log-scale is the sum of those of the factors."""
         ids = [entry for _, entry in factors]
-        shape = torch.broadcast_shapes(*(entry.shape for entry in ids))
+        shape = broadcast_shape(*(entry.shape for entry in ids))
         if all(bool((distinct(entry) == ROOT).all()) for entry in ids):
             return constant(shape)
         wide = [entry.expand(shape) for entry in ids]

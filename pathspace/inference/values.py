@@ -14,6 +14,7 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -34,6 +35,14 @@ def _known_size(size: object) -> int:
 def constant(shape: Sequence[int], value: int = ROOT) -> Tensor:
     """A stride-0 activation with one value everywhere."""
     return torch.tensor(value).expand(tuple(shape))
+
+
+def broadcast_shape(*shapes: Sequence[int]) -> torch.Size:
+    """The common shape; torch's own function takes ten times as long."""
+    first = shapes[0]
+    if isinstance(first, torch.Size) and all(shape == first for shape in shapes):
+        return first
+    return torch.Size(np.broadcast_shapes(*map(tuple, shapes)))
 
 
 def distinct(ids: Tensor) -> Tensor:

@@ -6,13 +6,12 @@ import string
 from collections.abc import Sequence
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from pathspace.inference.registry import rule
 from pathspace.inference.rules.edges import LARGEST, edges, is_plain, times, varying
 from pathspace.inference.semantics import Semantics
-from pathspace.inference.values import Value, Weight, constant, shape_of
+from pathspace.inference.values import Value, Weight, broadcast_shape, constant, shape_of
 
 # properties of every bilinear sum of products
 BILINEAR: dict[str, Any] = {"kind": "contraction", "degree": (1, 1), "linear": "each", "coefficients": "one"}
@@ -33,7 +32,7 @@ def contract_ids(semantics: Semantics, left: Tensor, right: Tensor, dims: Sequen
     Along a summed dimension the product must have one scale. If one operand is constant there, the other must be
     constant too; it is unified first, so that no tensor larger than the distinct ids is created.
     """
-    full = torch.broadcast_shapes(left.shape, right.shape)
+    full = broadcast_shape(left.shape, right.shape)
     left, right = left.expand(full), right.expand(full)
     summed = {d % len(full) for d in dims}
     if is_plain(left) or is_plain(right):

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from pathspace.inference.eps_detection import guards_a_division
 from pathspace.inference.semantics import Semantics
-from pathspace.inference.values import NEUTRAL, ROOT, Value, Weight, compress, constant, distinct
+from pathspace.inference.values import NEUTRAL, ROOT, Value, Weight, broadcast_shape, compress, constant, distinct
 
 # products with more relations between scales than this are pinned
 LARGEST = 2_000_000
@@ -42,7 +42,7 @@ def is_constant(value: Any) -> bool:
 
 def times(semantics: Semantics, x: Tensor, y: Tensor, power: int = 1) -> Tensor:
     """``x * y ** power`` elementwise; constants do not change scales, and exact zeros give exact zeros."""
-    shape = torch.broadcast_shapes(x.shape, y.shape)
+    shape = broadcast_shape(x.shape, y.shape)
     if is_constant(y):
         return x.expand(shape) if is_plain(y) else compress(torch.where(y == NEUTRAL, NEUTRAL, x).expand(shape))
     if is_constant(x) and power == 1:
@@ -52,7 +52,7 @@ def times(semantics: Semantics, x: Tensor, y: Tensor, power: int = 1) -> Tensor:
 
 def powers(semantics: Semantics, *factors: tuple[int, Tensor]) -> Tensor:
     """A product of powers, pinned if it has too many relations."""
-    shape = torch.broadcast_shapes(*(entry.shape for _, entry in factors))
+    shape = broadcast_shape(*(entry.shape for _, entry in factors))
     if all(is_plain(entry) for _, entry in factors):
         return constant(shape)
     if varying(*(entry for _, entry in factors)) > LARGEST:
@@ -65,7 +65,7 @@ def powers(semantics: Semantics, *factors: tuple[int, Tensor]) -> Tensor:
 
 def varying(*ids: Tensor) -> int:
     """Number of combinations of ids after broadcasting."""
-    shape = torch.broadcast_shapes(*(entry.shape for entry in ids))
+    shape = broadcast_shape(*(entry.shape for entry in ids))
     wide = [entry.expand(shape) for entry in ids]
     return math.prod(n for dim, n in enumerate(shape) if any(entry.stride(dim) for entry in wide))
 

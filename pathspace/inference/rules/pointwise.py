@@ -15,7 +15,18 @@ from pathspace.inference.eps_detection import is_parameter_itself
 from pathspace.inference.registry import rule
 from pathspace.inference.rules.edges import edges, is_constant, is_plain, negligible, powers, times
 from pathspace.inference.semantics import Semantics
-from pathspace.inference.values import NEUTRAL, Value, Weight, compress, constant, numel, reshaped, shape_of, value_of
+from pathspace.inference.values import (
+    NEUTRAL,
+    Value,
+    Weight,
+    broadcast_shape,
+    compress,
+    constant,
+    numel,
+    reshaped,
+    shape_of,
+    value_of,
+)
 
 INFINITE = (float("inf"), -float("inf"))
 
@@ -127,7 +138,7 @@ def mul(semantics: Semantics, x: Any, y: Any) -> Value:
     if isinstance(x, Weight) or isinstance(y, Weight):
         weight, value = (x, y) if isinstance(x, Weight) else (y, x)
         assert isinstance(weight, Weight) and isinstance(value, Tensor)
-        if is_constant(value) and weight.shape == torch.broadcast_shapes(weight.shape, value.shape):
+        if is_constant(value) and weight.shape == broadcast_shape(weight.shape, value.shape):
             # a parameter times constants is rescaled like the parameter
             return weight if is_plain(value) else weight.masked((value != NEUTRAL).expand(weight.shape))
         return edges(semantics, weight, value, ())
@@ -142,7 +153,7 @@ def div(semantics: Semantics, x: Any, y: Any, **kwargs: Any) -> Value:
         return semantics.opaque([semantics.activation(v) for v in (x, y)], "rounding is not homogeneous")
     if not isinstance(y, Tensor | Weight):
         return x  # type: ignore[no-any-return]
-    if is_plain(y) and isinstance(x, Weight) and x.shape == torch.broadcast_shapes(x.shape, y.shape):
+    if is_plain(y) and isinstance(x, Weight) and x.shape == broadcast_shape(x.shape, y.shape):
         return x
     return times(semantics, semantics.activation(x), semantics.activation(y), -1)
 
