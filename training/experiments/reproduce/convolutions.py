@@ -137,7 +137,7 @@ def rcnn(setting: Setting) -> Record:
         ]
     else:
         if setting.scale == "fetched":
-            base = _clothes(setting, "sgd", "recurrent", 16, 2)
+            base = replace(_clothes(setting, "sgd", "recurrent", 16, 4), epochs=setting.budget(8))
         else:
             base = _digits(setting, "sgd", 10, "recurrent", 8, 2)
         base = replace(base, init="unit-skeleton")
