@@ -159,8 +159,11 @@ class Vectors:
             torch.mul(parts.step, parts.keep, out=self.factor)
         if bounded is not None:
             parts.step.copy_(bounded)
-        for factor in self.ratios.index_select(0, self.layout.of_edges).split(max(1, self.layout.edges)):
-            parts.tree.mul_(factor)
+        factors = self.ratios.index_select(0, self.layout.of_edges)
+        edges = self.layout.edges
+        parts.tree.mul_(factors[:edges] if len(factors) > edges else factors)
+        if len(factors) > edges:
+            parts.tree.mul_(factors[edges:])
         for rounded in parts.rounded:
             rounded.copy_(parts.exact)
 
