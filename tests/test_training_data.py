@@ -217,7 +217,7 @@ NEED_DATA = ["mnist-28", "mnist-98-permuted", "mnist-images", "cifar10", "cifar1
 
 @pytest.mark.parametrize("task", NEED_DATA)
 def test_absent_data_is_one_sentence_with_the_way_out(tmp_path: Path, task: str) -> None:
-    for data, found in ((None, "--data DIR"), (str(tmp_path), "holds no"), (str(tmp_path / "no"), "here is no folder")):
+    for data, found in ((None, "--data DIR"), (str(tmp_path), "has no"), (str(tmp_path / "no"), "here is no folder")):
         with pytest.raises(InputError, match=found) as caught:
             load_task(task, data=data)
         assert "\n" not in str(caught.value) and str(caught.value).endswith(".")

@@ -232,12 +232,12 @@ def test_standard_output_that_is_full_is_one_sentence(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("task", "sentence"),
     [
-        ("mnist-28", "holds no file 'train-images-idx3-ubyte'"),
-        ("cifar10", "holds no file"),
-        ("ptb", "holds no file"),
-        ("enwik8", "holds no file"),
-        ("wmt16", "holds no file"),
-        ("catalogue", "holds no"),
+        ("mnist-28", "has no file 'train-images-idx3-ubyte'"),
+        ("cifar10", "has no file"),
+        ("ptb", "has no file"),
+        ("enwik8", "has no file"),
+        ("wmt16", "has no file"),
+        ("catalogue", "has no"),
     ],
 )
 def test_empty_data_folder_is_one_sentence_before_any_file(tmp_path: Path, task: str, sentence: str) -> None:

@@ -143,7 +143,7 @@ def test_dropout_is_refused_where_there_is_no_place_for_it() -> None:
     from pathspace.training.experiments.tasks.images import image_task
 
     parts = image_splits()
-    with pytest.raises(InputError, match="no place for"):
+    with pytest.raises(InputError, match="has no dropout"):
         image_task("digits-images", "digits", parts, "residual", 2, 1, dropout=0.5)
     model = image_task("digits-images", "digits", parts, "recurrent", 2, 1, dropout=0.5).make_model(0)
     assert [m.p for m in model.modules() if isinstance(m, nn.Dropout)] == [0.5]

@@ -164,9 +164,10 @@ def check_scale(experiment: Experiment, scale: str, data: str | None) -> None:
         InputError: there is no such scale, no folder was given, or it is not there.
     """
     if scale == "fetched" and not experiment.fetched:
+        having = ", ".join(name for name, other in EXPERIMENTS.items() if other.fetched)
         raise InputError(
             f"Experiment '{experiment.name}' has no setting for fetched data; leave out --scale fetched, or take one "
-            "of: smnist, language."
+            f"of: {having}."
         )
     if scale != "full" or not experiment.needs:
         return

@@ -84,7 +84,7 @@ def given(folder: Path) -> list[Path]:
         raise InputError(f"Task 'catalogue' found no folder '{folder}', expected one with .mo files; {HINT}.")
     files = sorted(folder.glob("*.mo"))
     if not files:
-        raise InputError(f"The folder '{folder}' holds no .mo file; {HINT}.")
+        raise InputError(f"The folder '{folder}' has no .mo file; {HINT}.")
     return files
 
 
@@ -112,7 +112,9 @@ def catalogue(
     pairs = [pair for pair in unique.values() if 0 < len(pair[0]) <= longest and 0 < len(pair[1]) < longest]
     if len(pairs) < 20:
         where = data or PACKAGE
-        raise InputError(f"The catalogues in '{where}' hold {len(pairs)} short messages, expected at least 20; {HINT}.")
+        raise InputError(
+            f"The catalogues in '{where}' contain {len(pairs)} short messages, expected at least 20; {HINT}."
+        )
     order = np.random.default_rng(0).permutation(len(pairs))[:limit]
     pairs = [pairs[i] for i in order]
     tenth = len(pairs) // 10

@@ -41,7 +41,7 @@ def find(folder: Path, names: tuple[str, ...], hint: str) -> Path:
         for path in (folder / name, folder / f"{name}.gz"):
             if path.is_file():
                 return path
-    raise InputError(f"The folder '{folder}' holds no file '{names[0]}'; {hint}.")
+    raise InputError(f"The folder '{folder}' has no file '{names[0]}'; {hint}.")
 
 
 def read_bytes(path: Path, hint: str) -> bytes:

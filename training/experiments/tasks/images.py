@@ -62,7 +62,7 @@ def image_task(
     if width < 1 or depth < 1:
         raise InputError(f"Task '{name}' got hidden = {width} and depth = {depth}; give at least 1 of each.")
     if dropout and network != "recurrent":
-        raise InputError(f"Task '{name}' got dropout = {dropout}, which its network '{network}' has no place for.")
+        raise InputError(f"Task '{name}' got dropout = {dropout}, but its network '{network}' has no dropout.")
     extra = {"dropout": dropout} if dropout else {}
     train, valid, test = parts
     channels = train.inputs.shape[1]

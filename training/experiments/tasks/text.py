@@ -83,7 +83,7 @@ def chunks(tokens: Tensor, length: int, limit: int | None = None) -> Split:
     """
     count = (len(tokens) - 1) // length
     if count < 1:
-        raise InputError(f"A text of {len(tokens)} tokens holds no example of {length}; give a longer text.")
+        raise InputError(f"A text of {len(tokens)} tokens is too short for examples of {length}; give a longer text.")
     inputs = tokens[: count * length].view(count, length)
     targets = tokens[1 : count * length + 1].view(count, length)
     if limit is not None and limit < count:

@@ -53,7 +53,9 @@ def full_trial(cell: Cell, data: Path | str | None = None) -> Trial:
     wanted = (cell.value("optimizer"), cell.value("momentum"))
     kinds = [kind for kind, known in OPTIMIZERS.items() if known == wanted]
     if not kinds:
-        raise InputError(f"The cell '{cell.name}' asks for {wanted[0]} with momentum {wanted[1]}, which is not there.")
+        raise InputError(
+            f"The cell '{cell.name}' needs {wanted[0]} with momentum {wanted[1]}, which the trainer does not have."
+        )
     schedule, epochs = cell.value("schedule"), cell.value("epochs")
     if schedule in ("cosine", "inverse-root"):
         schedule = f"{schedule} {cell.value('warmup') / epochs:.10g}"
