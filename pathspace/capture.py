@@ -29,7 +29,8 @@ from torch.nn.modules import transformer
 from pathspace.errors import InputError, InputTypeError, PathspaceError
 from pathspace.in_place import untold, writes_are_seen
 from pathspace.inputs import arranged, check_inputs, describe, opened, ordinary
-from pathspace.recording import Elsewhere, Unsure, record
+from pathspace.on_meta import Elsewhere, Unsure
+from pathspace.recording import record
 from pathspace.refusals import (
     LOST,
     WITHOUT_GRADIENTS,

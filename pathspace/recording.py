@@ -23,11 +23,12 @@ from torch import Tensor, fx, nn
 from torch._dispatch.python import enable_python_dispatcher, no_python_dispatcher
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.fx.experimental.proxy_tensor import ProxyTorchDispatchMode
-from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from pathspace.inputs import in_order
+from pathspace.on_meta import META, Asked, Elsewhere, Shapes, Unsure, on_meta, returns_operand
+from pathspace.safe_deepcopy import SIMPLE
 from pathspace.without_values import has_values
 
 # types of operands that a graph can hold as they are
@@ -36,56 +37,7 @@ DETACH = torch.ops.aten.detach_.default
 _FUNCTIONS = ("/torch/nn/functional.py", "/torch/functional.py")
 _BY_PLACE = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 _HOLDERS = (Tensor, list, tuple, dict)
-_NUMBERS = frozenset([type(None), bool, int, float, str])
 _REGISTERED = ("_parameters", "_buffers", "_modules")
-_META = torch.device("meta")
-# operations of a tensor of floating point numbers, of whatever shape, and of numbers
-_CURVES = "relu leaky_relu silu gelu elu selu celu mish hardtanh hardswish hardsigmoid sigmoid tanh relu6 softplus exp"
-_ELEMENTWISE = frozenset(_CURVES.split())
-# what code asks a tensor about its place, and the answer
-_PLACES: dict[Any, Callable[[torch.device], Any]] = {
-    Tensor.device.__get__: lambda device: device,
-    Tensor.is_cpu.__get__: lambda device: device.type == "cpu",  # type: ignore[attr-defined]
-    Tensor.is_cuda.__get__: lambda device: device.type == "cuda",  # type: ignore[attr-defined]
-    Tensor.is_meta.__get__: lambda _: False,  # type: ignore[attr-defined]
-}
-_MEMORY = (
-    *(Tensor.data_ptr, Tensor.get_device, Tensor.untyped_storage, Tensor.storage, Tensor.is_set_to, Tensor.is_pinned),
-    *(Tensor.is_mps.__get__, Tensor.is_xpu.__get__, Tensor._version.__get__),  # type: ignore[attr-defined]
-)
-_TELLING = frozenset(_MEMORY)
-# what code may ask about derivatives, of which results have none here
-_DERIVED = frozenset([Tensor.grad_fn.__get__, Tensor.is_leaf.__get__])  # type: ignore[attr-defined, union-attr]
-_SETS_MEMORY = frozenset([Tensor.data.__set__])  # type: ignore[attr-defined]
-
-
-class Unsure(Exception):
-    """The recording may be incomplete."""
-
-
-class Elsewhere(Unsure):
-    """Something that only a recording on fake tensors may know."""
-
-
-class _Asked(TorchFunctionMode):
-    """Tensors on the meta device say that they lie on another one; what else tells them from others is refused."""
-
-    def __init__(self, device: torch.device | None) -> None:
-        super().__init__()
-        self.device = device
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func in _SETS_MEMORY or (func in _DERIVED and args[0].requires_grad and type(args[0]) is not nn.Parameter):
-            raise Unsure("a question about derivatives, or memory that is set")
-        if self.device is not None:
-            if func in _PLACES and args[0].is_meta:
-                return _PLACES[func](self.device)
-            if func in _TELLING or (func is Tensor.type and len(args) == 1 and not kwargs):
-                raise Elsewhere("a question about memory")
-            places = args[1:2] if func is Tensor.to else (kwargs["device"],) if kwargs and "device" in kwargs else ()
-            if any(type(place) in (str, torch.device) and torch.device(place) == _META for place in places):
-                raise Elsewhere("the meta device")
-        return func(*args, **(kwargs or {}))
 
 
 class Recording(ProxyTorchDispatchMode):
@@ -99,11 +51,8 @@ class Recording(ProxyTorchDispatchMode):
 
     def __init__(self, model: nn.Module, device: torch.device | None) -> None:
         super().__init__(None, "real", pre_dispatch=True)  # type: ignore[arg-type]
-        # where the tensors on the meta device say that they are
-        self._device = device
-        self._shapes: dict[int, Tensor] = {}
-        # an operation and the likeness of its operands -> its result
-        self._known: dict[Any, Any] = {}
+        # results on the meta device, or nothing for fake tensors
+        self._shapes = None if device is None else Shapes(device)
         self.graph = fx.Graph()
         self.sources: dict[str, tuple[str, str]] = {}
         self.constants: dict[str, Tensor] = {}
@@ -175,56 +124,10 @@ class Recording(ProxyTorchDispatchMode):
         if isinstance(value, Tensor):
             return self.node_of(value)
         if value is None or type(value) in _WRITTEN_OUT:
-            return self._device if value == _META and self._device else value
+            return self._shapes.device if value == META and self._shapes else value
         if isinstance(value, list | tuple):
             return type(value)(map(self._operand, value)) if type(value) in (list, tuple) else tuple(value)
         raise Unsure(f"an operand of type {type(value).__name__}")
-
-    def _shown(self, value: Any) -> Any:
-        """An operand on the meta device."""
-        if isinstance(value, Tensor):
-            if value.is_meta:
-                return value
-            if id(value) not in self._shapes:
-                self._held.append(value)
-                self._shapes[id(value)] = _on_meta(value)
-            return self._shapes[id(value)]
-        if isinstance(value, torch.device):
-            if value != _META and value.type != self._device.type:  # type: ignore[union-attr]
-                raise Elsewhere("several devices")
-            return _META
-        return type(value)(map(self._shown, value)) if type(value) in (list, tuple) else value
-
-    def _result(self, func: Any, args: tuple[Any, ...], named: dict[str, Any]) -> Any:
-        """What an operation returns on the meta device; where blocks repeat, shapes are computed once."""
-        first: Any = args[0] if args else None
-        name, _, overload = func.__name__.partition(".")
-        if name.removesuffix("_") in _ELEMENTWISE and overload == "default" and first.is_floating_point():
-            if not name.endswith("_"):
-                return torch.empty_like(first)
-            if 0 not in first.stride():
-                return first
-        if func is torch.ops.aten.batch_norm.default and (args[5] or args[4] is not None) and _fits(*args[:5]):
-            return torch.empty_like(first)
-        if any(operand.alias_info is not None for operand in func._schema.arguments):
-            return func(*args, **named)
-        key = (
-            func,
-            torch.get_default_dtype(),
-            _likeness(args),
-            *((name, _likeness(each)) for name, each in named.items()),
-        )
-        known = self._known.get(key)
-        if known is None:
-            result = func(*args, **named)
-            if _returns_operand(func, result, args):
-                return result
-            if _is_shape(result) or (type(result) in (list, tuple) and all(map(_is_shape, result))):
-                # (torch wraps a new tensor once more where somebody holds it)
-                self._known[key] = type(result), _likeness(result)
-            return result
-        kind, likeness = known
-        return _like(*likeness) if kind is Tensor else kind(_like(*each) for each in likeness)
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
@@ -242,16 +145,16 @@ class Recording(ProxyTorchDispatchMode):
     def _step(self, func: Any, args: tuple[Any, ...], named: dict[str, Any], differentiates: bool) -> Any:
         operands = tuple(map(self._operand, args))
         by_name = {key: self._operand(value) for key, value in named.items()}
-        if self._device is not None:
-            args, named = self._shown(args), {key: self._shown(value) for key, value in named.items()}
+        if self._shapes:
+            args, named = self._shapes.shown(args), {key: self._shapes.shown(value) for key, value in named.items()}
         with torch.no_grad(), no_python_dispatcher():
-            result = func(*args, **named) if self._device is None else self._result(func, args, named)
+            result = self._shapes.result(func, args, named) if self._shapes else func(*args, **named)
         tensors = [result] if isinstance(result, Tensor) else list(result) if isinstance(result, list | tuple) else []
         if not any(isinstance(tensor, Tensor) for tensor in tensors):
             if func._schema.is_mutable or not func._schema.returns:
                 raise Unsure(str(func))
             return result
-        if _returns_operand(func, result, args):
+        if returns_operand(func, result, args):
             return result
         if differentiates:
             _require_gradients(func, (*args, *named.values()), tensors)
@@ -295,33 +198,6 @@ class Recording(ProxyTorchDispatchMode):
             yield
         finally:
             self._stack = before
-
-
-def _likeness(value: Any) -> Any:
-    """All of an operand that decides the shape of a result."""
-    if isinstance(value, Tensor):
-        return value.shape, value.stride(), value.dtype
-    return tuple(map(_likeness, value)) if type(value) in (list, tuple) else (type(value), value)
-
-
-def _fits(x: Tensor, *each: Tensor | None) -> bool:
-    """Whether statistics, scales and shifts are those of the channels of ``x``."""
-    like = (x.shape[1:2], x.dtype)
-    return x.dim() > 1 and all(vector is None or (vector.shape, vector.dtype) == like for vector in each)
-
-
-def _returns_operand(func: Any, result: Any, args: tuple[Any, ...]) -> bool:
-    """Whether an operation that makes new tensors, such as dropout, returned its operand itself."""
-    return not func._schema.returns[0].alias_info and any(result is operand for operand in args)
-
-
-def _is_shape(value: Any) -> bool:
-    return type(value) is Tensor and value.is_meta
-
-
-def _like(shape: torch.Size, stride: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-    """A new tensor on the meta device."""
-    return torch.empty_strided(shape, stride, dtype=dtype, device=_META)
 
 
 def _identifier(name: str) -> str:
@@ -414,7 +290,7 @@ def _held(model: nn.Module) -> Iterator[Any]:
     for module in model.modules():
         for key, value in vars(module).items():
             kind = type(value)
-            if kind not in _NUMBERS and key not in _REGISTERED and not (kind is OrderedDict and not value):
+            if kind not in SIMPLE and key not in _REGISTERED and not (kind is OrderedDict and not value):
                 yield value
 
 
@@ -468,22 +344,6 @@ def _fake(value: Tensor, mode: FakeTensorMode) -> Tensor:
     return fake
 
 
-def _on_meta(value: Tensor) -> Tensor:
-    """A tensor on the meta device in place of another one.
-
-    Raises:
-        Unsure: it is of a class of its own.
-    """
-    plain = type(value) in (Tensor, nn.Parameter, FakeTensor) and value.layout == torch.strided
-    if not plain or value.is_quantized or value.is_conj() or value.is_neg() or value.is_inference():
-        raise Elsewhere("a tensor of a class of its own")
-    shape = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device="meta")
-    if isinstance(value, nn.Parameter):
-        return nn.Parameter(shape, value.requires_grad)
-    shape.requires_grad = value.requires_grad
-    return shape
-
-
 def one_device(model: nn.Module, given: Any) -> torch.device | None:
     """The device of all tensors of a model and its inputs, if there is one."""
     tensors = [*model.parameters(), *model.buffers(), *pytree.tree_leaves(given)]
@@ -510,14 +370,14 @@ def record(
         Exception: whatever the model's code raises on tensors without values.
     """
     device = one_device(model, (args, dict(kwargs))) if mode is None else None
-    if mode is None and (device is None or device == _META):
+    if mode is None and (device is None or device == META):
         raise Elsewhere("several devices")
     recording = Recording(model, device)
     shown: dict[int, Tensor] = {}
 
     def fake(value: Tensor) -> Tensor:
         if id(value) not in shown:
-            made = _on_meta(value) if mode is None else _fake(value, mode)
+            made = on_meta(value) if mode is None else _fake(value, mode)
             # (a module of several names is met again)
             shown[id(value)] = shown[id(made)] = made
         return shown[id(value)]
@@ -534,7 +394,7 @@ def record(
     given, by_name = pytree.tree_map_only(Tensor, fake, (args, dict(kwargs)))
     own, lists = [owner[key] for *_, owner, key in before], _filled(model)
     left = _left(model, lists)
-    with mode or nullcontext(), _Asked(device), _as_exported(recording), recording, enable_python_dispatcher():
+    with mode or nullcontext(), Asked(device), _as_exported(recording), recording, enable_python_dispatcher():
         found = model(*given, **by_name)
     after = _registered(model)
     if [entry[1] for entry in before] != [entry[1] for entry in after] or any(
@@ -549,4 +409,4 @@ def record(
     return recording
 
 
-__all__ = ["Elsewhere", "Recording", "Unsure", "record"]
+__all__ = ["Recording", "record"]

@@ -19,7 +19,8 @@ from pathspace.errors import InputError
 M = TypeVar("M", bound=nn.Module)
 # nothing to copy, and nothing in it
 _ATOMS = (type, str, int, float, types.ModuleType)
-_SIMPLE = frozenset([type(None), bool, int, float, str])
+# immutable types of numbers, names and nothing
+SIMPLE = frozenset([type(None), bool, int, float, str])
 # what torch does to restore these changes only files of earlier versions
 _RESTORES = (nn.Module.__setstate__, nn.modules.conv._ConvNd.__setstate__)
 
@@ -73,14 +74,14 @@ def _copied(model: M, share_tensors: bool, insist: bool) -> M:
     plain = [module for module in own if _is_plain(type(module)) and id(module) not in memo]
     # (what copy.deepcopy does to a module, without a copy of each number and key)
     for module in plain:
-        memo[id(module)] = type(module).__new__(type(module))
-    for module in plain:
-        memo[id(module)].__dict__.update(
-            {
-                key: value if type(value) in _SIMPLE else copy.deepcopy(value, memo)
-                for key, value in module.__getstate__().items()
-            }
-        )
+        shell: nn.Module = type(module).__new__(type(module))
+        memo[id(module)] = shell
+        # (first: what rebuilds another object, such as a compiled module, can read them)
+        shell.__dict__.update({key: value for key, value in module.__getstate__().items() if type(value) in SIMPLE})
+    # inner modules were found last
+    for module in reversed(plain):
+        state = {key: value for key, value in module.__getstate__().items() if type(value) not in SIMPLE}
+        memo[id(module)].__dict__.update({key: copy.deepcopy(value, memo) for key, value in state.items()})
     result = copy.deepcopy(model, memo)
     for old, new in functions:
         for before, after in zip(old.__closure__ or (), new.__closure__ or (), strict=True):
@@ -134,7 +135,7 @@ def _memo(
     waiting: list[Any] = [model]
     while waiting:
         value = waiting.pop()
-        if type(value) in _SIMPLE or id(value) in seen or isinstance(value, _ATOMS):
+        if type(value) in SIMPLE or id(value) in seen or isinstance(value, _ATOMS):
             continue
         seen[id(value)] = value
         if type(value) is OrderedDict and not value:
@@ -227,4 +228,4 @@ def _importable(function: types.FunctionType) -> bool:
     return getattr(sys.modules.get(function.__module__), function.__qualname__, None) is function
 
 
-__all__ = ["safe_deepcopy"]
+__all__ = ["SIMPLE", "safe_deepcopy"]

@@ -208,3 +208,27 @@ def test_copies_refer_to_themselves() -> None:
     twin = copy.deepcopy(safe_deepcopy(model)).double()
     assert {p.dtype for p in model.parameters()} == {torch.float32}
     assert {p.dtype for p in twin.parameters()} == {torch.float64}
+
+
+class Rebuilt(nn.Module):
+    """A wrapper that is copied by building it around the inner module, as a compiled module is."""
+
+    def __init__(self, inner: nn.Sequential) -> None:
+        super().__init__()
+        self.inner = inner
+        self.train(inner.training)
+        self.width = inner[0].weight.shape[0]
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.inner(x)
+
+    def __reduce__(self) -> Any:
+        return Rebuilt, (self.inner,)
+
+
+def test_a_wrapper_is_rebuilt_around_a_complete_module() -> None:
+    model = nn.Sequential(nn.Linear(3, 3), Rebuilt(nn.Sequential(nn.Linear(3, 5), nn.ReLU()).eval())).train(False)
+    twin = safe_deepcopy(model)
+    assert twin[1].width == 5 and not twin[1].training
+    assert twin[1].inner[0].weight is not model[1].inner[0].weight
+    assert twin(torch.ones(2, 3)).equal(model(torch.ones(2, 3)))

@@ -68,6 +68,12 @@ def _is_number(shown: Any) -> bool:
     return isinstance(shown, int | float | bool)
 
 
+def held_by(module: fx.GraphModule, target: str) -> Any:
+    """What a graph holds itself: a tensor as an activation with a known value, a region as it is."""
+    value = attrgetter(target)(module)
+    return with_value(value) if isinstance(value, Tensor) else value
+
+
 def constant_of(wanted: fx.Node, module: fx.GraphModule, values: Mapping[str, Any]) -> Tensor | None:
     """The value of a node that depends only on constants.
 
@@ -92,8 +98,7 @@ def constant_of(wanted: fx.Node, module: fx.GraphModule, values: Mapping[str, An
         if node.op == "placeholder":
             known[node] = values[node.name]
         elif node.op == "get_attr":
-            held = attrgetter(str(node.target))(module)
-            known[node] = with_value(held) if isinstance(held, Tensor) else held
+            known[node] = held_by(module, str(node.target))
         elif node.target is operator.getitem:
             known[node] = known[node.args[0]][node.args[1]]  # type: ignore[index]
         else:
@@ -104,4 +109,4 @@ def constant_of(wanted: fx.Node, module: fx.GraphModule, values: Mapping[str, An
     return value_of(known[wanted])
 
 
-__all__ = ["constant_of", "folded"]
+__all__ = ["constant_of", "folded", "held_by"]

@@ -23,7 +23,7 @@ from torch import Tensor
 
 from pathspace.inference.relations import Relations, Solution
 from pathspace.inference.units import Scales
-from pathspace.inference.values import NEUTRAL, ROOT, distinct
+from pathspace.inference.values import NEUTRAL, ROOT, broadcast_shape, distinct
 
 Ends = tuple[Tensor, Tensor]
 # above this number of sums of scales, all rows share one scale, which is sound
@@ -142,7 +142,7 @@ def _template(scales: Scales, virtual: Mapping[str, Ends], fixed: Sequence[Tenso
         table = scales.gathers[name].table
         sizes = [tuple(ids.shape[1:]) for ids in ends]
         if table in cells:
-            both = [torch.broadcast_shapes(s, c.shape[1:]) for s, c in zip(sizes, cells[table], strict=True)]
+            both = [broadcast_shape(s, c.shape[1:]) for s, c in zip(sizes, cells[table], strict=True)]
         else:
             both = [torch.Size(s) for s in sizes]
         new = tuple(system.fresh((1, *size)) for size in both)

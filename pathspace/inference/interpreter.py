@@ -13,7 +13,7 @@ from torch.utils import _pytree as pytree
 from pathspace.capture import Captured, first_line, place
 from pathspace.errors import InputError, PathspaceError, UnsupportedError
 from pathspace.inference.decompose import decomposed
-from pathspace.inference.folding import folded
+from pathspace.inference.folding import folded, held_by
 from pathspace.inference.liveness import Live, live_elements, without_dead
 from pathspace.inference.regions import REGIONS
 from pathspace.inference.registry import RULES, operation_name
@@ -191,7 +191,7 @@ class Walk(Generic[S]):
             if node.op == "output":
                 return fx.node.map_arg(node.args[0], lambda n: env[n.name])
             if node.op == "get_attr":
-                env[node.name] = _attribute(module, str(node.target))
+                env[node.name] = held_by(module, str(node.target))
             elif node.op == "call_function":
                 env[node.name] = self.live_part(node, env, number)
             for source in dead.get(node, ()):
@@ -265,13 +265,6 @@ def is_free(value: Any) -> bool:
         return False
     ids = distinct(value)
     return bool(((ids != ROOT) & (ids != NEUTRAL)).any())
-
-
-def _attribute(module: fx.GraphModule, target: str) -> Any:
-    value: Any = module
-    for part in target.split("."):
-        value = getattr(value, part)
-    return with_value(value) if isinstance(value, Tensor) else value
 
 
 def _checked(result: Any, shown: Any) -> Any:

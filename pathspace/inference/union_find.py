@@ -15,7 +15,7 @@ from scipy.sparse import coo_array
 from scipy.sparse.csgraph import connected_components
 from torch import Tensor
 
-from pathspace.inference.values import NEUTRAL, ROOT, distinct
+from pathspace.inference.values import NEUTRAL, ROOT, broadcast_shape, distinct
 
 # number of equations that are solved together, and number of equations that are stored before they are solved
 AT_ONCE, MOST_PENDING = 1 << 18, 1 << 20
@@ -61,8 +61,7 @@ class UnionFind:
             The recorded pairs, shape ``(2, n)``, or ``None`` if there are none.
         """
         if left.shape != right.shape:
-            # (torch.broadcast_tensors takes several times as long)
-            shape = np.broadcast_shapes(left.shape, right.shape)
+            shape = broadcast_shape(left.shape, right.shape)
             left, right = left.expand(shape), right.expand(shape)
         repeated = [dim for dim, both in enumerate(zip(left.stride(), right.stride(), strict=True)) if both == (0, 0)]
         for dim in repeated:

@@ -313,7 +313,7 @@ class Fused:
             # the kernels do not store ratios
             ratio = vectors.value.div(before).nan_to_num_(1.0)
             space.record.follow(torch.cat([ratio, ratio.reciprocal()]), adam)
-        space.note_versions()
+        space.note_step()
 
     def _launch(self, kernel: Any, programs: int, *args: Any, **sizes: Any) -> None:
         if programs:

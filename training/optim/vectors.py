@@ -161,7 +161,7 @@ class Vectors:
             parts.step.copy_(bounded)
         factors = self.ratios.index_select(0, self.layout.of_edges)
         edges = self.layout.edges
-        parts.tree.mul_(factors[:edges] if len(factors) > edges else factors)
+        parts.tree.mul_(factors[:edges])
         if len(factors) > edges:
             parts.tree.mul_(factors[edges:])
         for rounded in parts.rounded:

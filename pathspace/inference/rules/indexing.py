@@ -15,7 +15,17 @@ from torch import Tensor
 from pathspace.inference.registry import rule
 from pathspace.inference.rules.edges import edges
 from pathspace.inference.semantics import Semantics
-from pathspace.inference.values import NEUTRAL, Value, Weight, along, compress, constant, shape_of, value_of
+from pathspace.inference.values import (
+    NEUTRAL,
+    Value,
+    Weight,
+    along,
+    broadcast_shape,
+    compress,
+    constant,
+    shape_of,
+    value_of,
+)
 
 aten = torch.ops.aten
 # properties of selection at constant positions
@@ -161,7 +171,7 @@ def _sorted_in(semantics: Semantics, target: Tensor, source: Tensor, index: Tens
     Slices at one position share their scales with each other and, if they are ``added``, with the previous element.
     """
     target, source = target.movedim(dim, 0), source.movedim(dim, 0)
-    shape = torch.broadcast_shapes(target.shape[1:], source.shape[1:])
+    shape = broadcast_shape(target.shape[1:], source.shape[1:])
     order = torch.argsort(index, stable=True)
     places, counts = torch.unique_consecutive(index[order], return_counts=True)
     source = source.expand(-1, *shape)[order]
@@ -264,7 +274,7 @@ def index_put(semantics: Semantics, x: Value, indices: Indices, values: Value, a
         raise ValueError("positions that do not come first")
     if any(i.dtype == torch.bool for i in leading) and not (len(leading) == 1 and written.dim() == 0):
         raise ValueError("a mask that depends on data")
-    rank = len(torch.broadcast_shapes(*(i.shape for i in leading)))
+    rank = len(broadcast_shape(*(i.shape for i in leading)))
     rest = target.shape[len(leading) :] if leading[0].dtype != torch.bool else target.shape[leading[0].dim() :]
     wide = written.expand(*[1] * max(0, rank + len(rest) - written.dim()), *written.shape)
     return semantics.join(target, semantics.reduce(wide, range(rank)).expand(rest) if written.dim() else written)
