@@ -336,6 +336,15 @@ def reproduce(
         str, typer.Option(metavar="DIR", help="Folder for record and picture; the page is DIR.md.")
     ] = "reproduction",
     jobs: Annotated[int, typer.Option(min=1, help="Processes, each on one thread.")] = 1,
+    cluster: Annotated[
+        str | None,
+        typer.Option(
+            metavar="ADDRESS",
+            help="Run on the workers of a Dask cluster: the address of its scheduler, such as tcp://host:8786, or the "
+            "file that it wrote.",
+            show_default=False,
+        ),
+    ] = None,
     seeds: Annotated[
         int | None,
         typer.Option(
@@ -385,6 +394,7 @@ def reproduce(
             scale=scale.value,
             data=data,
             jobs=jobs,
+            cluster=cluster,
             seeds=seeds,
             shrink=shrink,
             device=device,

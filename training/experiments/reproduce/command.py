@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -14,6 +15,7 @@ from rich.table import Table as RichTable
 from pathspace.errors import InputError, expect_known
 from pathspace.files import ensure_writable, make_folder
 from pathspace.training.experiments.reproduce import EXPERIMENTS, Experiment, Setting
+from pathspace.training.experiments.reproduce.cluster import connected, run_on
 from pathspace.training.experiments.reproduce.estimate import show_estimate
 from pathspace.training.experiments.reproduce.experiment import TUNING_SEEDS
 from pathspace.training.experiments.reproduce.page import write_page
@@ -23,7 +25,7 @@ from pathspace.training.experiments.reproduce.recipes.page import write_recipes
 from pathspace.training.experiments.reproduce.record import Record, judged_again
 from pathspace.training.experiments.reproduce.statements.page import show_statements, write_statements
 from pathspace.training.experiments.reproduce.trial import Outcome, Trial
-from pathspace.training.experiments.reproduce.trial_cache import TrialCache, run_all
+from pathspace.training.experiments.reproduce.trial_cache import TRIALS, Spread, TrialCache, run_all
 from pathspace.training.launch import make_fabric
 from pathspace.training.progress import counting
 
@@ -43,6 +45,7 @@ def run_reproduction(
     device: str = "cpu",
     minutes: float | None = None,
     dry_run: bool = False,
+    cluster: str | None = None,
 ) -> Record | None:
     """Run one experiment and write its record, its picture and the page of all records in the folder.
 
@@ -59,6 +62,7 @@ def run_reproduction(
         device: where runs compute.
         minutes: after so many, a contest of many runs begins no further one.
         dry_run: say how long the runs would take, and write nothing.
+        cluster: address or file of a Dask scheduler, whose workers run the trials.
 
     Returns:
         The record, ``None`` for ``page``, ``claims``, ``recipes`` and a dry run.
@@ -80,13 +84,15 @@ def run_reproduction(
         )
     if experiment is not None:
         check_scale(experiment, scale, data)
+    if cluster is not None:
+        check_cluster(name, jobs)
     # before anything is computed: the device has to be there
     make_fabric(device, 1)
     folder = Path(out)
-    trials, journal = Path("runs") / "trials", folder / f"{name}-trials.jsonl" if scale == "fetched" else None
+    journal = folder / f"{name}-trials.jsonl" if scale == "fetched" else None
     if dry_run and experiment is not None:
         setting = _setting(experiment, scale, data, seeds, shrink, device, minutes)
-        known = TrialCache(trials if trials.is_dir() else None, journal)
+        known = TrialCache(TRIALS if TRIALS.is_dir() else None, journal)
         show_estimate(experiment, setting, known, jobs, console)
         return None
     make_folder(folder)
@@ -99,9 +105,10 @@ def run_reproduction(
         console.print(f"Wrote {folder.with_suffix('.md')} from {len(records(folder))} records.", highlight=False)
         return None
     # Trials are stored separately from the records, so that an interrupted experiment can continue.
-    cache = TrialCache(trials, journal)
-    with counting(console) as progress:
-        run = partial(run_counted, cache=cache, jobs=jobs, progress=progress, device=device)
+    cache = TrialCache(TRIALS, journal)
+    with connected(cluster) if cluster else nullcontext() as client, counting(console) as progress:
+        elsewhere = partial(run_on, client) if client else None
+        run = partial(run_counted, cache=cache, jobs=jobs, progress=progress, device=device, elsewhere=elsewhere)
         setting = _setting(experiment, scale, data, seeds, shrink, device, minutes)
         record = experiment.run(replace(setting, run=run, folder=folder))
     record.write(folder / f"{name}.json")
@@ -180,6 +187,21 @@ def check_scale(experiment: Experiment, scale: str, data: str | None) -> None:
         raise InputError(f"There is no folder '{data}'; --data names the folder with {experiment.needs}.")
 
 
+def check_cluster(name: str, jobs: int) -> None:
+    """Raise an error for what a cluster cannot do.
+
+    Raises:
+        InputError: the experiment has no trials, or processes of this machine are asked for as well.
+    """
+    if name not in EXPERIMENTS or not EXPERIMENTS[name].trials:
+        having = ", ".join(name for name, experiment in EXPERIMENTS.items() if experiment.trials)
+        raise InputError(f"A cluster has nothing to do for '{name}'; leave out --cluster, or take one of: {having}.")
+    if jobs > 1:
+        raise InputError(
+            f"--jobs {jobs} asks for processes here, --cluster for the workers of a cluster; give one of them."
+        )
+
+
 def records(folder: Path) -> list[Record]:
     """Return the records in a folder, in the order of :data:`EXPERIMENTS`."""
     return [Record.read(folder / f"{name}.json") for name in EXPERIMENTS if (folder / f"{name}.json").is_file()]
@@ -200,7 +222,13 @@ def show(record: Record, console: Console) -> None:
 
 
 def run_counted(
-    trials: Sequence[Trial], *, cache: TrialCache, jobs: int, progress: Progress, device: str = "cpu"
+    trials: Sequence[Trial],
+    *,
+    cache: TrialCache,
+    jobs: int,
+    progress: Progress,
+    device: str = "cpu",
+    elsewhere: Spread | None = None,
 ) -> list[Outcome]:
     """Run trials behind a progress bar: :func:`~pathspace.training.experiments.reproduce.trial_cache.run_all`."""
     trials = [replace(trial, device=device) for trial in trials]
@@ -209,4 +237,4 @@ def run_counted(
     def done(trial: Trial, _outcome: Outcome) -> None:
         progress.update(bar, advance=1, description=f"{trial.task} {trial.optimizer} lr {trial.lr:g}")
 
-    return run_all(trials, cache, jobs, done)
+    return run_all(trials, cache, jobs, done, elsewhere)

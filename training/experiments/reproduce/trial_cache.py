@@ -10,6 +10,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +23,13 @@ from pathspace.training.experiments.reproduce.provenance import code_digest, dat
 from pathspace.training.experiments.reproduce.trial import Outcome, Trial, run_trial
 
 FORMAT = 2
+# Where commands keep trials, in the folder in which they are started.
+TRIALS = Path("runs") / "trials"
 # Seconds between two checks of other processes.
 PAUSE = 0.2
+
+# Runs trials somewhere, keeps them in a cache, and yields them with their outcomes as they end.
+Spread = Callable[[Sequence[Trial], "TrialCache"], Iterator[tuple[Trial, Outcome]]]
 
 
 class TrialCache:
@@ -50,18 +56,22 @@ class TrialCache:
 
     def find(self, trial: Trial) -> Outcome | None:
         """Return the outcome of a trial, ``None`` if it has not been run."""
+        record = self.record(trial)
+        return None if record is None else Outcome.from_dict(record["outcome"])
+
+    def record(self, trial: Trial) -> dict[str, Any] | None:
+        """Return what is kept of a trial: its outcome and its provenance; ``None`` if it has not been run."""
         if self.folder is None:
             return None
         try:
             record = self._known.get(trial.key) or json.loads(self._path(trial).read_text(encoding="utf-8"))
-            if record["format"] != FORMAT:
-                return None
-            return Outcome.from_dict(record["outcome"])
+            Outcome.from_dict(record["outcome"])
+            return dict(record) if record["format"] == FORMAT else None
         except (OSError, ValueError, KeyError, TypeError):
             return None
 
     def keep(self, trial: Trial, outcome: Outcome) -> None:
-        """Write the outcome of a trial and its provenance.
+        """Write the outcome of a trial that this process has run, and its provenance.
 
         Args:
             trial: what was run.
@@ -70,15 +80,27 @@ class TrialCache:
         Raises:
             InputError: the file cannot be written.
         """
+        digests = {"code": code_digest(), "data": data_digest(trial.task, trial.options)}
+        record = {
+            "format": FORMAT,
+            "key": trial.key,
+            "trial": asdict(trial),
+            "outcome": outcome.to_dict(),
+            "provenance": provenance() | digests,
+        }
+        self.store(trial, record)
+
+    def store(self, trial: Trial, record: dict[str, Any]) -> None:
+        """Write the record of a trial, which may have been run elsewhere.
+
+        Args:
+            trial: what was run.
+            record: what :meth:`record` returned where it was run.
+
+        Raises:
+            InputError: the file cannot be written.
+        """
         if self.folder is not None:
-            digests = {"code": code_digest(), "data": data_digest(trial.task, trial.options)}
-            record = {
-                "format": FORMAT,
-                "key": trial.key,
-                "trial": asdict(trial),
-                "outcome": outcome.to_dict(),
-                "provenance": provenance() | digests,
-            }
             with replacing(self._path(trial)) as temporary:
                 temporary.write_text(json.dumps(record) + "\n", encoding="utf-8")
 
@@ -141,6 +163,7 @@ def run_all(
     cache: TrialCache,
     jobs: int = 1,
     done: Callable[[Trial, Outcome], None] | None = None,
+    elsewhere: Spread | None = None,
 ) -> list[Outcome]:
     """Run every trial that the cache does not know, and return all outcomes in order.
 
@@ -150,6 +173,8 @@ def run_all(
         jobs: processes; each computes on one thread, so the outcomes do not depend on their number. The others do the
             work of one that is killed.
         done: called after each trial, known ones included.
+        elsewhere: runs the unknown trials in place of processes of this machine, keeps them in the cache and yields
+            them as they end.
 
     Returns:
         One outcome per trial.
@@ -170,7 +195,10 @@ def run_all(
     with tempfile.TemporaryDirectory() as temporary:
         if cache.folder is None and jobs > 1:
             cache = TrialCache(temporary)
-        for trial, outcome in _outcomes(unique, cache, jobs):
+        known = {trial: outcome for trial in unique if (outcome := cache.find(trial)) is not None}
+        unknown = [trial for trial in unique if trial not in known]
+        ended = elsewhere(unknown, cache) if elsewhere else _processes(unknown, cache, jobs)
+        for trial, outcome in chain(known.items(), ended):
             found[trial] = outcome
             cache.note(trial)
             if done is not None:
@@ -178,15 +206,8 @@ def run_all(
     return [found[trial] for trial in trials]
 
 
-def _outcomes(trials: Sequence[Trial], cache: TrialCache, jobs: int) -> Iterator[tuple[Trial, Outcome]]:
-    """Yield what is known, then what other processes find, then what is left for this one."""
-    waiting = []
-    for trial in trials:
-        outcome = cache.find(trial)
-        if outcome is None:
-            waiting.append(trial)
-        else:
-            yield trial, outcome
+def _processes(waiting: Sequence[Trial], cache: TrialCache, jobs: int) -> Iterator[tuple[Trial, Outcome]]:
+    """Yield what other processes find, then what is left for this one."""
     # A forked process would inherit the state of torch's threads.
     context = multiprocessing.get_context("spawn")
     workers = [
