@@ -28,7 +28,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from pathspace.inputs import in_order
 from pathspace.on_meta import META, Asked, Elsewhere, Shapes, Unsure, on_meta, returns_operand
-from pathspace.safe_deepcopy import SIMPLE
+from pathspace.safe_deepcopy import SIMPLE, is_simple
 from pathspace.without_values import has_values
 
 # types of operands that a graph can hold as they are
@@ -276,7 +276,8 @@ def _as_exported(recording: Recording) -> Iterator[None]:
 def _left(model: nn.Module, lists: Collection[int] = ()) -> set[int]:
     """Ids of the tensors without values in attributes of modules, except those in the given lists and dictionaries."""
     values = [value for value in _held(model) if isinstance(value, _HOLDERS) and id(value) not in lists]
-    leaves = pytree.tree_leaves([value for value in values if isinstance(value, Tensor) or value])
+    simple = [type(value) in (list, tuple) and is_simple(value) for value in values]
+    leaves = pytree.tree_leaves([value for value, plain in zip(values, simple, strict=True) if not plain])
     return {id(leaf) for leaf in leaves if isinstance(leaf, Tensor) and not has_values(leaf)}
 
 
@@ -369,7 +370,8 @@ def record(
         Unsure: the graph may be incomplete.
         Exception: whatever the model's code raises on tensors without values.
     """
-    device = one_device(model, (args, dict(kwargs))) if mode is None else None
+    with torch._C.DisableTorchFunction():
+        device = one_device(model, (args, dict(kwargs))) if mode is None else None
     if mode is None and (device is None or device == META):
         raise Elsewhere("several devices")
     recording = Recording(model, device)
@@ -383,10 +385,12 @@ def record(
         return shown[id(value)]
 
     before = _registered(model)
-    for kind, name, owner, key in before:
-        value = owner[key]
-        owner[key] = fake(value)
-        recording.given(kind, name, owner[key], value)
+    # (what watches the model's code does not watch this)
+    with torch._C.DisableTorchFunction() if mode is None else nullcontext():
+        for kind, name, owner, key in before:
+            value = owner[key]
+            owner[key] = fake(value)
+            recording.given(kind, name, owner[key], value)
     for name, value in zip(_names(model, args, kwargs), in_order(args, kwargs), strict=True):
         if isinstance(value, Tensor) and id(value) in shown:
             raise Unsure("an input that is given twice")

@@ -7,7 +7,7 @@ import sys
 import types
 import weakref
 from collections import OrderedDict, deque
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from functools import partial
 from typing import Any, TypeVar
 
@@ -77,11 +77,17 @@ def _copied(model: M, share_tensors: bool, insist: bool) -> M:
         shell: nn.Module = type(module).__new__(type(module))
         memo[id(module)] = shell
         # (first: what rebuilds another object, such as a compiled module, can read them)
-        shell.__dict__.update({key: value for key, value in module.__getstate__().items() if type(value) in SIMPLE})
+        shell.__dict__.update(
+            {
+                key: OrderedDict() if kind is OrderedDict else value
+                for key, value in vars(module).items()
+                if (kind := type(value)) in SIMPLE or (kind is OrderedDict and not value)
+            }
+        )
     # inner modules were found last
     for module in reversed(plain):
-        state = {key: value for key, value in module.__getstate__().items() if type(value) not in SIMPLE}
-        memo[id(module)].__dict__.update({key: copy.deepcopy(value, memo) for key, value in state.items()})
+        twin = memo[id(module)].__dict__
+        twin.update({key: _copied_attribute(value, memo) for key, value in vars(module).items() if key not in twin})
     result = copy.deepcopy(model, memo)
     for old, new in functions:
         for before, after in zip(old.__closure__ or (), new.__closure__ or (), strict=True):
@@ -96,6 +102,29 @@ def _copied(model: M, share_tensors: bool, insist: bool) -> M:
             if isinstance(value, weakref.ref) and twin is not None and id(value()) in memo:
                 twin.__dict__[key] = weakref.ref(memo[id(value())])
     return result
+
+
+def _copied_attribute(value: Any, memo: dict[int, Any]) -> Any:
+    """``copy.deepcopy(value, memo)``, quicker for what most attributes of modules are."""
+    kind = type(value)
+    if id(value) in memo:
+        return memo[id(value)]
+    if kind is tuple and is_simple(value):
+        return value
+    if kind is dict and all(type(held) in SIMPLE or id(held) in memo for held in value.values()) and is_simple(value):
+        made = memo[id(value)] = {key: held if type(held) in SIMPLE else memo[id(held)] for key, held in value.items()}
+        return made
+    return copy.deepcopy(value, memo)
+
+
+def is_simple(values: Iterable[Any]) -> bool:
+    """Whether all that one meets in a collection are numbers, names or nothing.
+
+    Example:
+        >>> is_simple((1, 2.0, "three", None)), is_simple([[]])
+        (True, False)
+    """
+    return all(type(value) in SIMPLE for value in values)
 
 
 def _is_plain(kind: type[nn.Module]) -> bool:
@@ -135,13 +164,12 @@ def _memo(
     waiting: list[Any] = [model]
     while waiting:
         value = waiting.pop()
-        if type(value) in SIMPLE or id(value) in seen or isinstance(value, _ATOMS):
+        kind = type(value)
+        if kind in SIMPLE or id(value) in seen or isinstance(value, _ATOMS):
+            continue
+        if kind is tuple and is_simple(value):
             continue
         seen[id(value)] = value
-        if type(value) is OrderedDict and not value:
-            # (a module has a dozen without hooks in them, which take longer to copy than all the rest)
-            memo[id(value)] = OrderedDict()
-            continue
         if isinstance(value, Tensor):
             tensor = _tensor(value, share_tensors)
             if tensor is not None:
@@ -154,7 +182,8 @@ def _memo(
                 waiting += _held(value)
         elif isinstance(value, nn.Module):
             modules.append(value)
-            waiting += value.__dict__.values()
+            # (a module has a dozen dictionaries without hooks, which take longer than all the rest)
+            waiting += [held for held in vars(value).values() if type(held) is not OrderedDict or held]
         elif _can_be_copied(value):
             waiting += _held(value)
         else:
@@ -228,4 +257,4 @@ def _importable(function: types.FunctionType) -> bool:
     return getattr(sys.modules.get(function.__module__), function.__qualname__, None) is function
 
 
-__all__ = ["SIMPLE", "safe_deepcopy"]
+__all__ = ["SIMPLE", "is_simple", "safe_deepcopy"]

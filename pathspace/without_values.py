@@ -111,9 +111,8 @@ def give_shapes(twin: nn.Module, mode: FakeTensorMode) -> bool:
     Returns:
         Whether there were any such tensors.
     """
-    held = [(module.__dict__, key, value) for module in twin.modules() for key, value in module.__dict__.items()]
-    held += [(m._parameters, key, value) for m in twin.modules() for key, value in m._parameters.items()]
-    plain = [(place, key, value) for place, key, value in held if _is_shape(value)]
+    places: list[dict[str, Any]] = [place for module in twin.modules() for place in (vars(module), module._parameters)]
+    plain = [(place, key, value) for place in places for key, value in place.items() if _is_shape(value)]
     waiting: dict[int, Tensor] = {}
     made: dict[int, Tensor] = {}
     for place, key, value in plain:

@@ -242,13 +242,23 @@ def _trivial(solution: Solution, raw: list[Pair]) -> np.ndarray:
     classes = torch.from_numpy(solution.classes)
     ends = [(lookup(classes, tail), lookup(classes, head)) for tail, head in raw]
     _define(system, solution, [ids for pair in ends for ids in pair])
+    # (mostly one id and a few others: all of these together are much quicker than one after the other)
+    ones, others = [], []
     for (tail, head), (before, _) in zip(ends, raw, strict=True):
         free = before != NEUTRAL
         if not bool(free.all()):
             tail, head, free = torch.broadcast_tensors(tail, head, free)
             tail, head = tail[free], head[free]
         for near, far in ((head, tail), (tail, head)):
-            system.unify(*_star(near, far))
+            one, some = _star(near, far)
+            if one.numel() == 1:
+                some = distinct(some).reshape(-1)
+                ones.append(one.reshape(1).expand(len(some)))
+                others.append(some)
+            else:
+                system.unify(one, some)
+    if ones:
+        system.unify(torch.cat(ones), torch.cat(others))
     kernel = system.resolve()
     if kernel.units == 0:
         return np.zeros(0, np.int64)

@@ -33,11 +33,14 @@ def folded(node: fx.Node, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any
         large.
     """
     target, shown = node.target, node.meta.get("val")
+    if isinstance(target, torch._ops.OpOverload) and any(map(_is_unknown, args)):
+        # (mostly the first operand decides)
+        return None
     leaves = pytree.tree_leaves((args, kwargs))
     if not isinstance(target, torch._ops.OpOverload):
         plain = not any(isinstance(leaf, Tensor | Weight) for leaf in leaves)
         return target(*args, **kwargs) if plain and callable(target) and _is_number(shown) else None
-    if any(isinstance(leaf, Weight) or (isinstance(leaf, Tensor) and value_of(leaf) is None) for leaf in leaves):
+    if any(map(_is_unknown, leaves)):
         return None
     results = [leaf for leaf in pytree.tree_leaves(shown) if isinstance(leaf, Tensor)]
     if not results or any(not all(isinstance(n, int) for n in leaf.shape) for leaf in results):
@@ -53,6 +56,10 @@ def folded(node: fx.Node, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any
         # an operation that cannot run here is interpreted by its rule
         return None
     return pytree.tree_map(lambda leaf: with_value(leaf) if isinstance(leaf, Tensor) else leaf, computed)
+
+
+def _is_unknown(leaf: Any) -> bool:
+    return isinstance(leaf, Weight) or (isinstance(leaf, Tensor) and value_of(leaf) is None)
 
 
 def _real(leaf: Any) -> Any:

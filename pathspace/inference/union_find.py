@@ -218,7 +218,8 @@ def _join(first: np.ndarray, left: np.ndarray, right: np.ndarray) -> None:
     met[0] = True
     met[np.abs(left)] = met[np.abs(right)] = True
     classes = np.flatnonzero(met)
-    left, right = (np.searchsorted(classes, np.abs(side)) * np.sign(side) for side in (left, right))
+    place = np.cumsum(met) - 1
+    left, right = (looked_up(place, side) for side in (left, right))
     label = _components(left, right, len(classes))
     # labels are numbered in order of first appearance, so the first class of each label is the lowest, and positive
     lowest = np.concatenate([[0], classes[np.flatnonzero(np.diff(np.maximum.accumulate(label))) + 1]])
