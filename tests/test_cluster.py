@@ -161,7 +161,10 @@ def test_wrong_clusters_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         (("race", "--cluster", "tcp://127.0.0.1:1"), "No Dask scheduler answers at 'tcp://127.0.0.1:1'; start one"),
         (("race", "--cluster", "strange://here"), "No Dask scheduler answers at 'strange://here'"),
         (("race", "--cluster", "scheduler.json"), "No Dask scheduler answers at 'scheduler.json'"),
-        (("toy", "--cluster", "tcp://127.0.0.1:1"), "A cluster has nothing to do for 'toy'; leave out --cluster, or"),
+        (
+            ("toy", "--cluster", "tcp://127.0.0.1:1"),
+            "'toy' has no trials for --cluster; leave it out, or take one of: race,",
+        ),
         (("race", "--cluster", "tcp://127.0.0.1:1", "--jobs", 2), "--jobs 2 asks for processes here, --cluster for"),
     ):
         result = call(*words)

@@ -138,6 +138,7 @@ CHANGES: dict[str, tuple[Any, str]] = {
     "clip": (9.0, "clip"),
     "decay": (9.0, "decay"),
     "augment": ("crop-flip", "augmentation"),
+    "precision": ("bf16-mixed", "device"),
 }
 
 

@@ -92,10 +92,10 @@ def test_every_field_of_a_trial_is_in_its_name() -> None:
             "task": "digits-rows-permuted", "optimizer": "x", "lr": 9.0, "seed": 9, "epochs": 9, "batch_size": 9,
             "init": "default", "rule": "random", "tau": 9.0, "options": (), "test": True, "efficiency": True,
             "device": "cuda", "schedule": "linear", "clip": 1.0, "decay": 0.1,
-            "augment": "crop-flip",
+            "augment": "crop-flip", "precision": "bf16-mixed",
         }.items()
     ]  # fmt: skip
-    assert len({trial.key for trial in (SMALL, *changed)}) == len(fields(Trial)) + 1 == 18
+    assert len({trial.key for trial in (SMALL, *changed)}) == len(fields(Trial)) + 1 == 19
 
 
 def test_a_known_trial_is_not_run_again_and_a_damaged_file_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -207,6 +207,40 @@ def test_efficiency_is_measured_before_training_and_after_every_epoch() -> None:
     assert plain.efficiencies[2] != penal.efficiencies[2]
     # Looking changes nothing.
     assert plain.valid_losses == run_trial(replace(trial, efficiency=False)).valid_losses
+
+
+DIGITS = Trial("digits-rows", "adam", 0.01, 0, 2, batch_size=32, options=(("hidden", 24),))
+WORDS = Trial("number-words", "adam", 0.02, 0, 2, batch_size=8, options=(("hidden", 8), ("limit", 64)))
+
+
+@pytest.mark.parametrize(
+    "trial", [DIGITS, replace(DIGITS, optimizer="gsgd", lr=0.05), replace(WORDS, tau=0.01, efficiency=True)]
+)
+def test_runs_of_another_precision_learn_and_are_other_runs(trial: Trial, tmp_path: Path) -> None:
+    cache = TrialCache(tmp_path)
+    trials = [replace(trial, precision=precision) for precision in ("32-true", "64-true", "bf16-mixed")]
+    single, double, mixed = run_all(trials, cache)
+    for outcome in (single, double, mixed):
+        assert outcome.train_losses[-1] < 0.9 * outcome.train_losses[0]
+    # mixed precision is further away from double precision than single precision is
+    errors = [np.abs(np.subtract(other.train_losses, double.train_losses)).max() for other in (single, mixed)]
+    assert errors[0] < 0.1 * errors[1] and 1e-5 < errors[1] < 0.1
+    assert [cache.find(one) for one in trials] == [single, double, mixed]
+    assert cache.find(replace(trial, precision="16-mixed")) is None
+
+
+@pytest.mark.parametrize("journal", sorted((DOCS / "reproduction").glob("*-trials.jsonl")), ids=lambda path: path.stem)
+def test_runs_in_committed_journals_have_the_names_that_they_had(
+    journal: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With the code and the data of that time; a new field of a trial must not change the names of others."""
+    for line in journal.read_text().splitlines():
+        record = json.loads(line)
+        for what in ("code", "data"):
+            digest = record["provenance"][what]
+            monkeypatch.setattr(f"pathspace.training.experiments.reproduce.trial.{what}_digest", lambda *_, d=digest: d)
+        told = record["trial"] | {"options": tuple((key, value) for key, value in record["trial"]["options"])}
+        assert Trial(**told).key == record["key"]
 
 
 # ---- tuning ---------------------------------------------------------------------------------------------------------
@@ -562,8 +596,12 @@ def test_runs_are_handed_to_the_device() -> None:
     with pytest.raises(InputError, match="There is no device 'abacus'"):
         run_reproduction("smnist", Console(), device="abacus")
     with Progress() as progress:
-        run_counted([SMALL], cache=Noted(seen), jobs=1, progress=progress, device="cuda")
-    assert [trial.device for trial in seen] == ["cuda"]
+        setting = Setting(run=pretend, device="cuda", precision="16-mixed")
+        run_counted([SMALL], cache=Noted(seen), jobs=1, progress=progress, setting=setting)
+    assert [(trial.device, trial.precision) for trial in seen] == [("cuda", "16-mixed")]
+    assert any("Runs computed in the precision 16-mixed." in line for line in setting.protocol)
+    differs = EXPERIMENTS["race"].run(replace(setting, bars=lambda task, options: {})).differs
+    assert any(line.startswith("Computer: cuda, numbers in the precision 16-mixed in place of ") for line in differs)
 
 
 class Noted(TrialCache):

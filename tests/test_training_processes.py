@@ -228,7 +228,14 @@ def test_an_error_of_two_processes_is_one_sentence(tmp_path: Path) -> None:
     [
         ({"strategy": "fsdp"}, "There is no strategy 'fsdp'; choose one of: auto, ddp"),
         ({"precision": "half"}, "There is no precision 'half'; choose one of: 32-true"),
-        ({"precision": "16-mixed"}, "needs a GPU; on a CPU use --precision bf16-mixed"),
+        (
+            {"precision": "16-mixed"},
+            "The device 'cpu' cannot compute in the precision 16-mixed; use --precision bf16-mixed",
+        ),
+        (
+            {"device": "mps", "precision": "64-true"},
+            "'mps' cannot compute in the precision 64-true; use --precision 32-true",
+        ),
         ({"devices": 0}, "at least one device, found 0"),
     ],
 )

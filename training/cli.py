@@ -361,6 +361,9 @@ def reproduce(
         ),
     ] = 1,
     device: Annotated[str, typer.Option(help="Device of the runs: cpu, cuda, mps or auto.")] = "cpu",
+    precision: Annotated[
+        str, typer.Option(help="Precision of the runs: 32-true, 64-true, bf16-mixed, or 16-mixed (on a GPU).")
+    ] = "32-true",
     minutes: Annotated[
         float | None,
         typer.Option(
@@ -398,6 +401,7 @@ def reproduce(
             seeds=seeds,
             shrink=shrink,
             device=device,
+            precision=precision,
             minutes=minutes,
             dry_run=dry_run,
         )

@@ -9,6 +9,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
+import torch
 import torch.distributed as dist
 import typer
 from lightning_fabric import Fabric
@@ -48,7 +49,7 @@ def make_fabric(
         A Fabric that has not been launched.
 
     Raises:
-        InputError: a name is unknown, or the devices are not available.
+        InputError: a name is unknown, the devices are not available, or they cannot compute in this precision.
 
     Example:
         >>> make_fabric().world_size
@@ -65,8 +66,7 @@ def make_fabric(
     ):
         if value not in known:
             raise InputError(f"There is no {what} '{value}'; choose one of: {', '.join(known)}.")
-    if device == "cpu" and precision == "16-mixed":
-        raise InputError("The precision 16-mixed needs a GPU; on a CPU use --precision bf16-mixed.")
+    _expect_precision(device, precision)
     if devices is not None and devices < 1:
         raise InputError(f"A run needs at least one device, found {devices}; give --devices 1 or more.")
     here, nodes = devices or 1, 1
@@ -93,6 +93,18 @@ def make_fabric(
         raise InputError(
             f"{count} '{device}' {'are' if here > 1 else 'is'} not available here; use --device cpu."
         ) from (error)
+
+
+def _expect_precision(device: str, precision: str) -> None:
+    """Raise an error for a precision in which the device cannot compute."""
+    if device == "auto":
+        found = torch.accelerator.current_accelerator(check_available=True)
+        device = found.type if found else "cpu"
+    lacking = {("cpu", "16-mixed"): "bf16-mixed", ("mps", "64-true"): "32-true"}
+    if device == "cuda" and torch.cuda.is_available() and not torch.cuda.is_bf16_supported():
+        lacking["cuda", "bf16-mixed"] = "16-mixed"
+    if other := lacking.get((device, precision)):
+        raise InputError(f"The device '{device}' cannot compute in the precision {precision}; use --precision {other}.")
 
 
 @contextmanager

@@ -46,6 +46,7 @@ def run_reproduction(
     minutes: float | None = None,
     dry_run: bool = False,
     cluster: str | None = None,
+    precision: str = "32-true",
 ) -> Record | None:
     """Run one experiment and write its record, its picture and the page of all records in the folder.
 
@@ -63,6 +64,7 @@ def run_reproduction(
         minutes: after so many, a contest of many runs begins no further one.
         dry_run: say how long the runs would take, and write nothing.
         cluster: address or file of a Dask scheduler, whose workers run the trials.
+        precision: of the numbers of the runs.
 
     Returns:
         The record, ``None`` for ``page``, ``claims``, ``recipes`` and a dry run.
@@ -84,14 +86,19 @@ def run_reproduction(
         )
     if experiment is not None:
         check_scale(experiment, scale, data)
-    if cluster is not None:
-        check_cluster(name, jobs)
+    for option, given in (("--cluster", cluster is not None), ("--precision", precision != "32-true")):
+        if given:
+            check_trials(name, option)
+    if cluster is not None and jobs > 1:
+        raise InputError(
+            f"--jobs {jobs} asks for processes here, --cluster for the workers of a cluster; give one of them."
+        )
     # before anything is computed: the device has to be there
-    make_fabric(device, 1)
+    make_fabric(device, 1, precision=precision)
     folder = Path(out)
     journal = folder / f"{name}-trials.jsonl" if scale == "fetched" else None
     if dry_run and experiment is not None:
-        setting = _setting(experiment, scale, data, seeds, shrink, device, minutes)
+        setting = _setting(experiment, scale, data, seeds, shrink, device, minutes, precision)
         known = TrialCache(TRIALS if TRIALS.is_dir() else None, journal)
         show_estimate(experiment, setting, known, jobs, console)
         return None
@@ -107,9 +114,9 @@ def run_reproduction(
     # Trials are stored separately from the records, so that an interrupted experiment can continue.
     cache = TrialCache(TRIALS, journal)
     with connected(cluster) if cluster else nullcontext() as client, counting(console) as progress:
+        setting = _setting(experiment, scale, data, seeds, shrink, device, minutes, precision)
         elsewhere = partial(run_on, client) if client else None
-        run = partial(run_counted, cache=cache, jobs=jobs, progress=progress, device=device, elsewhere=elsewhere)
-        setting = _setting(experiment, scale, data, seeds, shrink, device, minutes)
+        run = partial(run_counted, cache=cache, jobs=jobs, progress=progress, setting=setting, elsewhere=elsewhere)
         record = experiment.run(replace(setting, run=run, folder=folder))
     record.write(folder / f"{name}.json")
     save_png(experiment.draw(record), folder / f"{name}.png")
@@ -127,6 +134,7 @@ def _setting(
     shrink: int,
     device: str,
     minutes: float | None,
+    precision: str,
 ) -> Setting:
     """Return the setting of an experiment, without the runner of its trials."""
     return Setting(
@@ -140,6 +148,7 @@ def _setting(
         shrink=shrink,
         device=device,
         minutes=minutes,
+        precision=precision,
     )
 
 
@@ -187,19 +196,15 @@ def check_scale(experiment: Experiment, scale: str, data: str | None) -> None:
         raise InputError(f"There is no folder '{data}'; --data names the folder with {experiment.needs}.")
 
 
-def check_cluster(name: str, jobs: int) -> None:
-    """Raise an error for what a cluster cannot do.
+def check_trials(name: str, option: str) -> None:
+    """Raise an error for an option of trials where there are none.
 
     Raises:
-        InputError: the experiment has no trials, or processes of this machine are asked for as well.
+        InputError: the experiment does not consist of trials.
     """
     if name not in EXPERIMENTS or not EXPERIMENTS[name].trials:
         having = ", ".join(name for name, experiment in EXPERIMENTS.items() if experiment.trials)
-        raise InputError(f"A cluster has nothing to do for '{name}'; leave out --cluster, or take one of: {having}.")
-    if jobs > 1:
-        raise InputError(
-            f"--jobs {jobs} asks for processes here, --cluster for the workers of a cluster; give one of them."
-        )
+        raise InputError(f"'{name}' has no trials for {option}; leave it out, or take one of: {having}.")
 
 
 def records(folder: Path) -> list[Record]:
@@ -227,11 +232,11 @@ def run_counted(
     cache: TrialCache,
     jobs: int,
     progress: Progress,
-    device: str = "cpu",
+    setting: Setting,
     elsewhere: Spread | None = None,
 ) -> list[Outcome]:
     """Run trials behind a progress bar: :func:`~pathspace.training.experiments.reproduce.trial_cache.run_all`."""
-    trials = [replace(trial, device=device) for trial in trials]
+    trials = [setting.placed(trial) for trial in trials]
     bar = progress.add_task("runs", total=len(set(trials)))
 
     def done(trial: Trial, _outcome: Outcome) -> None:

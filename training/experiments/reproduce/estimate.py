@@ -40,7 +40,7 @@ def planned(experiment: Experiment, setting: Setting) -> list[Trial]:
         return [Outcome((0.5,), (0.5,), (0.5,), 0.0, False, 0.5, 0.5, (0.0, 0.0)) for _ in trials]
 
     experiment.run(replace(setting, run=pretend, by_power=False, bars=lambda *_: {}))
-    return [replace(trial, device=setting.device) for trial in asked]
+    return [setting.placed(trial) for trial in asked]
 
 
 def seconds_of(trial: Trial) -> float:
@@ -54,16 +54,19 @@ def seconds_of(trial: Trial) -> float:
         True
     """
     task = task_data(trial.task, trial.options)
-    device = make_fabric(trial.device, 1).device
+    fabric = make_fabric(trial.device, 1, precision=trial.precision)
     with one_thread():
-        model, optimizer = prepare(task, Recipe(trial.optimizer, 1e-6, trial.init, trial.rule, trial.seed))
-        model.to(device)
-        inputs, targets = (part[: trial.batch_size].to(device) for part in (task.train.inputs, task.train.targets))
+        model, optimizer = fabric.setup(
+            *prepare(task, Recipe(trial.optimizer, 1e-6, trial.init, trial.rule, trial.seed))
+        )
+        inputs, targets = fabric.to_device(
+            (task.train.inputs[: trial.batch_size], task.train.targets[: trial.batch_size])
+        )
 
         def step() -> None:
             optimizer.zero_grad()
             loss = task.loss(model(inputs), targets)
-            loss.backward()
+            fabric.backward(loss)
             optimizer.step()
             loss.item()
 
@@ -75,7 +78,7 @@ def seconds_of(trial: Trial) -> float:
         of_step = (time.perf_counter() - started) / STEPS
         started = time.perf_counter()
         with torch.no_grad():
-            model.eval()(task.valid.inputs[:EVALUATION_BATCH].to(device)).sum().item()
+            model.eval()(fabric.to_device(task.valid.inputs[:EVALUATION_BATCH])).sum().item()
         of_example = (time.perf_counter() - started) / min(EVALUATION_BATCH, len(task.valid))
     steps = trial.epochs * -(-len(task.train) // trial.batch_size)
     looked_at = trial.epochs * len(task.valid) + trial.test * len(task.test)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +32,7 @@ class Setting:
         tuning_seeds: seeds that choose learning rates.
         shrink: divide budgets by this; for tests only, a record of a shrunk run says so.
         device: where runs compute; a record says so where it is not the processor.
+        precision: of the numbers of the runs; a record says so where it is not single.
         folder: where records are written; a contest of many runs keeps its journal there.
         minutes: after so many such a contest begins no further run, and says what is lacking.
         bars: name and options of a task -> what simple means reach on its test split.
@@ -44,6 +45,7 @@ class Setting:
     tuning_seeds: tuple[int, ...] = TUNING_SEEDS
     shrink: int = 1
     device: str = "cpu"
+    precision: str = "32-true"
     folder: Path | None = None
     minutes: float | None = None
     by_power: bool = False
@@ -52,6 +54,10 @@ class Setting:
     def budget(self, number: int) -> int:
         """Return a number of epochs or steps, shrunk for tests."""
         return max(1, number // self.shrink)
+
+    def placed(self, trial: Trial) -> Trial:
+        """Return a trial on the device and in the precision of this setting."""
+        return replace(trial, device=self.device, precision=self.precision)
 
     @property
     def protocol(self) -> tuple[str, ...]:
@@ -69,6 +75,7 @@ class Setting:
             "A run that diverged counts with the error of a useless model, which the task defines. An arm that fails "
             "more often than another is never better.",
             *((f"Runs computed on the device {self.device}.",) * (self.device != "cpu")),
+            *((f"Runs computed in the precision {self.precision}.",) * (self.precision != "32-true")),
             *((f"Budgets were divided by {self.shrink}: a trial of the command, not a result.",) * (self.shrink > 1)),
         )
 

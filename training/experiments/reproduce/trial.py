@@ -48,6 +48,7 @@ class Trial:
         clip: gradients of a larger norm are scaled down to it; ``None`` for no limit.
         decay: weight decay; of path values where the optimizer works on those.
         augment: how training images are changed, see :func:`pathspace.training.experiments.augment.augmentation`.
+        precision: of its numbers; one of :data:`pathspace.training.launch.PRECISIONS`.
 
     Example:
         >>> trial = Trial("digits-rows", "sgd", lr=0.1, seed=0, epochs=1, options=(("hidden", 4),))
@@ -72,6 +73,7 @@ class Trial:
     clip: float | None = None
     decay: float = 0.0
     augment: str = "none"
+    precision: str = "32-true"
 
     @property
     def key(self) -> str:
@@ -159,7 +161,7 @@ def run_trial(trial: Trial, folder: Path | None = None) -> Outcome:
             augment=augmentation(trial.augment),
             settings={"trial": trial.key},
             watch=probe,
-            fabric=make_fabric(trial.device, 1),
+            fabric=make_fabric(trial.device, 1, precision=trial.precision),
         )
         history = trainer.fit(resume=trainer.checkpoint is not None and trainer.checkpoint.is_file())
         sound = [record for record in history.records if record.finite]
@@ -199,6 +201,8 @@ class _Probe:
         self.values = list(state["values"])
 
     def _measure(self) -> float:
-        place = next(self.model.parameters()).device
-        inputs, targets = (a[:OBSERVED].to(place) for a in (self.task.valid.inputs, self.task.valid.targets))
+        weight = next(self.model.parameters())
+        inputs, targets = (a[:OBSERVED].to(weight.device) for a in (self.task.valid.inputs, self.task.valid.targets))
+        if inputs.is_floating_point():
+            inputs = inputs.to(weight.dtype)
         return self.chain.observe(self.task.loss, inputs, targets).mean_efficiency

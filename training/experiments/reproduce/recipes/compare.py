@@ -86,6 +86,7 @@ def describe(trial: Trial, rates: Sequence[float], seeds: int, tuning_seeds: int
     rule = "" if trial.rule == "modulo" else f", skeleton by the rule {trial.rule}"
     own = "a seed" if tuning_seeds == 1 else f"{tuning_seeds} seeds"
     searched = f"by validation data, with {own} of its own" if len(rates) > 1 else NONE
+    computer = "one thread of a processor" if trial.device == "cpu" else trial.device
     run = {
         **COMMON,
         "data": DATA.get(trial.task, f"those of the task {trial.task}"),
@@ -107,7 +108,7 @@ def describe(trial: Trial, rates: Sequence[float], seeds: int, tuning_seeds: int
         "path_space": "all weights" if kind.needs_skeleton else NONE,
         "seeds": seeds,
         "reported": "last epoch",
-        "device": "one thread of a processor" if trial.device == "cpu" else trial.device,
+        "device": computer + f", numbers in the precision {trial.precision}" * (trial.precision != "32-true"),
     }
     return {key: run[key] for key in FIELDS}
 

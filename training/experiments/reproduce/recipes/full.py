@@ -123,7 +123,7 @@ def listed(pairs: Sequence[tuple[Cell, Arm]], setting: Setting, seeds: int | Non
     """
     found: dict[str, list[str]] = {}
     for cell, arm in pairs:
-        trial = replace(arm.base, device=setting.device)
+        trial = setting.placed(arm.base)
         run = describe(trial, arm.rates, seeds or len(setting.seeds), len(setting.tuning_seeds))
         for line in differences(cell, run):
             found.setdefault(line, []).append(arm.label)
