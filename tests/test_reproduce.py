@@ -42,17 +42,18 @@ from pathspace.training.experiments.reproduce.holm import (
     gain,
     holm,
     judge,
+    over_items,
     positive,
     seeds_needed,
 )
 from pathspace.training.experiments.reproduce.page import render
 from pathspace.training.experiments.reproduce.provenance import code_digest
-from pathspace.training.experiments.reproduce.record import Record
+from pathspace.training.experiments.reproduce.record import Record, Table, judged
 from pathspace.training.experiments.reproduce.timing import LEAST, PRECISION, alternate
 from pathspace.training.experiments.reproduce.toys import Toys, target, train_toys
-from pathspace.training.experiments.reproduce.trial import CHECKPOINT_SECONDS, Outcome, Trial, run_trial
+from pathspace.training.experiments.reproduce.trial import CHECKPOINT_SECONDS, PARTS, Outcome, Trial, run_trial
 from pathspace.training.experiments.reproduce.trial_cache import TrialCache, run_all
-from pathspace.training.experiments.reproduce.tuning import Arm, best_rate, measure, measure_enough, versus
+from pathspace.training.experiments.reproduce.tuning import Arm, Measured, best_rate, measure, measure_enough, versus
 from pathspace.training.penal import penalize
 from pathspace.training.recipe import OPTIMIZERS
 from pathspace.training.task import _BUILDERS, Split, Task, load_task
@@ -82,7 +83,11 @@ def same(first: Outcome, second: Outcome) -> bool:
 def test_a_trial_repeats_itself_and_looks_at_the_test_split_only_when_told() -> None:
     first, second = run_trial(SMALL), run_trial(SMALL)
     assert same(first, second) and first.test_metric is None and len(first.valid_metrics) == 2
-    assert run_trial(replace(SMALL, test=True)).test_metric is not None
+    looked = run_trial(replace(SMALL, test=True))
+    assert looked.test_metric is not None and not first.test_parts
+    # 360 test images in 20 parts of 18
+    assert len(looked.test_parts) == PARTS == 20 and np.mean(looked.test_parts) == pytest.approx(looked.test_metric)
+    assert Outcome.from_dict(json.loads(json.dumps(looked.to_dict()))) == looked
 
 
 def test_every_field_of_a_trial_is_in_its_name() -> None:
@@ -324,6 +329,69 @@ def test_rule_of_the_verdict(values: list[float], printed: float | None, verdict
     assert claim.verdict == verdict
     again = judge([Claim.from_dict(claim.to_dict())])[0]
     assert (again.verdict, again.needed) == (claim.verdict, claim.needed)
+
+
+def test_the_interval_for_other_items_follows_the_parts_of_the_variance() -> None:
+    """Oracle: the variances of a two-way layout, term by term."""
+    values = np.random.default_rng(4).normal(0.1, 0.05, (4, 6))
+    claim = over_items(positive("x", values.mean(1).tolist()), values)
+    mean, seeds = sum(values.ravel()) / 24, [sum(row) / 6 for row in values]
+    parts = [sum(column) / 4 for column in values.T]
+    rest = sum((values[s, k] - seeds[s] - parts[k] + mean) ** 2 for s in range(4) for k in range(6)) / 15
+    of_seeds, of_parts = (sum((v - mean) ** 2 for v in group) / (len(group) - 1) for group in (seeds, parts))
+    error = math.sqrt(of_seeds / 4 + max(0, of_parts / 6 - rest / 24))
+    half = stats.t.ppf(0.975, 3) * error
+    assert (claim.items_low, claim.items_high) == pytest.approx((claim.mean - half, claim.mean + half))
+    # equal parts add nothing, and without parts there is no such interval
+    plain = positive("x", [0.1, 0.2, 0.4])
+    alike = over_items(plain, np.repeat([[0.1], [0.2], [0.4]], 5, axis=1))
+    assert (alike.items_low, alike.items_high) == pytest.approx((plain.low, plain.high))
+    for none in (np.zeros((3, 0)), np.full((3, 4), math.nan), np.zeros((0,))):
+        assert over_items(plain, none) == plain
+
+
+def test_the_interval_for_other_items_covers_other_items() -> None:
+    """Seeds and items of known spread: 95 % intervals have to contain the mean of all seeds and all items."""
+    rng, covered = np.random.default_rng(5), []
+    for _ in range(300):
+        seeds, parts = rng.normal(0, 0.02, (5, 1)), rng.normal(0, 0.1, (1, 20))
+        values = 0.05 + seeds + parts + rng.normal(0, 0.05, (5, 20))
+        claim = over_items(positive("x", values.mean(1).tolist()), values)
+        covered.append((claim.low <= 0.05 <= claim.high, claim.items_low <= 0.05 <= claim.items_high))
+    alone, both = np.mean(covered, axis=0)
+    assert alone < 0.85 and both > 0.93
+
+
+def test_a_verdict_that_other_items_may_change_says_so() -> None:
+    seed, part = np.arange(5.0)[:, None] / 100, np.arange(-9.5, 10) / 10
+    tests = {"ours": 0.2 + seed + part / 100, "rival": 0.3 + seed + part / 2}
+    tests["rival"][0] += 0.01
+    first, second = (
+        Measured(Arm(name, SMALL, (0.1,)), 0.1, {0.1: 0.2}, tuple(
+            Outcome((), (), (), 0.0, False, test_metric=row.mean(), test_parts=tuple(row)) for row in values), 0.0)
+        for name, values in tests.items()
+    )  # fmt: skip
+    (claim,) = judge([versus("ours errs less", first, second)])
+    (alone,) = judge([gain("ours errs less", first.tests, second.tests)])
+    assert claim.verdict == alone.verdict == "better" and (claim.p, claim.low) == (alone.p, alone.low)
+    record = Record(
+        "race",
+        "title",
+        "source",
+        "embedded",
+        Table(("a",), ()),
+        Table(("a",), ()),
+        (),
+        (),
+        judged([claim]),
+        "",
+        {},
+        0.0,
+    )
+    assert claim.items_low < 0 < claim.low and "**better**, on these test items" in render([record])
+    assert "| 95 % interval | other items |" in render([record])
+    old = replace(record, claims=judged([alone]))
+    assert "**better**" in render([old]) and "| other items |" not in render([old])
 
 
 def test_two_tests_are_those_of_scipy() -> None:

@@ -19,10 +19,12 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
+from numpy.typing import NDArray
 from scipy import stats
 
 from pathspace.training.experiments.intervals import t_interval
 
+Grid = NDArray[np.float64]
 Verdict = Literal["better", "worse", "no difference that matters", "undecided"]
 LEVEL, POWER, MARGIN = 0.05, 0.8, 0.05
 
@@ -45,6 +47,8 @@ class Claim:
         nothing: why the runs decide nothing, whatever they say; empty where they may.
         equivalence: corrected p-value of the quantity being as large as the margin.
         needed: seeds that a verdict needs with a probability of 80 %; ``None`` where the spread is unknown.
+        items_low: lower end of the 95 % interval for other seeds and other test items, see :func:`over_items`.
+        items_high: upper end.
     """
 
     statement: str
@@ -60,6 +64,8 @@ class Claim:
     nothing: str = ""
     equivalence: float = math.nan
     needed: int | None = None
+    items_low: float = math.nan
+    items_high: float = math.nan
 
     @property
     def margin(self) -> float:
@@ -78,7 +84,9 @@ class Claim:
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> Claim:
         """Read what :meth:`to_dict` wrote."""
-        unknown = dict.fromkeys(("mean", "low", "high", "p", "corrected", "equivalence"), math.nan)
+        unknown = dict.fromkeys(
+            ("mean", "low", "high", "p", "corrected", "equivalence", "items_low", "items_high"), math.nan
+        )
         return cls(**(values | {k: nan for k, nan in unknown.items() if values.get(k) is None}))
 
 
@@ -137,6 +145,41 @@ def positive(statement: str, values: Sequence[float], printed: float | None = No
     low, high = interval.mean - interval.half_width, interval.mean + interval.half_width
     claim = Claim(statement, interval.mean, low, high, math.nan, interval.count, printed, pattern)
     return replace(claim, p=2 * _tail(abs(claim.mean), claim))
+
+
+def over_items(claim: Claim, values: Grid) -> Claim:
+    """Add the interval for other seeds and other test items: the seeds of a claim share one test split.
+
+    For values of ``S`` seeds and ``K`` parts of the test split, the variance of their mean is estimated as
+    ``var_s / S + var_k / K - var_r / (S K)``: of the seeds' means, of the parts' means, and of what is left of the
+    values without both, which the first two count twice. It is at least ``var_s / S``. Student's distribution has
+    ``min(S, K) - 1`` degrees of freedom. The verdict stays that of the seeds.
+
+    Args:
+        claim: the claim.
+        values: shape (S, K), of the claimed quantity; without values the claim stays as it is.
+
+    Returns:
+        The claim with ``items_low`` and ``items_high``.
+
+    Source:
+        Cameron, Gelbach and Miller, Robust inference with multiway clustering, 2011.
+
+    Example:
+        >>> claim = positive("A errs less than B", [1.0, 1.1, 0.9])
+        >>> wide = over_items(claim, np.array([[1.5, 0.5, 1.0], [1.6, 0.6, 1.1], [1.4, 0.4, 0.9]]))
+        >>> claim.low > 0 > wide.items_low
+        True
+    """
+    if min(values.shape) < 2 or not np.isfinite(values).all():
+        return claim
+    seeds, parts = values.shape
+    by_seed, by_part = values.mean(1, keepdims=True), values.mean(0, keepdims=True)
+    rest = np.square(values - by_seed - by_part + values.mean()).sum() / ((seeds - 1) * (parts - 1))
+    alone = by_seed.var(ddof=1) / seeds
+    variance = max(alone, alone + by_part.var(ddof=1) / parts - rest / (seeds * parts))
+    half = float(stats.t.ppf(0.975, min(seeds, parts) - 1) * math.sqrt(variance))
+    return replace(claim, items_low=claim.mean - half, items_high=claim.mean + half)
 
 
 def judge(claims: Sequence[Claim]) -> tuple[Claim, ...]:

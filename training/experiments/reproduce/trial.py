@@ -16,7 +16,7 @@ from pathspace.training.launch import make_fabric
 from pathspace.training.penal import penalize
 from pathspace.training.recipe import Init, Recipe, Rule, prepare
 from pathspace.training.schedules import schedule
-from pathspace.training.task import Task
+from pathspace.training.task import Split, Task
 from pathspace.training.threads import one_thread
 from pathspace.training.trainer import Trainer
 
@@ -24,6 +24,8 @@ from pathspace.training.trainer import Trainer
 OBSERVED = 64
 # A killed run loses at most this much work.
 CHECKPOINT_SECONDS = 30.0
+# Into how many parts the test split is cut, to see how much depends on its items.
+PARTS = 20
 
 
 @dataclass(frozen=True)
@@ -100,6 +102,8 @@ class Outcome:
         test_loss: on the test split, ``None`` if nobody looked.
         test_metric: on the test split, ``None`` if nobody looked.
         efficiencies: ``eps'`` before training and after every epoch, empty if nobody looked.
+        test_parts: test metric of each of :data:`PARTS` parts of the test split, empty if nobody looked. Consecutive
+            items stay together: neighbours in a text depend on each other.
     """
 
     train_losses: tuple[float, ...]
@@ -110,6 +114,7 @@ class Outcome:
     test_loss: float | None = None
     test_metric: float | None = None
     efficiencies: tuple[float, ...] = ()
+    test_parts: tuple[float, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain values."""
@@ -165,7 +170,9 @@ def run_trial(trial: Trial, folder: Path | None = None) -> Outcome:
         )
         history = trainer.fit(resume=trainer.checkpoint is not None and trainer.checkpoint.is_file())
         sound = [record for record in history.records if record.finite]
-        score = trainer.evaluate(task.test) if trial.test and not history.diverged else None
+        looks = trial.test and not history.diverged
+        score = trainer.evaluate(task.test) if looks else None
+        parts = [trainer.evaluate(part).metric for part in cut(task.test)] if looks else []
     return Outcome(
         train_losses=tuple(record.train_loss for record in sound),
         valid_losses=tuple(record.valid_loss for record in sound),
@@ -175,7 +182,20 @@ def run_trial(trial: Trial, folder: Path | None = None) -> Outcome:
         test_loss=score.loss if score else None,
         test_metric=score.metric if score else None,
         efficiencies=tuple(probe.values) if probe else (),
+        test_parts=tuple(parts),
     )
+
+
+def cut(split: Split) -> list[Split]:
+    """Cut a split into :data:`PARTS` parts of consecutive items, of as equal sizes as can be.
+
+    Example:
+        >>> import torch
+        >>> [len(part) for part in cut(Split(torch.zeros(30, 2), torch.zeros(30)))][8:12]
+        [2, 2, 1, 1]
+    """
+    pieces = (tensor.tensor_split(min(PARTS, len(split))) for tensor in (split.inputs, split.targets))
+    return [Split(*pair) for pair in zip(*pieces, strict=True)]
 
 
 class _Probe:

@@ -15,7 +15,7 @@ import numpy as np
 
 from pathspace.training.experiments.intervals import Interval, t_interval
 from pathspace.training.experiments.reproduce.experiment import Setting
-from pathspace.training.experiments.reproduce.holm import Claim, gain, judge
+from pathspace.training.experiments.reproduce.holm import Claim, Grid, gain, judge, over_items
 from pathspace.training.experiments.reproduce.provenance import task_data
 from pathspace.training.experiments.reproduce.trial import Outcome, Trial
 
@@ -61,6 +61,11 @@ class Measured:
         return [math.nan if outcome.test_metric is None else outcome.test_metric for outcome in self.outcomes]
 
     @property
+    def parts(self) -> list[tuple[float, ...]]:
+        """Test metric of each part of the test split, per fresh seed; empty for one that diverged."""
+        return [outcome.test_parts for outcome in self.outcomes]
+
+    @property
     def interval(self) -> Interval:
         """Mean of the test metric with its 95 % interval, diverged seeds left out."""
         return t_interval([value for value in self.tests if math.isfinite(value)])
@@ -81,6 +86,7 @@ class Measured:
             "at_edge": self.edge,
             "tuning": [[rate, _plain(value)] for rate, value in self.tuning.items()],
             "tests": [_plain(value) for value in self.tests],
+            **({"test_parts": [[_short(v) for v in parts] for parts in self.parts]} if any(self.parts) else {}),
             "mean": _plain(self.interval.mean),
             "half_width": _plain(self.interval.half_width),
             "valid_metrics": [[_short(v) for v in outcome.valid_metrics] for outcome in self.outcomes],
@@ -179,12 +185,25 @@ def versus(
     whole = math.isfinite(sum(ours.tests) + sum(rival.tests))
     failed = math.nan if whole else task_data(ours.arm.base.task, ours.arm.base.options).hopeless
     claim = gain(statement, ours.tests, rival.tests, printed, failed)
+    claim = over_items(claim, _shares(ours, rival, failed))
     for name, bar in (bars or {}).items():
         for arm in (ours, rival):
             values = [failed if math.isnan(value) else value for value in arm.tests]
             if values and not float(np.mean(values)) < bar:
                 claim = replace(claim, nothing=f"{arm.arm.label} does not beat {name}")
     return claim
+
+
+def _shares(ours: Measured, rival: Measured, failed: float) -> Grid:
+    """Return the rival's metric minus ours, per seed and part of the test split, as shares of the rival's mean."""
+    count = max((len(parts) for parts in (*ours.parts, *rival.parts)), default=0)
+    first, second = (
+        np.array([o.test_parts or (failed if o.diverged else math.nan,) * count for o in m.outcomes])
+        for m in (ours, rival)
+    )
+    scale = abs(float(second.mean())) if second.size else 0.0
+    difference: Grid = second - first
+    return difference / scale if scale else difference
 
 
 def merit(outcomes: Sequence[Outcome]) -> float:
