@@ -89,6 +89,14 @@ def kill(process: subprocess.Popen[bytes], folder: Path) -> None:
     process.kill()
 
 
+def close(cluster: LocalCluster) -> None:
+    """Close a scheduler once a task waits there for workers."""
+    tasks = cluster.scheduler.tasks
+    # (an earlier one may still be there with its error)
+    wait_for("a task", lambda: {task.state for task in list(tasks.values())} & {"no-worker", "queued", "waiting"})
+    cluster.close()
+
+
 def same(first: Outcome, second: Outcome) -> bool:
     return replace(first, seconds=0.0) == replace(second, seconds=0.0)
 
@@ -139,7 +147,7 @@ def test_clusters_that_fail_end_in_a_sentence(cluster: LocalCluster, tmp_path: P
         with pytest.raises(InputError, match=r"has no worker; start some with dask worker tcp://.* --nthreads 1"):
             connected(cluster.scheduler_address, 0.1).__enter__()
         with ThreadPoolExecutor() as pool:
-            closed = pool.submit(lambda: (wait_for("the task", lambda: cluster.scheduler.tasks), cluster.close()))
+            closed = pool.submit(close, cluster)
             with pytest.raises(InputError, match="The Dask scheduler has gone; start it again"):
                 list(run_on(client, [SMALL], TrialCache(None)))
             closed.result()
