@@ -36,6 +36,7 @@ from pathspace.refusals import (
     WITHOUT_GRADIENTS,
     check_capturable,
     check_memory,
+    decides_by_values,
     failed_capture,
     failed_run,
     first_line,
@@ -105,6 +106,8 @@ def check_runs(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any
     except (Exception, SystemExit) as error:
         if any(words in str(error) for words in WITHOUT_GRADIENTS):
             return  # it would run where gradients are taken
+        if shapes and decides_by_values(error):
+            return  # it would run with values
         raise failed_run(model, args, kwargs, error) from error
     made = next((name for name, _ in twin.named_parameters() if name not in known), None)
     if made is not None:

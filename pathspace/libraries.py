@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import difflib
 import importlib
-import json
+import inspect
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -35,14 +35,15 @@ def is_library(spec: str) -> bool:
     return spec.partition(":")[0] in _BUILDERS
 
 
-def build(spec: str) -> tuple[nn.Module, Example]:
+def build(spec: str) -> tuple[nn.Module, Example | None]:
     """The model that a target names, in evaluation mode, and example inputs.
 
     Args:
         spec: ``transformers:`` and the path of a configuration, ``timm:`` or ``torchvision:`` and a name.
 
     Returns:
-        The model, without numbers in its parameters where there are more than :data:`LARGE`, and its inputs.
+        The model, without numbers in its parameters where there are more than :data:`LARGE`, and its inputs, or nothing
+        for inputs that cannot be made up.
 
     Raises:
         InputError: the library is not installed, or knows no such model.
@@ -63,20 +64,21 @@ def build(spec: str) -> tuple[nn.Module, Example]:
     return model.eval(), example
 
 
-def _transformers(package: Any, path: str) -> Callable[[], tuple[nn.Module, Example]]:
+def _transformers(package: Any, path: str) -> Callable[[], tuple[nn.Module, Example | None]]:
     file = Path(path) / "config.json" if Path(path).is_dir() else Path(path)
     if not file.is_file():
         raise InputError(f"There is no configuration '{path}', expected a config.json or its folder; check the path.")
     try:
-        entries = json.loads(file.read_text(encoding="utf-8"))
-        config = package.AutoConfig.for_model(entries.pop("model_type"), **entries)
+        # (as its own files are read: infinite numbers have a form of their own there)
+        entries, _ = package.PretrainedConfig.get_config_dict(str(file))
+        config = type(package.AutoConfig.for_model(entries["model_type"])).from_dict(entries)
     except KeyError as error:
         raise InputError(f"'{path}' has no model_type {error}, expected that of a transformers model.") from error
     except Exception as error:  # classes of configurations have errors of their own
         raise InputError(f"'{path}' is not a configuration of a transformers model: {_line(error)}.") from error
     kind = next((getattr(package, each) for each in config.architectures or () if hasattr(package, each)), None)
 
-    def make() -> tuple[nn.Module, Example]:
+    def make() -> tuple[nn.Module, Example | None]:
         try:
             model = package.AutoModel.from_config(config) if kind is None else kind(config)
         except Exception as error:  # the code of the model may raise anything
@@ -86,32 +88,51 @@ def _transformers(package: Any, path: str) -> Callable[[], tuple[nn.Module, Exam
     return make
 
 
-def _inputs(model: Any, config: Any) -> Example:
-    """Tokens, pixels or sound, by the name of the model's main input."""
-    text = config.get_text_config()
+def _inputs(model: Any, config: Any) -> Example | None:
+    """The model's main input; text and pictures where it needs both; what a decoder starts from.
+
+    Nothing for a model whose main input is of another kind.
+    """
+    names = inspect.signature(model.forward).parameters
     main = getattr(model, "main_input_name", "input_ids")
-    tokens = torch.arange(BATCH * TOKENS).reshape(BATCH, TOKENS) % getattr(text, "vocab_size", 2)
-    found: dict[str, Tensor] = {}
-    if main in ("pixel_values", "pixel_values_videos"):
-        vision = getattr(config, "vision_config", config)
-        side = getattr(vision, "image_size", None) or SIDE
+    wanted = [main]
+    # (a model whose text has a token in place of a picture also takes text alone)
+    alone = any(hasattr(config, f"image_token_{which}") for which in ("id", "index"))
+    if {"input_ids", "pixel_values"} <= names.keys() and (main == "pixel_values" or not alone):
+        wanted = ["input_ids", "pixel_values"]
+    if getattr(config, "is_encoder_decoder", False) and "decoder_input_ids" in names:
+        wanted.append("decoder_input_ids")
+    made = {name: example for name in wanted if (example := _example(name, config)) is not None}
+    return made if len(made) == len(wanted) else None
+
+
+def _example(name: str, config: Any) -> Tensor | None:
+    """Tokens, pixels or sound, by the name of an input."""
+    if name in ("pixel_values", "pixel_values_videos"):
+        parts = [getattr(config, part, None) for part in ("vision_config", "encoder")]
+        vision = next((part for part in parts if hasattr(part, "image_size")), config)
+        side = getattr(vision, "image_size", None) or getattr(vision, "crop_size", None) or SIDE
         height, width = side if isinstance(side, list | tuple) else (side, side)
-        found[main] = torch.randn(BATCH, getattr(vision, "num_channels", 3), height, width)
-        if hasattr(config, "text_config"):
-            found["input_ids"] = tokens
-    elif main == "input_features":
+        frames: int | None = getattr(vision, "num_frames", getattr(vision, "frames_per_clip", None))
+        channels = getattr(vision, "num_channels", getattr(vision, "in_chans", 3))
+        return torch.randn(BATCH, *(() if frames is None else (frames,)), channels, height, width)
+    if name == "input_features":
+        # bins before times for Whisper, after them for others
+        last = getattr(config, "input_feat_per_channel", getattr(config, "feature_projection_input_dim", None))
+        if last is not None:
+            return torch.randn(BATCH, 2 * TOKENS, last)
         bins = getattr(config, "num_mel_bins", getattr(config, "feature_size", 80))
-        found[main] = torch.randn(BATCH, bins, 2 * getattr(config, "max_source_positions", 8))
-    elif main == "input_values":
-        found[main] = torch.randn(BATCH, SAMPLES)
-    else:
-        found[main] = tokens
-    if getattr(config, "is_encoder_decoder", False):
-        found["decoder_input_ids"] = tokens
-    return found
+        return torch.randn(BATCH, bins, 2 * getattr(config, "max_source_positions", 8))
+    if name == "input_values":
+        pictured = hasattr(config, "num_mel_bins") and hasattr(config, "patch_size")
+        return torch.randn(BATCH, *((config.max_length, config.num_mel_bins) if pictured else (SAMPLES,)))
+    if name not in ("input_ids", "decoder_input_ids"):
+        return None
+    words = getattr(config.get_text_config(), "vocab_size", 2)
+    return torch.arange(BATCH * TOKENS).reshape(BATCH, TOKENS) % words
 
 
-def _timm(package: Any, name: str) -> Callable[[], tuple[nn.Module, Example]]:
+def _timm(package: Any, name: str) -> Callable[[], tuple[nn.Module, Example | None]]:
     _known("timm", name, package.list_models())
 
     def make() -> tuple[nn.Module, Example]:
@@ -121,7 +142,7 @@ def _timm(package: Any, name: str) -> Callable[[], tuple[nn.Module, Example]]:
     return make
 
 
-def _torchvision(package: Any, name: str) -> Callable[[], tuple[nn.Module, Example]]:
+def _torchvision(package: Any, name: str) -> Callable[[], tuple[nn.Module, Example | None]]:
     _known("torchvision", name, package.list_models())
 
     def make() -> tuple[nn.Module, Example]:
@@ -147,7 +168,7 @@ def _line(error: BaseException) -> str:
     return text if len(text) <= 240 else text[:240].rsplit(" ", 1)[0] + " ..."
 
 
-_BUILDERS: dict[str, Callable[[Any, str], Callable[[], tuple[nn.Module, Example]]]] = {
+_BUILDERS: dict[str, Callable[[Any, str], Callable[[], tuple[nn.Module, Example | None]]]] = {
     "timm": _timm,
     "torchvision": _torchvision,
     "transformers": _transformers,

@@ -236,7 +236,7 @@ def failed_capture(model: nn.Module, error: BaseException) -> CaptureError:
     elif "numpy" in said:
         what = "it computes in numpy, whose operations cannot be recorded"
         advice = "write this step with torch"
-    elif any(type(each).__name__ == "GuardOnDataDependentSymNode" or _on_values(str(each)) for each in chain):
+    elif decides_by_values(error):
         what = "its Python control flow depends on the values of tensors"
         advice = "write this step with torch.where or torch.cond, or pass the part of the model around it"
     else:
@@ -247,10 +247,12 @@ def failed_capture(model: nn.Module, error: BaseException) -> CaptureError:
     )
 
 
-def _on_values(message: str) -> bool:
-    """Whether a message of export is about control flow that depends on values."""
+def decides_by_values(error: BaseException) -> bool:
+    """Whether an error without values is about control flow that depends on them."""
+    words = ("data-dependent", ".item()", "_local_scalar_dense", "tolist", "__format__")
     return any(
-        words in message for words in ("data-dependent", ".item()", "_local_scalar_dense", "tolist", "__format__")
+        type(each).__name__ == "GuardOnDataDependentSymNode" or any(word in str(each) for word in words)
+        for each in _chain(error)
     )
 
 
@@ -266,6 +268,7 @@ __all__ = [
     "WITHOUT_GRADIENTS",
     "check_capturable",
     "check_memory",
+    "decides_by_values",
     "failed_capture",
     "failed_run",
     "first_line",

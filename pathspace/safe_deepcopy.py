@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor
 
 from pathspace.errors import InputError
 
@@ -227,9 +228,10 @@ def _copy_of_generator(value: torch.Generator) -> torch.Generator:
 
 def _tensor(value: Tensor, share: bool) -> Tensor | None:
     """The replacement for a tensor; ``None`` for an ordinary copy."""
-    if value.is_inference() and not torch.is_inference_mode_enabled():
-        # (inference tensors take no part in autograd)
-        clone = value.clone()
+    fake = isinstance(value, FakeTensor) and not share
+    if fake or (value.is_inference() and not torch.is_inference_mode_enabled()):
+        # (inference tensors take no part in autograd; copy.deepcopy would read memory that fake tensors do not have)
+        clone = value.detach().clone()
         return nn.Parameter(clone, value.requires_grad) if isinstance(value, nn.Parameter) else clone
     if not value.is_leaf:
         return value.detach() if share else value.detach().clone()

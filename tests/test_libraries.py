@@ -6,6 +6,7 @@ import json
 import sys
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -26,6 +27,71 @@ CONFIGURATIONS = {
     "t5": (T5 | {"architectures": ["T5ForConditionalGeneration"]}, "T5ForConditionalGeneration"),
     "vit": (SMALL | {"image_size": 8, "patch_size": 4, "num_channels": 1}, "ViTModel"),
 }
+
+
+PICTURES = SMALL | {"image_size": 8, "patch_size": 4}
+TEXT = SMALL | {"max_position_embeddings": 12, "eos_token_id": 2}
+# model type, entries and class; shapes of the inputs
+INPUTS: list[tuple[str, dict[str, Any], str, dict[str, tuple[int, ...]]]] = [
+    (
+        "clip", {"text_config": TEXT, "vision_config": PICTURES, "projection_dim": 8}, "CLIPModel",
+        {"input_ids": (2, 8), "pixel_values": (2, 3, 8, 8)},
+    ),
+    (
+        "llava", {"text_config": TEXT | {"model_type": "llama"}, "vision_config": PICTURES}, "LlavaModel",
+        {"input_ids": (2, 8)},
+    ),
+    (
+        "videomae", PICTURES | {"num_frames": 2, "tubelet_size": 2}, "VideoMAEModel",
+        {"pixel_values": (2, 2, 3, 8, 8)},
+    ),
+    (
+        "vision-encoder-decoder",
+        {
+            "encoder": PICTURES | {"model_type": "vit"},
+            "decoder": TEXT | {"model_type": "bert", "is_decoder": True, "add_cross_attention": True},
+        },
+        "VisionEncoderDecoderModel", {"pixel_values": (2, 3, 8, 8), "decoder_input_ids": (2, 8)},
+    ),
+    (
+        "audio-spectrogram-transformer", SMALL | {"max_length": 32, "num_mel_bins": 16}, "ASTModel",
+        {"input_values": (2, 32, 16)},
+    ),
+    (
+        "speech_to_text",
+        {
+            "d_model": 16, "encoder_layers": 1, "decoder_layers": 1, "encoder_attention_heads": 2, "vocab_size": 30,
+            "decoder_attention_heads": 2, "input_feat_per_channel": 8, "conv_channels": 8,
+        },
+        "Speech2TextModel", {"input_features": (2, 16, 8), "decoder_input_ids": (2, 8)},
+    ),
+    (
+        # (an infinite number as transformers writes it)
+        "mamba2",
+        SMALL | {"head_dim": 8, "num_heads": 4, "n_groups": 1, "time_step_limit": [0.0, {"__float__": "Infinity"}]},
+        "Mamba2Model", {"input_ids": (2, 8)},
+    ),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("kind", "entries", "name", "shapes"), INPUTS, ids=[entry[0] for entry in INPUTS])
+def test_models_run_on_the_inputs_that_are_made(
+    kind: str, entries: dict[str, Any], name: str, shapes: dict[str, tuple[int, ...]], tmp_path: Path
+) -> None:
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps({"model_type": kind, "architectures": [name]} | entries))
+    target = load_target(f"transformers:{path}")
+    assert type(target.model).__name__ == name
+    assert {name: tuple(value.shape) for name, value in target.kwargs.items()} == shapes
+    with torch.no_grad():
+        target.model(**target.kwargs)
+
+
+def test_inputs_of_other_kinds_are_asked_for(tmp_path: Path) -> None:
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps({"model_type": "time_series_transformer", "prediction_length": 2, "d_model": 8}))
+    with pytest.raises(ps.InputError, match=r"no example inputs.*past_values.*give --input"):
+        load_target(f"transformers:{path}")
 
 
 def written(folder: Path, kind: str, **more: object) -> Path:
@@ -81,6 +147,7 @@ def test_commands_take_a_model_without_numbers(tmp_path: Path, monkeypatch: pyte
         (None, "There is no configuration"),
         ("{", "not a configuration of a transformers model"),
         ("{}", "has no model_type"),
+        ("[]", "not a configuration of a transformers model"),
         ('{"model_type": "llamma"}', "not a configuration of a transformers model"),
         (json.dumps(SMALL | {"model_type": "llama", "num_attention_heads": 3}), "not a multiple"),
     ],
