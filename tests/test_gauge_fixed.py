@@ -344,6 +344,27 @@ def test_adapters_have_a_gauge_of_their_own(listed: bool) -> None:
     assert losses[0][-5:].mean() < losses[0][:5].mean()
 
 
+@pytest.mark.parametrize("norms", ["unit", "tensor"])
+def test_weights_before_zeros_start_four_times_as_large(norms: str) -> None:
+    """A fresh adapter, and a network with a last layer of zeros; a last layer that is not zero is balanced."""
+    torch.manual_seed(1)
+    adapted, x = Adapted().double(), torch.randn(7, 5).double()
+    plain = nn.Sequential(nn.Linear(5, 4, bias=False), nn.ReLU(), nn.Linear(4, 2, bias=False)).double()
+    zero = copy.deepcopy(plain)
+    nn.init.zeros_(zero[2].weight)
+    for model in (adapted, plain, zero):
+        trained = [p for p in model.parameters() if p.requires_grad]
+        before = model(x)
+        GaugeFixed(torch.optim.AdamW(trained, lr=1e-2), ps.trace(model, x), norms=norms)
+        torch.testing.assert_close(model(x), before)
+    for weight in (adapted.a, zero[0].weight):
+        squares = weight.detach().square().sum(1)
+        assert float(squares.mean()) == pytest.approx(16 / 3) and (
+            norms == "tensor" or torch.allclose(squares, squares[:1])
+        )
+    torch.testing.assert_close(plain[0].weight.square().sum(1), plain[2].weight.square().sum(0))
+
+
 class Gain(nn.Module):
     """Divides by the root mean square and multiplies by 1 + weight."""
 

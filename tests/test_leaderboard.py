@@ -3,20 +3,28 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
-from pathspace.training.experiments.reproduce import Setting, leaderboard
-from pathspace.training.experiments.reproduce.leaderboard import Journal, cases, contest
+from pathspace.training.experiments.reproduce import (
+    Setting,
+    leaderboard,
+    leaderboard_contest,
+    leaderboard_run,
+    leaderboard_tasks,
+)
+from pathspace.training.experiments.reproduce.leaderboard_contest import Journal, cases, contest, pairs, priority
 from pathspace.training.experiments.reproduce.leaderboard_run import (
     ARMS,
     ONLY,
+    SIMPLE,
     STARTS,
-    STEPS,
-    TASKS,
     Result,
     Run,
     carry_out,
@@ -24,7 +32,9 @@ from pathspace.training.experiments.reproduce.leaderboard_run import (
     rates,
     score,
 )
+from pathspace.training.experiments.reproduce.leaderboard_tasks import BATCH, STEPS, TASKS
 from pathspace.training.experiments.reproduce.record import Record
+from pathspace.training.task import Split
 
 QUICK = Run("MLP", "default", "AdamW", 0.01, seed=3, steps=5)
 
@@ -40,7 +50,7 @@ def test_scrambled_starts_are_the_same_function(task: str) -> None:
     model, _ = prepared(run)
     twin, _ = prepared(replace(run, start="scrambled 10"))
     assert not all(torch.equal(a, b) for a, b in zip(model.parameters(), twin.parameters(), strict=True))
-    split = TASKS[task][1]()[1]
+    split = TASKS[task][1]("embedded")[1]
     # (a norm's eps is seen where its inputs became small)
     assert score(model, split)[0] == pytest.approx(score(twin, split)[0], rel=0.1)
 
@@ -54,25 +64,72 @@ def test_every_contender_takes_steps(arm: str) -> None:
 
 def test_what_fails_is_counted() -> None:
     assert carry_out(replace(QUICK, arm="SGD", lr=1e4, steps=20)).failed
-    refused = carry_out(Run("CNN", "default", "Path-SGD", 0.1, seed=0))
-    assert refused.failed and refused.reason.startswith("PathSGD found")
+    refused = carry_out(Run("batch-norm ResNet", "default", "conditioned start, AdamW", 0.1, seed=0))
+    assert refused.failed and refused.reason not in ("", "diverged") and math.isnan(refused.test)
 
 
-def test_rates_are_chosen_by_the_tuning_seed_alone() -> None:
+def quick(**given: Any) -> Setting:
+    """Ten seeds, a tenth of the steps."""
+    return Setting(**{"run": lambda trials: [], "shrink": 10, "seeds": tuple(range(10)), **given})
+
+
+def pretending(monkeypatch: pytest.MonkeyPatch, result: Callable[[Run], Result]) -> list[Run]:
+    """Let runs end at once; the ones that are carried out are listed."""
+    done: list[Run] = []
+
+    def pretend(run: Run) -> Result:
+        done.append(run)
+        return result(run)
+
+    monkeypatch.setattr(leaderboard_contest, "carry_out", pretend)
+    return done
+
+
+def test_rates_are_chosen_by_the_tuning_seeds_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     def result(run: Run) -> Result:
-        # the tuning seed likes 0.003; others are best elsewhere
-        return Result(abs(run.lr - 0.003) + run.seed / 1e4, run.lr, 0.5, run.lr > 0.5, "", 0.0)
+        # the first tuning seed likes 0.003 best and 0.01 next, the second likes 0.01; others are best elsewhere
+        wish = {1000: (0.003, 0.01, 0.001), 1001: (0.01, 0.003, 0.001)}.get(run.seed, (3.0,))
+        valid = wish.index(run.lr) + 0.1 * (run.seed == 1000) if run.lr in wish else 9.0
+        return Result(valid * (1 + (run.seed == 1001)), run.lr, 0.5, run.lr > 0.5, "", 0.0)
 
+    done = pretending(monkeypatch, result)
     chosen = [("default", "MLP", arm) for arm in ("SGD", "AdamW")]
-    found = list(contest(result, chosen, (0, 1)))
-    assert [(e.arm, e.lr, len(e.results)) for e in found] == [("SGD", 0.003, 2), ("AdamW", 0.003, 4)]
+    found = contest(Journal(None), chosen, quick())
+    assert [(e.arm, e.lr, len(e.results)) for e in found] == [("SGD", 0.01, 10), ("AdamW", 0.01, 10)]
+    tried = Counter((run.arm, run.seed) for run in done if run.seed >= 1000)
+    assert tried == {(arm, seed): n for arm in ("SGD", "AdamW") for seed, n in ((1000, 8), (1001, 3))}
+    assert {run.seed for run in done if run.seed < 1000} == set(range(5, 15))
 
 
-def test_cases_begin_with_the_question_and_leave_nothing_out() -> None:
+@pytest.mark.parametrize(
+    ("spread", "gap", "expected"), [(0.01, 0.0, 10), (0.06, 0.0, 31), (0.06, 0.5, 10), (9.0, 0.0, 60)]
+)
+def test_the_pilot_says_how_many_seeds_are_needed(
+    monkeypatch: pytest.MonkeyPatch, spread: float, gap: float, expected: int
+) -> None:
+    """A wide spread needs more seeds, a large effect fewer; nothing of the pilot is reported."""
+
+    def result(run: Run) -> Result:
+        swing = 0.0 if run.arm == "AdamW" else spread * math.cos(3 * run.seed) - gap
+        return Result(run.lr, 1.0 + swing, 0.5, False, "", 0.0)
+
+    done = pretending(monkeypatch, result)
+    chosen = [("scrambled 100", "MLP", arm) for arm in ("AdamW", "gauge-fixed AdamW", "G-Adam")]
+    found = {e.arm: len(e.results) for e in contest(Journal(None), chosen, quick(by_power=True))}
+    assert found["AdamW"] == found["gauge-fixed AdamW"] == pytest.approx(expected, abs=8 * (10 < expected < 60))
+    # no claim is about G-Adam
+    assert found["G-Adam"] == 5 and not any(run.arm == "G-Adam" and run.seed < 5 for run in done)
+
+
+def test_cases_leave_nothing_out_and_the_question_has_priority() -> None:
     found = list(cases())
-    assert len(found) == len(set(found)) == len(STARTS) * sum(len(ONLY.get(arm, TASKS)) for arm in ARMS)
-    assert {arm for _, _, arm in found[: 4 * len(TASKS)]} == {"AdamW", "gauge-fixed AdamW"}
-    assert set(STEPS) == set(TASKS)
+    whole = sum(len(ONLY.get(arm, TASKS)) * (len(STARTS) if arm != SIMPLE else 1) for arm in ARMS)
+    assert len(found) == len(set(found)) == whole
+    first = [case for case in found if priority(case) == 0]
+    assert len(first) == 4 * len(TASKS) and {arm for *_, arm in first} == {"AdamW", "gauge-fixed AdamW"}
+    asked = {case for *_, ours, rival in pairs() for case in (ours, rival)}
+    assert asked == {case for case in found if priority(case) <= 1}
+    assert {scale: set(tasks) for scale, tasks in STEPS.items()} == {scale: set(TASKS) for scale in BATCH}
 
 
 def test_the_record_counts_failures_and_compares_pairs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -82,14 +139,15 @@ def test_the_record_counts_failures_and_compares_pairs(tmp_path: Path, monkeypat
         test = (1.0 if run.arm == "AdamW" and run.start != "default" else 0.5) + run.seed / 1e3
         return Result(test + run.lr, test, 0.1, False, "", 1.0)
 
-    monkeypatch.setattr(leaderboard, "carry_out", pretend)
-    found = leaderboard.run(Setting(run=lambda trials: [], shrink=10, folder=tmp_path))
+    monkeypatch.setattr(leaderboard_contest, "carry_out", pretend)
+    found = leaderboard.run(quick(folder=tmp_path))
     found.write(tmp_path / "record.json")
     again = Record.read(tmp_path / "record.json")
     assert again.ours == found.ours and leaderboard.draw(again).axes
     rows = {row[:2]: row[2:] for row in found.ours.rows}
     assert len(rows) == sum(len(ONLY.get(arm, TASKS)) for arm in ARMS)
-    assert rows["MLP", "SGD"][0] == "2.303 ± 0.000 (0.001*, 5 failed)"
+    assert rows["MLP", "SGD"][0] == "2.303 ± 0.000 (0.001*, 10 failed)"
+    assert rows["MLP", SIMPLE][1:] == ("–", "–", "–")
     verdicts = {claim["statement"]: claim["verdict"] for claim in found.claims}
     ours = "gauge-fixed AdamW ends lower than AdamW"
     assert verdicts[f"MLP, scrambled 100 start: {ours}"] == "better"
@@ -97,15 +155,16 @@ def test_the_record_counts_failures_and_compares_pairs(tmp_path: Path, monkeypat
     # SGD never learns here, so that a start that hurts it cannot be seen
     slowed = "SGD ends lower from the default start than from the scrambled 100 one"
     assert {c["nothing"] for c in found.claims if slowed in c["statement"]} == {"neither beats a guess"}
-    # the first families are as large as there are tasks, and the same p-value is corrected for six claims there
-    assert [claim["count"] for claim in found.claims[:12]] == 2 * [10, 10, 10, 5, 5, 5]
+    # the first families are as large as there are tasks
+    assert [claim["count"] for claim in found.claims] == len(found.claims) * [10]
+    assert [ours in claim["statement"] for claim in found.claims[:12]] == 6 * [True] + 6 * [False]
     (first, *_), columns = found.data["standing"]["rows"], found.data["standing"]["columns"]
     told = dict(zip(columns, first, strict=True))
     assert told["within AdamW's interval or better"] == told["as from the default start"] == "yes"
     assert told["scrambling hurts AdamW"] == told["gauge-fixed lower when scrambled"] == "yes"
     # later, when no time is left, the journal knows the same
-    monkeypatch.setattr(leaderboard, "carry_out", lambda run: pytest.fail("run again"))
-    late = leaderboard.run(Setting(run=lambda trials: [], shrink=10, folder=tmp_path, minutes=0.0))
+    monkeypatch.setattr(leaderboard_contest, "carry_out", lambda run: pytest.fail("run again"))
+    late = leaderboard.run(quick(folder=tmp_path, minutes=0.0))
     assert late.claims == found.claims and late.ours == found.ours
     none = leaderboard.run(Setting(run=lambda trials: [], folder=tmp_path, minutes=0.0))
     assert not none.ours.rows and any("Not run: SGD, AdamW" in line for line in none.differs)
@@ -113,9 +172,42 @@ def test_the_record_counts_failures_and_compares_pairs(tmp_path: Path, monkeypat
 
 def test_a_journal_goes_on_where_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "runs" / "journal.jsonl"
-    first = Journal(path).result(QUICK)
-    failed = Journal(path).result(replace(QUICK, arm="SGD", lr=1e4, steps=20))
-    monkeypatch.setattr(leaderboard, "carry_out", lambda run: pytest.fail("run again"))
+    failing = replace(QUICK, arm="SGD", lr=1e4, steps=20)
+    first = Journal(path)
+    first.carry_out([QUICK, failing, QUICK])
+    monkeypatch.setattr(leaderboard_contest, "carry_out", lambda run: pytest.fail("run again"))
     again = Journal(path)
-    assert again.result(QUICK) == first
-    assert again.result(replace(QUICK, arm="SGD", lr=1e4, steps=20)).failed is failed.failed is True
+    again.carry_out([failing, QUICK])
+    assert again.known[QUICK] == first.known[QUICK]
+    assert again.known[failing].failed is first.known[failing].failed is True
+
+
+def test_processes_find_what_one_finds(tmp_path: Path) -> None:
+    runs = [replace(QUICK, seed=seed) for seed in range(3)]
+    alone, both = Journal(None), Journal(tmp_path / "journal.jsonl", jobs=2)
+    alone.carry_out(runs)
+    both.carry_out(runs)
+    tests = [[journal.known[run].test for run in runs] for journal in (alone, both, Journal(both.path))]
+    assert tests[0] == tests[1] == tests[2]
+
+
+def test_fetched_data_takes_the_same_networks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each task, with a few random images and a text in place of what would be fetched."""
+    sizes = (70, 20, 20)
+    parts = [Split(torch.randn(n, 1, 28, 28), torch.arange(n) % 10) for n in sizes]
+    monkeypatch.setattr(leaderboard_tasks, "given", lambda *_: tmp_path)
+    monkeypatch.setattr(leaderboard_tasks, "mnist_splits", lambda _: parts)
+    monkeypatch.setattr(leaderboard_tasks, "bible_tokens", lambda _: ([torch.arange(400) % 30] * 3, 30))
+    for cached in (leaderboard_tasks.images, leaderboard_tasks.text, leaderboard_run.graph_of):
+        cached.cache_clear()
+    try:
+        assert [tuple(leaderboard_tasks.images("fetched", halved)[1].inputs.shape) for halved in (True, False)] == [
+            (20, 1, 14, 14),
+            (20, 1, 28, 28),
+        ]
+        for task in TASKS:
+            for arm in ("gauge-fixed AdamW", SIMPLE):
+                assert not math.isnan(carry_out(Run(task, "default", arm, 1e-3, 0, 2, "fetched")).test), (task, arm)
+    finally:
+        for cached in (leaderboard_tasks.images, leaderboard_tasks.text, leaderboard_run.graph_of):
+            cached.cache_clear()

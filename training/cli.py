@@ -324,8 +324,8 @@ def reproduce(
     scale: Annotated[
         Scale,
         typer.Option(
-            help="embedded fits one thread of a small computer; fetched (smnist, language) takes hours and needs "
-            "'pathspace data fetch'; full is the paper's own setting."
+            help="embedded fits one thread of a small computer; fetched takes hours and needs 'pathspace data fetch'; "
+            "full is the paper's own setting."
         ),
     ] = Scale.embedded,
     data: Annotated[

@@ -23,7 +23,8 @@ from zoo import trained
 import pathspace as ps
 from pathspace.nested import leaves
 from pathspace.training import suggest
-from pathspace.training.experiments.reproduce.leaderboard_run import TASKS, Run, prepared
+from pathspace.training.experiments.reproduce.leaderboard_run import Run, prepared
+from pathspace.training.experiments.reproduce.leaderboard_tasks import TASKS
 from pathspace.training.experiments.tasks.text import token_loss
 from pathspace.training.suggest import STEPS, falls, follow
 
@@ -56,7 +57,7 @@ def tasks(starts: tuple[str, ...] = ("default", "scrambled 100")) -> Iterator[Su
     for task in TASKS:
         for start in starts:
             model, graph = prepared(Run(task, start, "AdamW", 0.0, seed=3))
-            train = TASKS[task][1]()[0]
+            train = TASKS[task][1]("embedded")[0]
             inputs, targets = train.inputs[:64], train.targets[:64]
 
             def loss(one: nn.Module, inputs: Tensor = inputs, targets: Tensor = targets) -> Tensor:

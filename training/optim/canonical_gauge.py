@@ -6,7 +6,7 @@ has
 * ``E_k = L_k`` for every unit with both sides;
 * ``mean over tensors of log(E_k / target) = 0``, over tensors with two or more dimensions, for a unit without leaving
   weights (a normalisation follows, whose output does not depend on the scale) or with leaving weights that are all 0
-  (as in a fresh adapter);
+  (as in a fresh adapter); the target of the latter is ``FRESH`` times as large;
 * the same with ``L_k`` for a unit without entering weights.
 
 For given ``E_k`` of the second kind this is the minimum of ``sum_e w_e^2 exp(2 (A phi)_e) - 2 c . phi``, a convex
@@ -33,6 +33,9 @@ from pathspace.training.optim.kernels import CACHED, by_column
 NORMS = ("unit", "tensor", "initial")
 BALANCED, ENTERED, LEFT, KEPT = 0, 1, -1, 2
 _KINDS = {NOTHING_LEAVES: ENTERED, ZEROS_LEAVE: ENTERED, NOTHING_ENTERS: LEFT, ZEROS_ENTER: LEFT, ALL_ZERO: KEPT}
+# Weights that start at 0 need larger steps of Adam than those before them: by 16, says LoRA+. Steps of one rate have
+# this effect where the weights before them are 4 times as large, and their squares 16 times.
+FRESH = 16.0
 ROUNDS = 100
 # tolerance of the solution, about the rounding error
 TOLERANCE = 1e-13
@@ -142,7 +145,8 @@ def canonical(graph: Structure, tensors: Mapping[str, Tensor], norms: str = "uni
         graph: the reduction graph.
         tensors: its parameters by name.
         norms: the fixed norms of units that cannot be balanced: ``unit``, the norm of every unit under torch's default
-            initialisation; ``tensor``, that of every tensor; ``initial``, the current norm of every unit.
+            initialisation, 4 times this norm before weights that are all 0; ``tensor``, that of every tensor;
+            ``initial``, the current norm of every unit.
 
     Raises:
         InputError: weights are not finite, ``norms`` is unknown, or no solution is found.
@@ -158,7 +162,9 @@ def canonical(graph: Structure, tensors: Mapping[str, Tensor], norms: str = "uni
         kinds[units - 1] = _KINDS.get(reason, KEPT)
     chosen = sides(graph)
     within = _heads_of_groups(chosen, tensors, kinds, found.groups)
-    votes = _votes(graph, chosen, tensors, kinds, norms, within)
+    fresh = np.ones(graph.num_units)
+    fresh[found.reasons.get(ZEROS_LEAVE, np.zeros(0, np.int64)) - 1] = FRESH
+    votes = _votes(graph, chosen, tensors, kinds, norms, within, fresh)
     free = kinds != KEPT
     held = np.isin(kinds, (ENTERED, LEFT))
     kinds[held & (votes.count == 0)] = KEPT
@@ -253,8 +259,12 @@ def _votes(
     kinds: np.ndarray,
     norms: str,
     within: Mapping[int, set[str]],
+    fresh: np.ndarray,
 ) -> _Votes:
-    """The sides that determine a unit's norm: those of matrices, or if all of these are 0, the largest vector."""
+    """The sides that determine a unit's norm: those of matrices, or if all of these are 0, the largest vector.
+
+    Nominal squares are multiplied by ``fresh``, one number for each unit.
+    """
     result = _Votes(graph, chosen, tensors, norms)
     zero = np.zeros(graph.num_units)
     for vectors in (False, True):
@@ -277,7 +287,7 @@ def _votes(
             if some.any():
                 side = chosen[number]
                 shape = tuple(result.tensors[side.name].shape)
-                wanted = squares if norms == "initial" else nominal(side, shape).reshape(-1).numpy()
+                wanted = squares if norms == "initial" else nominal(side, shape).reshape(-1).numpy() * fresh[unit]
                 result.targets[number] = np.where(some, wanted, 0.0)
                 result.unit[number] = unit
                 np.add.at(result.count, unit[some], 1)

@@ -51,8 +51,9 @@ class GaugeFixed(Joined):
         gauge: the canonical gauge; ``"balanced"``.
         norms: the fixed norms for scales on which the loss does not depend (and for units whose weights on one side
             are all 0, as in fresh adapters): ``"unit"``, the norm of each unit, at its expectation under torch's
-            default initialisation; ``"tensor"``, the norm of each tensor; ``"initial"``, each unit's norm at
-            construction. Only with ``"unit"`` are copies equal whose scales before normalisations differ at the start.
+            default initialisation (4 times that before weights that are all 0); ``"tensor"``, the norm of each tensor;
+            ``"initial"``, each unit's norm at construction. Only with ``"unit"`` are copies equal whose scales before
+            normalisations differ at the start.
         return_to: ``"canonical"``: the model remains in the canonical gauge. ``"user"``: between steps it has its
             original gauge.
         model: the model, if it is a copy of the traced one.

@@ -117,7 +117,7 @@ def run_reproduction(
         setting = _setting(experiment, scale, data, seeds, shrink, device, minutes, precision)
         elsewhere = partial(run_on, client) if client else None
         run = partial(run_counted, cache=cache, jobs=jobs, progress=progress, setting=setting, elsewhere=elsewhere)
-        record = experiment.run(replace(setting, run=run, folder=folder))
+        record = experiment.run(replace(setting, run=run, folder=folder, jobs=jobs))
     record.write(folder / f"{name}.json")
     save_png(experiment.draw(record), folder / f"{name}.png")
     _write_pages(folder)

@@ -35,6 +35,7 @@ class Setting:
         precision: of the numbers of the runs; a record says so where it is not single.
         folder: where records are written; a contest of many runs keeps its journal there.
         minutes: after so many such a contest begins no further run, and says what is lacking.
+        jobs: processes of such a contest.
         bars: name and options of a task -> what simple means reach on its test split.
     """
 
@@ -49,6 +50,7 @@ class Setting:
     folder: Path | None = None
     minutes: float | None = None
     by_power: bool = False
+    jobs: int = 1
     bars: Callable[[str, tuple[tuple[str, Any], ...]], dict[str, float]] = baselines
 
     def budget(self, number: int) -> int:

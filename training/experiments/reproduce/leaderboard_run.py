@@ -8,7 +8,6 @@ import warnings
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from functools import cache, partial
-from itertools import pairwise
 
 import numpy as np
 import torch
@@ -20,99 +19,15 @@ from torch.optim.lr_scheduler import LambdaLR
 import pathspace as ps
 from pathspace.errors import PathspaceError
 from pathspace.training.experiments.adapters import LoRARite, lora_plus
-from pathspace.training.experiments.models import CharacterGPT, CifarResNet, VisionTransformer
-from pathspace.training.experiments.tasks.digits import image_splits
-from pathspace.training.experiments.tasks.text import SHARES, chunks, token_loss, topics_text
+from pathspace.training.experiments.reproduce.leaderboard_tasks import BATCH, TASKS, linear_model
+from pathspace.training.experiments.tasks.text import token_loss
 from pathspace.training.optim import GSGD, GAdam, GaugeFixed, PathSGD, init_skeleton
 from pathspace.training.optim.joined import Joined
 from pathspace.training.optim.movable import movable
 from pathspace.training.task import Split
 from pathspace.training.threads import one_thread
 
-BATCH, LENGTH, RANK = 32, 32, 4
-Splits = tuple[Split, Split, Split]
-
-
-class Adapted(nn.Module):
-    """A trained network of three hidden layers, frozen, with adapters of low rank beside its inner layers.
-
-    Args:
-        layers: the trained layers.
-    """
-
-    def __init__(self, layers: nn.Sequential) -> None:
-        super().__init__()
-        self.layers = layers.requires_grad_(False)
-        inner = [layer for layer in layers if isinstance(layer, nn.Linear)][:-1]
-        self.down = nn.ParameterList(
-            nn.Parameter(torch.randn(RANK, one.in_features) / one.in_features**0.5) for one in inner
-        )
-        self.up = nn.ParameterList(nn.Parameter(torch.zeros(one.out_features, RANK)) for one in inner)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Map images to scores."""
-        number = 0
-        for layer in self.layers:
-            y = layer(x)
-            if isinstance(layer, nn.Linear) and number < len(self.down):
-                y = y + x @ self.down[number].T @ self.up[number].T
-                number += 1
-            x = y
-        return x
-
-
-def _mlp() -> nn.Sequential:
-    sizes = (64, 32, 32, 32)
-    hidden = [layer for a, b in pairwise(sizes) for layer in (nn.Linear(a, b), nn.ReLU())]
-    return nn.Sequential(nn.Flatten(), *hidden, nn.Linear(32, 10))
-
-
-def _cnn() -> nn.Sequential:
-    first = nn.Conv2d(1, 8, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2)
-    second = nn.Conv2d(8, 16, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2)
-    return nn.Sequential(*first, *second, nn.Flatten(), nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 10))
-
-
-def _adapted() -> Adapted:
-    """A network trained on upright digits; the task rotates them by 90 degrees."""
-    layers, (train, _, _) = _mlp(), image_splits()
-    optimizer = AdamW(layers.parameters(), lr=3e-3)
-    for _ in range(200):
-        some = torch.randint(0, len(train), (BATCH,))
-        optimizer.zero_grad()
-        functional.cross_entropy(layers(train.inputs[some]), train.targets[some]).backward()
-        optimizer.step()
-    return Adapted(layers)
-
-
-def _turned() -> Splits:
-    first, second, third = (Split(part.inputs.rot90(1, (2, 3)), part.targets) for part in image_splits())
-    return first, second, third
-
-
-@cache
-def _text() -> Splits:
-    text = topics_text()
-    place = {character: i for i, character in enumerate(sorted(set(text)))}
-    tokens = torch.tensor([place[character] for character in text])
-    ends = [int(len(tokens) * share) for share in (SHARES[0], SHARES[0] + SHARES[1])]
-    train, valid, test = tokens.tensor_split(ends)
-    return chunks(train, LENGTH, 4000), chunks(valid, LENGTH, 200), chunks(test, LENGTH, 200)
-
-
-def _digits() -> Splits:
-    first, second, third = image_splits()
-    return first, second, third
-
-
-TASKS: dict[str, tuple[Callable[[], nn.Module], Callable[[], Splits]]] = {
-    "MLP": (_mlp, _digits),
-    "CNN": (_cnn, _digits),
-    "batch-norm ResNet": (lambda: CifarResNet(8, channels=1, width=4), _digits),
-    "ViT": (lambda: VisionTransformer(width=16), _digits),
-    "character GPT": (lambda: CharacterGPT(len(set(topics_text())), LENGTH), _text),
-    "adapters": (_adapted, _turned),
-}
+SIMPLE = "linear model"
 STARTS = ("default", "scrambled 100", "scrambled 10", "unit skeleton")
 
 
@@ -145,7 +60,8 @@ Maker = Callable[[nn.Module, ps.ReductionGraph, float], Optimizer]
 
 
 def _path_sgd(model: nn.Module, _graph: ps.ReductionGraph, lr: float) -> Optimizer:
-    return PathSGD(model.named_parameters(), lr=lr, model=model, example=(torch.zeros(1, 1, 8, 8),), second=False)
+    inputs = next(layer.in_features for layer in model.modules() if isinstance(layer, nn.Linear))
+    return PathSGD(model.named_parameters(), lr=lr, model=model, example=(torch.zeros(1, inputs),), second=False)
 
 
 def _pairs(model: nn.Module) -> list[tuple[Tensor, Tensor]]:
@@ -157,7 +73,7 @@ def _pairs(model: nn.Module) -> list[tuple[Tensor, Tensor]]:
 ARMS: dict[str, tuple[float, Maker]] = {
     "SGD": (1e-3, lambda m, _g, lr: SGD(_trained(m), lr=lr, momentum=0.9)),
     "AdamW": (1e-4, lambda m, _g, lr: AdamW(_trained(m), lr=lr)),
-    "RMSProp": (1e-5, lambda m, _g, lr: RMSprop(_trained(m), lr=lr)),
+    "RMSProp": (3e-5, lambda m, _g, lr: RMSprop(_trained(m), lr=lr)),
     "Muon": (1e-3, lambda m, _g, lr: Joined(_muon(m, lr))),
     "gauge-fixed SGD": (1e-3, lambda m, g, lr: GaugeFixed(SGD(_trained(m), lr=lr, momentum=0.9), g, model=m)),
     "gauge-fixed AdamW": (1e-4, _gauge_fixed),
@@ -170,11 +86,13 @@ ARMS: dict[str, tuple[float, Maker]] = {
         1e-3,
         lambda m, g, lr: GSGD(m.named_parameters(), lr=lr, skeleton=g.skeleton("magnitude"), max_multiplier=1.0),
     ),
-    "G-Adam": (1e-6, lambda m, g, lr: GAdam(m.named_parameters(), lr=lr, skeleton=g.skeleton("magnitude"))),
+    "G-Adam": (1e-5, lambda m, g, lr: GAdam(m.named_parameters(), lr=lr, skeleton=g.skeleton("magnitude"))),
     "Path-SGD": (3e-3, _path_sgd),
     "LoRA+": (1e-5, lambda m, _g, lr: lora_plus(_pairs(m), lr)),
     "gauge-fixed LoRA+": (1e-5, lambda m, g, lr: GaugeFixed(lora_plus(_pairs(m), lr), g, model=m)),
-    "LoRA-RITE": (1e-4, lambda m, _g, lr: LoRARite(_pairs(m), lr)),
+    "LoRA-RITE": (3e-4, lambda m, _g, lr: LoRARite(_pairs(m), lr)),
+    # (trained by AdamW as AdamW is, for as long)
+    SIMPLE: (1e-3, lambda m, _g, lr: AdamW(m.parameters(), lr=lr)),
 }
 # Path-SGD and conditioning take sums over paths only: no norms or attention, Path-SGD no maxima either
 ONLY = {
@@ -186,14 +104,6 @@ ONLY = {
     "gauge-fixed AdamW, norms by tensor": ("batch-norm ResNet",),
     "gauge-fixed AdamW, initial norms": ("batch-norm ResNet",),
 }
-# steps of a run, the same for all contenders: fewer where each costs more
-STEPS = {"MLP": 150, "CNN": 150, "adapters": 150, "batch-norm ResNet": 80, "character GPT": 80, "ViT": 200}
-
-
-def chance(task: str) -> float:
-    """Loss of equal probabilities for all classes."""
-    classes = len(set(topics_text())) if task == "character GPT" else 10
-    return math.log(classes)
 
 
 def rates(arm: str) -> tuple[float, ...]:
@@ -217,6 +127,7 @@ class Run:
     lr: float
     seed: int
     steps: int = 150
+    scale: str = "embedded"
 
 
 @dataclass(frozen=True)
@@ -243,17 +154,21 @@ class Result:
 
 
 @cache
-def _graph(task: str) -> ps.ReductionGraph:
+def graph_of(task: str, scale: str) -> ps.ReductionGraph:
+    """The reduction graph of a task's network."""
     with torch.random.fork_rng(devices=[]):
         build, data = TASKS[task]
-        return ps.trace(build(), data()[0].inputs[:2])
+        return ps.trace(build(scale), data(scale)[0].inputs[:2])
 
 
 def prepared(run: Run) -> tuple[nn.Module, ps.ReductionGraph]:
     """The network of a run at its start, and its reduction graph."""
     torch.manual_seed(run.seed)
-    model = TASKS[run.task][0]()
-    graph = replace(_graph(run.task), parameters=dict(model.named_parameters()))
+    graph = graph_of(run.task, run.scale)
+    if run.arm == SIMPLE:
+        return linear_model(run.task, run.scale), graph
+    model = TASKS[run.task][0](run.scale)
+    graph = replace(graph, parameters=dict(model.named_parameters()))
     if run.start.startswith("scrambled"):
         trained = {name for name, p in model.named_parameters() if p.requires_grad}
         joined, turn = movable(graph, trained)
@@ -267,7 +182,7 @@ def prepared(run: Run) -> tuple[nn.Module, ps.ReductionGraph]:
 def score(model: nn.Module, split: Split) -> tuple[float, float]:
     """Mean loss and error of a model on a split."""
     with torch.no_grad():
-        outputs = model(split.inputs)
+        outputs = torch.cat([model(some) for some in split.inputs.split(1000)])
         right = outputs.argmax(-1) == split.targets
         return float(_loss(outputs, split.targets)), 1 - float(right.double().mean())
 
@@ -287,7 +202,7 @@ def carry_out(run: Run) -> Result:
     with one_thread(), warnings.catch_warnings(), torch.random.fork_rng(devices=[]):
         warnings.simplefilter("ignore")
         model, graph = prepared(run)
-        train, valid, test = TASKS[run.task][1]()
+        train, valid, test = TASKS[run.task][1](run.scale)
         before = score(model.train(), valid)[0]
         try:
             optimizer = ARMS[run.arm][1](model, graph, run.lr)
@@ -296,7 +211,7 @@ def carry_out(run: Run) -> Result:
         schedule = LambdaLR(optimizer, lambda step: 1 - step / run.steps)
         order = torch.Generator().manual_seed(run.seed)
         for _ in range(run.steps):
-            some = torch.randint(0, len(train), (BATCH,), generator=order)
+            some = torch.randint(0, len(train), (BATCH[run.scale],), generator=order)
             optimizer.zero_grad()
             loss = _loss(model(train.inputs[some]), train.targets[some])
             if not bool(loss.isfinite()):
@@ -312,5 +227,4 @@ def carry_out(run: Run) -> Result:
     return Result(ends[0], tested[0], tested[1], failed, reason, time.process_time() - started)
 
 
-__all__ = ["ARMS", "ONLY", "STARTS", "STEPS", "TASKS", "Result", "Run", "carry_out", "chance", "prepared", "rates"]
-__all__ += ["score"]
+__all__ = ["ARMS", "ONLY", "SIMPLE", "STARTS", "Result", "Run", "carry_out", "graph_of", "prepared", "rates", "score"]

@@ -5,7 +5,9 @@ from __future__ import annotations
 import re
 from functools import partial
 from itertools import pairwise
+from pathlib import Path
 
+from torch import Tensor
 from torch.nn.functional import avg_pool2d
 
 from pathspace.training.experiments.data import bible_text, given
@@ -56,6 +58,21 @@ def fashion_images(
     return image_task("fashion-images", "Fashion-MNIST", parts, network, hidden, depth)
 
 
+def bible_tokens(folder: Path) -> tuple[list[Tensor], int]:
+    """The characters of the King James Bible as numbers: 90 % to train, 5 % each to choose and to test.
+
+    Args:
+        folder: where the file ``bible.data`` is.
+
+    Returns:
+        One tensor per part, and the number of characters.
+    """
+    # without book, chapter and number before the words of each verse
+    verses = [re.sub(r"^\S+:\d+ ", "", line) for line in bible_text(folder / "bible.data").splitlines()[1:]]
+    cuts = [int(len(verses) * share) for share in (0.0, 0.9, 0.95, 1.0)]
+    return tokens_of(["\n".join(verses[a:b]) for a, b in pairwise(cuts)], words=False)
+
+
 @register_task("bible-characters")
 def bible_characters(
     hidden: int = 128, layers: int = 2, length: int = 64, limit: int | None = None, data: str | None = None
@@ -72,11 +89,7 @@ def bible_characters(
     Raises:
         InputError: the data is not there.
     """
-    folder = given("bible-characters", data, "bible")
-    # without book, chapter and number before the words of each verse
-    verses = [re.sub(r"^\S+:\d+ ", "", line) for line in bible_text(folder / "bible.data").splitlines()[1:]]
-    cuts = [int(len(verses) * share) for share in (0.0, 0.9, 0.95, 1.0)]
-    tokens, vocabulary = tokens_of(["\n".join(verses[a:b]) for a, b in pairwise(cuts)], words=False)
+    tokens, vocabulary = bible_tokens(given("bible-characters", data, "bible"))
     parts = [chunks(part, length, limit if i == 0 else None) for i, part in enumerate(tokens)]
     model: dict[str, float | int] = {"embedding": hidden, "hidden": hidden, "layers": layers}
     return language_task("bible-characters", "the King James Bible", parts, vocabulary, model)

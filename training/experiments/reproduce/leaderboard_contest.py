@@ -1,0 +1,258 @@
+"""The contest of the leaderboard: which cases are run, with which rates and seeds, and the journal of all runs."""
+
+from __future__ import annotations
+
+import json
+import math
+import multiprocessing
+import time
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from pathspace.files import make_folder
+from pathspace.training.experiments.intervals import t_interval
+from pathspace.training.experiments.reproduce.experiment import TUNING_SEEDS, Setting
+from pathspace.training.experiments.reproduce.holm import gain, seeds_needed
+from pathspace.training.experiments.reproduce.leaderboard_run import (
+    ARMS,
+    ONLY,
+    SIMPLE,
+    STARTS,
+    Result,
+    Run,
+    carry_out,
+    rates,
+)
+from pathspace.training.experiments.reproduce.leaderboard_tasks import STEPS, TASKS, chance
+
+OURS, RIVAL = "gauge-fixed AdamW", "AdamW"
+DEFAULT, SCRAMBLED = STARTS[:2]
+KINDS = (RIVAL, "SGD", "Muon", "LoRA+")
+# tasks, small ones first
+ORDER = tuple(STEPS["embedded"])
+# these seeds say how many others a verdict needs, and are not reported
+PILOT_SEEDS = range(5)
+# a second tuning seed tries so many rates, and at most so many seeds are reported
+FINALISTS = 3
+MOST = 60
+
+
+class Journal:
+    """Results of runs in a file with one line per run, so that an interrupted contest can continue.
+
+    Args:
+        path: the file; ``None`` keeps nothing.
+        minutes: after so many, no further run begins; ``None``: all are carried out.
+        jobs: processes; each computes on one thread.
+    """
+
+    def __init__(self, path: Path | None, minutes: float | None = None, jobs: int = 1) -> None:
+        self.path = path
+        self.until = math.inf if minutes is None else time.monotonic() + 60 * minutes
+        self.jobs = jobs
+        self.known: dict[Run, Result] = {}
+        if path is not None and path.exists():
+            for line in path.read_text(encoding="utf-8").splitlines():
+                entry = json.loads(line)
+                values: dict[str, Any] = {
+                    key: math.nan if value is None else value for key, value in entry["result"].items()
+                }
+                self.known[Run(**entry["run"])] = Result(**values)
+
+    def carry_out(self, runs: Iterable[Run]) -> None:
+        """Carry out the runs that are not known, until time is up."""
+        waiting = [run for run in dict.fromkeys(runs) if run not in self.known]
+        if self.jobs == 1 or len(waiting) < 2:
+            for run in waiting:
+                if time.monotonic() < self.until:
+                    self._keep(run, carry_out(run))
+            return
+        # (a forked process would inherit the state of torch's threads)
+        with ProcessPoolExecutor(self.jobs, multiprocessing.get_context("spawn")) as pool:
+            begun: dict[Future[Result], Run] = {}
+            while begun or (waiting and time.monotonic() < self.until):
+                while waiting and len(begun) < 2 * self.jobs and time.monotonic() < self.until:
+                    run = waiting.pop(0)
+                    begun[pool.submit(carry_out, run)] = run
+                for ended in wait(begun, return_when=FIRST_COMPLETED).done:
+                    self._keep(begun.pop(ended), ended.result())
+
+    def _keep(self, run: Run, result: Result) -> None:
+        self.known[run] = result
+        if self.path is not None:
+            make_folder(str(self.path.parent))
+            with self.path.open("a", encoding="utf-8") as file:
+                file.write(json.dumps({"run": asdict(run), "result": result.to_dict()}) + "\n")
+
+
+@dataclass(frozen=True)
+class Entry:
+    """The results of a contender on a task from a start.
+
+    Attributes:
+        start: where it started.
+        task: on what.
+        arm: which contender.
+        lr: the rate that was chosen.
+        results: one for each of the fresh seeds.
+        scale: of the data.
+    """
+
+    start: str
+    task: str
+    arm: str
+    lr: float
+    results: tuple[Result, ...]
+    scale: str = "embedded"
+
+    @property
+    def losses(self) -> list[float]:
+        """Test loss by seed; a run that failed counts as a guess, or as what it ended with if that is worse."""
+        guess = chance(self.task, self.scale)
+        return [
+            max(guess, one.test) if one.failed and math.isfinite(one.test) else guess if one.failed else one.test
+            for one in self.results
+        ]
+
+    def show(self) -> str:
+        """Mean and interval, the rate (* at the edge of the search), failed runs."""
+        failed = sum(one.failed for one in self.results)
+        edge = "*" if self.lr in (rates(self.arm)[0], rates(self.arm)[-1]) else ""
+        return f"{t_interval(self.losses).show('.3f')} ({self.lr:g}{edge}{f', {failed} failed' if failed else ''})"
+
+
+Case = tuple[str, str, str]
+
+
+def cases() -> Iterator[Case]:
+    """Start, task and contender of all that is compared, small tasks first."""
+    for task in ORDER:
+        for arm in ARMS:
+            for start in STARTS if arm != SIMPLE else (DEFAULT,):
+                if task in ONLY.get(arm, TASKS):
+                    yield start, task, arm
+
+
+def priority(case: Case) -> int:
+    """0 for the question, 1 for the other claims, 2 for other contenders from the same starts, 3 for other starts."""
+    start, _, arm = case
+    if start not in (DEFAULT, SCRAMBLED):
+        return 3
+    return 0 if arm in (RIVAL, OURS) else 1 if arm.removeprefix("gauge-fixed ") in KINDS else 2
+
+
+def pairs() -> Iterator[tuple[str, str, Case, Case]]:
+    """All claims: the family, the statement, the case that ends lower, and the other one."""
+    for task in ORDER:
+        yield "better", statement(task, SCRAMBLED, RIVAL), (SCRAMBLED, task, OURS), (SCRAMBLED, task, RIVAL)
+    for arm in (RIVAL, "SGD"):
+        for task in ORDER:
+            yield f"{arm} hurt", hurts(task, arm), (DEFAULT, task, arm), (SCRAMBLED, task, arm)
+    for task in ORDER:
+        for start in (DEFAULT, SCRAMBLED):
+            for kind in KINDS:
+                if (start, kind) != (SCRAMBLED, RIVAL) and task in ONLY.get(kind, TASKS):
+                    yield (
+                        "other",
+                        statement(task, start, kind),
+                        (start, task, f"gauge-fixed {kind}"),
+                        (start, task, kind),
+                    )
+
+
+def statement(task: str, start: str, kind: str) -> str:
+    """The claim that the gauge is better."""
+    return f"{task}, {start} start: gauge-fixed {kind} ends lower than {kind}"
+
+
+def hurts(task: str, arm: str) -> str:
+    """The claim that rescaling hurts."""
+    return f"{task}: {arm} ends lower from the {DEFAULT} start than from the {SCRAMBLED} one"
+
+
+def contest(journal: Journal, chosen: Sequence[Case], setting: Setting) -> list[Entry]:
+    """Tune and test contenders.
+
+    A tuning seed tries all rates, and another one the best three: the rate is that of the least mean validation loss.
+    With ``setting.by_power``, pilot seeds at that rate say how many fresh seeds each pair of a claim needs.
+
+    Args:
+        journal: carries out runs.
+        chosen: start, task and contender.
+        setting: scale, seeds and budgets.
+
+    Returns:
+        One entry for each whose runs are complete.
+    """
+    scale = setting.scale
+
+    def runs(case: Case, lr: float, seeds: Iterable[int]) -> list[Run]:
+        start, task, arm = case
+        return [Run(task, start, arm, lr, seed, setting.budget(STEPS[scale][task]), scale) for seed in seeds]
+
+    def results(wanted: Sequence[Run]) -> tuple[Result, ...] | None:
+        found = [journal.known[run] for run in wanted if run in journal.known]
+        return tuple(found) if len(found) == len(wanted) else None
+
+    def entries(seeds: Mapping[Case, Iterable[int]]) -> dict[Case, Entry]:
+        journal.carry_out(run for case, rate in best.items() for run in runs(case, rate, seeds[case]))
+        ended = {case: results(runs(case, rate, seeds[case])) for case, rate in best.items()}
+        return {case: Entry(*case, best[case], found, scale) for case, found in ended.items() if found}
+
+    def tuned(asked: Mapping[Case, Sequence[float]], seeds: Sequence[int]) -> dict[Case, list[float]]:
+        """The rates of each case, the best first; cases that lack a run are left out."""
+        journal.carry_out(run for case, some in asked.items() for rate in some for run in runs(case, rate, seeds))
+        ranked = {}
+        for case, some in asked.items():
+            tried = {rate: results(runs(case, rate, seeds)) for rate in some}
+            if all(tried.values()):
+                ranked[case] = sorted(some, key=lambda rate: (_mean_loss(tried[rate] or ()), rate))
+        return ranked
+
+    first = tuned({case: rates(case[2]) for case in chosen}, TUNING_SEEDS[:1])
+    few = {case: ranked[:FINALISTS] for case, ranked in first.items()}
+    best = {case: ranked[0] for case, ranked in tuned(few, TUNING_SEEDS).items()}
+    most = len(setting.seeds)
+    asked = {case for *_, ours, rival in pairs() for case in (ours, rival)}
+    counts = {case: most if case in asked else max(2, most // 2) for case in best}
+    if setting.by_power:
+        counts |= seeds_by_power(entries({case: PILOT_SEEDS if case in asked else () for case in best}), most)
+    fresh = {case: range(len(PILOT_SEEDS), len(PILOT_SEEDS) + counts[case]) for case in best}
+    return list(entries(fresh).values())
+
+
+def _mean_loss(results: Iterable[Result]) -> float:
+    losses = [math.inf if one.failed else one.valid for one in results]
+    return sum(losses) / len(losses)
+
+
+def seeds_by_power(pilot: Mapping[Case, Entry], least: int) -> dict[Case, int]:
+    """How many seeds decide each pair of a claim with a probability of 80 %, by the spread of the pilot.
+
+    The effect to be found is the margin, or half of what the pilot shows where that is larger.
+
+    Args:
+        pilot: entries of the pilot's seeds.
+        least: at least so many.
+
+    Returns:
+        A number for each case of a pair.
+    """
+    counts: dict[Case, int] = {}
+    families = Counter(family for family, *_ in pairs())
+    for family, what, ours, rival in pairs():
+        if ours in pilot and rival in pilot:
+            claim = gain(what, pilot[ours].losses, pilot[rival].losses)
+            effect = max(claim.margin, abs(claim.mean) / 2)
+            needed = seeds_needed(claim.error * math.sqrt(claim.count), effect, families[family])
+            for case in (ours, rival):
+                counts[case] = max(counts.get(case, least), min(needed, MOST))
+    return counts
+
+
+__all__ = ["DEFAULT", "FINALISTS", "MOST", "ORDER", "OURS", "PILOT_SEEDS", "RIVAL", "SCRAMBLED", "Case", "Entry"]
+__all__ += ["Journal", "cases", "contest", "hurts", "pairs", "priority", "seeds_by_power", "statement"]

@@ -1,0 +1,173 @@
+"""The leaderboard's tasks: networks and data, small enough for thousands of runs."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from functools import cache, partial
+from itertools import pairwise
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.optim import AdamW
+
+from pathspace.training.experiments.data import given
+from pathspace.training.experiments.models import CharacterGPT, CifarResNet, VisionTransformer
+from pathspace.training.experiments.tasks.digits import image_splits
+from pathspace.training.experiments.tasks.fetched import bible_tokens
+from pathspace.training.experiments.tasks.papers import mnist_splits
+from pathspace.training.experiments.tasks.text import SHARES, chunks, topics_text
+from pathspace.training.task import Split
+
+BATCH = {"embedded": 32, "fetched": 64}
+LENGTH, RANK = 32, 4
+# 12,800 characters to test
+CHUNKS = {"embedded": (4000, 200, 200), "fetched": (None, 200, 400)}
+Splits = tuple[Split, Split, Split]
+
+
+@cache
+def images(scale: str, halved: bool = True) -> Splits:
+    """Images of ten classes: digits of 8 x 8 pixels, or clothes of 28 x 28.
+
+    Args:
+        scale: ``embedded`` or ``fetched``.
+        halved: clothes have 14 x 14 pixels, which are means over 2 x 2.
+
+    Raises:
+        InputError: fetched data is not there.
+    """
+    if scale == "embedded":
+        return image_splits()
+    first, second, third = (
+        Split(functional.avg_pool2d(part.inputs, 2 if halved else 1), part.targets)
+        for part in mnist_splits(given("optimizers", None, "fashion-mnist"))
+    )
+    return first, second, third
+
+
+@cache
+def text(scale: str) -> tuple[Splits, int]:
+    """Texts in chunks, and the number of characters: Python's documentation or the King James Bible.
+
+    Args:
+        scale: ``embedded`` or ``fetched``.
+
+    Raises:
+        InputError: fetched data is not there.
+    """
+    if scale == "embedded":
+        topics = topics_text()
+        place = {character: i for i, character in enumerate(sorted(set(topics)))}
+        tokens = torch.tensor([place[character] for character in topics])
+        ends = [int(len(tokens) * share) for share in (SHARES[0], SHARES[0] + SHARES[1])]
+        parts, size = list(tokens.tensor_split(ends)), len(place)
+    else:
+        parts, size = bible_tokens(given("optimizers", None, "bible"))
+    first, second, third = (chunks(part, LENGTH, limit) for part, limit in zip(parts, CHUNKS[scale], strict=True))
+    return (first, second, third), size
+
+
+def _turned(scale: str) -> Splits:
+    first, second, third = (Split(part.inputs.rot90(1, (2, 3)), part.targets) for part in images(scale))
+    return first, second, third
+
+
+class Adapted(nn.Module):
+    """A trained network of three hidden layers, frozen, with adapters of low rank beside its inner layers.
+
+    Args:
+        layers: the trained layers.
+    """
+
+    def __init__(self, layers: nn.Sequential) -> None:
+        super().__init__()
+        self.layers = layers.requires_grad_(False)
+        inner = [layer for layer in layers if isinstance(layer, nn.Linear)][:-1]
+        self.down = nn.ParameterList(
+            nn.Parameter(torch.randn(RANK, one.in_features) / one.in_features**0.5) for one in inner
+        )
+        self.up = nn.ParameterList(nn.Parameter(torch.zeros(one.out_features, RANK)) for one in inner)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map images to scores."""
+        number = 0
+        for layer in self.layers:
+            y = layer(x)
+            if isinstance(layer, nn.Linear) and number < len(self.down):
+                y = y + x @ self.down[number].T @ self.up[number].T
+                number += 1
+            x = y
+        return x
+
+
+def _pixels(scale: str) -> int:
+    return images(scale)[0].inputs[0].numel()
+
+
+def _mlp(scale: str) -> nn.Sequential:
+    sizes = (_pixels(scale), 32, 32, 32)
+    hidden = [layer for a, b in pairwise(sizes) for layer in (nn.Linear(a, b), nn.ReLU())]
+    return nn.Sequential(nn.Flatten(), *hidden, nn.Linear(32, 10))
+
+
+def _cnn(scale: str) -> nn.Sequential:
+    first = nn.Conv2d(1, 8, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2)
+    second = nn.Conv2d(8, 16, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2)
+    pixels = (math.isqrt(_pixels(scale)) // 4) ** 2
+    return nn.Sequential(*first, *second, nn.Flatten(), nn.Linear(16 * pixels, 32), nn.ReLU(), nn.Linear(32, 10))
+
+
+def _resnet(scale: str) -> CifarResNet:
+    return CifarResNet(8, channels=1, width=4 if scale == "embedded" else 8)
+
+
+def _vit(scale: str) -> VisionTransformer:
+    # 16 patches and the class token
+    size, patch = (8, 2) if scale == "embedded" else (28, 7)
+    return VisionTransformer(size, patch, width=16)
+
+
+def _adapted(scale: str) -> Adapted:
+    """A network trained on upright images; the task rotates them by 90 degrees."""
+    layers, (train, _, _) = _mlp(scale), images(scale)
+    optimizer = AdamW(layers.parameters(), lr=3e-3)
+    for _ in range(200):
+        some = torch.randint(0, len(train), (BATCH[scale],))
+        optimizer.zero_grad()
+        functional.cross_entropy(layers(train.inputs[some]), train.targets[some]).backward()
+        optimizer.step()
+    return Adapted(layers)
+
+
+def linear_model(task: str, scale: str) -> nn.Module:
+    """A simple model for a task: linear in the image, or a table of pairs of characters."""
+    if task == GPT:
+        size = text(scale)[1]
+        return nn.Embedding(size, size)
+    return nn.Sequential(nn.Flatten(), nn.Linear(TASKS[task][1](scale)[0].inputs[0].numel(), 10))
+
+
+GPT = "character GPT"
+TASKS: dict[str, tuple[Callable[[str], nn.Module], Callable[[str], Splits]]] = {
+    "MLP": (_mlp, images),
+    "CNN": (_cnn, images),
+    "batch-norm ResNet": (_resnet, images),
+    "ViT": (_vit, partial(images, halved=False)),
+    GPT: (lambda scale: CharacterGPT(text(scale)[1], LENGTH), lambda scale: text(scale)[0]),
+    "adapters": (_adapted, _turned),
+}
+# steps of a run, the same for all contenders: fewer where each costs more
+STEPS = {
+    "embedded": {"MLP": 150, "CNN": 150, "adapters": 150, "batch-norm ResNet": 80, GPT: 80, "ViT": 200},
+    "fetched": {"MLP": 600, "CNN": 600, "adapters": 600, "batch-norm ResNet": 300, GPT: 200, "ViT": 600},
+}
+
+
+def chance(task: str, scale: str) -> float:
+    """Loss of equal probabilities for all classes."""
+    return math.log(text(scale)[1] if task == GPT else 10)
+
+
+__all__ = ["BATCH", "STEPS", "TASKS", "chance", "images", "linear_model", "text"]
