@@ -10,6 +10,7 @@ import os
 import time
 import warnings
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -252,9 +253,9 @@ def race(folder: Path, seeds: int, shrink: int, console: Console) -> None:
         "validation split; the test split is looked at once, at the end."
     )
     with counting(console) as progress:
-        run = partial(run_counted, cache=TrialCache(None), jobs=1, progress=progress)
-        setting = Setting(run=run, seeds=tuple(range(seeds)), tuning_seeds=(1000,), shrink=shrink)
-        record = run_race(setting, rates=(0.05, 0.1, 0.2))
+        setting = Setting(lambda _: [], seeds=tuple(range(seeds)), tuning_seeds=(1000,), shrink=shrink)
+        run = partial(run_counted, cache=TrialCache(None), jobs=1, progress=progress, setting=setting)
+        record = run_race(replace(setting, run=run), rates=(0.05, 0.1, 0.2))
     show(record, console)
     record.write(folder / "race.json")
     save_png(draw_paired_comparison(record), folder / "race.png")

@@ -6,7 +6,7 @@ has
 * ``E_k = L_k`` for every unit with both sides;
 * ``mean over tensors of log(E_k / target) = 0``, over tensors with two or more dimensions, for a unit without leaving
   weights (a normalisation follows, whose output does not depend on the scale) or with leaving weights that are all 0
-  (as in a fresh adapter); the target of the latter is ``FRESH`` times as large;
+  (as in a fresh adapter); the target of the latter is ``FRESH`` times as large, if there are no units of the next kind;
 * the same with ``L_k`` for a unit without entering weights.
 
 For given ``E_k`` of the second kind this is the minimum of ``sum_e w_e^2 exp(2 (A phi)_e) - 2 c . phi``, a convex
@@ -163,7 +163,9 @@ def canonical(graph: Structure, tensors: Mapping[str, Tensor], norms: str = "uni
     chosen = sides(graph)
     within = _heads_of_groups(chosen, tensors, kinds, found.groups)
     fresh = np.ones(graph.num_units)
-    fresh[found.reasons.get(ZEROS_LEAVE, np.zeros(0, np.int64)) - 1] = FRESH
+    # (balanced units pass sums of squares on: those of both ends of a network cannot be chosen independently)
+    if not (kinds == LEFT).any():
+        fresh[found.reasons.get(ZEROS_LEAVE, np.zeros(0, np.int64)) - 1] = FRESH
     votes = _votes(graph, chosen, tensors, kinds, norms, within, fresh)
     free = kinds != KEPT
     held = np.isin(kinds, (ENTERED, LEFT))
