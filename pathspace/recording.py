@@ -275,9 +275,8 @@ def _as_exported(recording: Recording) -> Iterator[None]:
 
 def _left(model: nn.Module, lists: Collection[int] = ()) -> set[int]:
     """Ids of the tensors without values in attributes of modules, except those in the given lists and dictionaries."""
-    values = [value for value in _held(model) if isinstance(value, _HOLDERS) and id(value) not in lists]
-    simple = [type(value) in (list, tuple) and is_simple(value) for value in values]
-    leaves = pytree.tree_leaves([value for value, plain in zip(values, simple, strict=True) if not plain])
+    values = (value for value in _held(model) if isinstance(value, _HOLDERS) and id(value) not in lists)
+    leaves = pytree.tree_leaves([v for v in values if not (type(v) in (list, tuple) and is_simple(v))])
     return {id(leaf) for leaf in leaves if isinstance(leaf, Tensor) and not has_values(leaf)}
 
 

@@ -166,9 +166,8 @@ def _memo(
     while waiting:
         value = waiting.pop()
         kind = type(value)
-        if kind in SIMPLE or id(value) in seen or isinstance(value, _ATOMS):
-            continue
-        if kind is tuple and is_simple(value):
+        simple = kind in SIMPLE or isinstance(value, _ATOMS) or (kind is tuple and is_simple(value))
+        if simple or id(value) in seen:
             continue
         seen[id(value)] = value
         if isinstance(value, Tensor):

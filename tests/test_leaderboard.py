@@ -19,7 +19,7 @@ from pathspace.training.experiments.reproduce import (
     leaderboard_run,
     leaderboard_tasks,
 )
-from pathspace.training.experiments.reproduce.leaderboard_contest import Journal, cases, contest, pairs, priority
+from pathspace.training.experiments.reproduce.leaderboard_contest import Journal, asked, cases, contest, priority
 from pathspace.training.experiments.reproduce.leaderboard_run import (
     ARMS,
     ONLY,
@@ -127,8 +127,7 @@ def test_cases_leave_nothing_out_and_the_question_has_priority() -> None:
     assert len(found) == len(set(found)) == whole
     first = [case for case in found if priority(case) == 0]
     assert len(first) == 4 * len(TASKS) and {arm for *_, arm in first} == {"AdamW", "gauge-fixed AdamW"}
-    asked = {case for *_, ours, rival in pairs() for case in (ours, rival)}
-    assert asked == {case for case in found if priority(case) <= 1}
+    assert asked() == {case for case in found if priority(case) <= 1}
     assert {scale: set(tasks) for scale, tasks in STEPS.items()} == {scale: set(TASKS) for scale in BATCH}
 
 
@@ -184,9 +183,11 @@ def test_a_journal_goes_on_where_it_was(tmp_path: Path, monkeypatch: pytest.Monk
 
 def test_processes_find_what_one_finds(tmp_path: Path) -> None:
     runs = [replace(QUICK, seed=seed) for seed in range(3)]
-    alone, both = Journal(None), Journal(tmp_path / "journal.jsonl", jobs=2)
+    alone = Journal(None)
     alone.carry_out(runs)
-    both.carry_out(runs)
+    with Journal(tmp_path / "journal.jsonl", jobs=2) as both:
+        both.carry_out(runs[:2])
+        both.carry_out(runs)
     tests = [[journal.known[run].test for run in runs] for journal in (alone, both, Journal(both.path))]
     assert tests[0] == tests[1] == tests[2]
 

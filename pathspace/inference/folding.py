@@ -33,13 +33,13 @@ def folded(node: fx.Node, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any
         large.
     """
     target, shown = node.target, node.meta.get("val")
-    if isinstance(target, torch._ops.OpOverload) and any(map(_is_unknown, args)):
-        # (mostly the first operand decides)
+    if not isinstance(target, torch._ops.OpOverload):
+        plain = not any(isinstance(leaf, Tensor | Weight) for leaf in pytree.tree_leaves((args, kwargs)))
+        return target(*args, **kwargs) if plain and callable(target) and _is_number(shown) else None
+    # (mostly the first operand decides)
+    if any(map(_is_unknown, args)):
         return None
     leaves = pytree.tree_leaves((args, kwargs))
-    if not isinstance(target, torch._ops.OpOverload):
-        plain = not any(isinstance(leaf, Tensor | Weight) for leaf in leaves)
-        return target(*args, **kwargs) if plain and callable(target) and _is_number(shown) else None
     if any(map(_is_unknown, leaves)):
         return None
     results = [leaf for leaf in pytree.tree_leaves(shown) if isinstance(leaf, Tensor)]

@@ -16,7 +16,7 @@ from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter, StrMethodF
 
 from pathspace.training.experiments.intervals import t_interval
 from pathspace.training.experiments.reproduce.experiment import Experiment, Setting
-from pathspace.training.experiments.reproduce.holm import Claim, gain, judge
+from pathspace.training.experiments.reproduce.holm import Claim, judge
 from pathspace.training.experiments.reproduce.leaderboard_contest import (
     DEFAULT,
     FINALISTS,
@@ -29,7 +29,9 @@ from pathspace.training.experiments.reproduce.leaderboard_contest import (
     Case,
     Entry,
     Journal,
+    asked,
     cases,
+    compared,
     contest,
     hurts,
     pairs,
@@ -60,8 +62,7 @@ def claims_of(by: Mapping[Case, Entry]) -> tuple[Claim, ...]:
     families: dict[str, list[Claim]] = {}
     for family, what, ours, rival in pairs():
         if ours in by and rival in by:
-            losses = list(zip(by[ours].losses, by[rival].losses, strict=False))
-            claim = gain(what, [a for a, _ in losses], [b for _, b in losses])
+            claim = compared(what, by[ours], by[rival])
             spans = [t_interval(by[case].losses) for case in (ours, rival)]
             if min(span.mean + span.half_width for span in spans) >= chance(ours[1], by[ours].scale):
                 claim = replace(claim, nothing="neither beats a guess")
@@ -133,15 +134,11 @@ def record(entries: Sequence[Entry], setting: Setting) -> Record:
     lacking = [arm for arm in ARMS if arm not in known]
     lacking += [f"{a} on {t}" for t in ORDER for a in known if t in ONLY.get(a, TASKS) and (t, a) not in done]
     lacking += [f"{start} starts" for start in STARTS if start not in starts]
-    some = {(start, task) for start, task, _ in by}
-    lacking += [
-        f"{start} starts on {t}"
-        for start in starts
-        for t in ORDER
-        if any(t == one for _, one in some) and (start, t) not in some
-    ]
+    ran = {(start, task) for start, task, _ in by}
+    tasks = [t for t in ORDER if any(t == task for _, task in ran)]
+    lacking += [f"{start} starts on {t}" for start in starts for t in tasks if (start, t) not in ran]
     steps = "; ".join(f"{task} {setting.budget(number)}" for task, number in STEPS[setting.scale].items())
-    counts = sorted(len(by[case].results) for case in {case for *_, a, b in pairs() for case in (a, b)} if case in by)
+    counts = sorted(len(by[case].results) for case in asked() if case in by)
     table = standing(by)
     return Record(
         name="optimizers",
@@ -200,12 +197,12 @@ def record(entries: Sequence[Entry], setting: Setting) -> Record:
 
 def run(setting: Setting) -> Record:
     """Run the contest; runs that are known are not run again."""
-    journal = Journal((setting.folder or Path("runs")) / "optimizers.jsonl", setting.minutes, setting.jobs)
     whole = list(cases())
-    # (what matters most has an answer where time ends before the rest)
-    for rank, task in product(range(4), ORDER):
-        contest(journal, [case for case in whole if (priority(case), case[1]) == (rank, task)], setting)
-    return record(contest(journal, whole, setting), setting)
+    with Journal((setting.folder or Path("runs")) / "optimizers.jsonl", setting.minutes, setting.jobs) as journal:
+        # (what matters most has an answer where time ends before the rest)
+        for rank, task in product(range(4), ORDER):
+            contest(journal, [case for case in whole if (priority(case), case[1]) == (rank, task)], setting)
+        return record(contest(journal, whole, setting), setting)
 
 
 def draw(found: Record) -> Figure:

@@ -6,17 +6,17 @@ import json
 import math
 import multiprocessing
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from pathspace.files import make_folder
 from pathspace.training.experiments.intervals import t_interval
 from pathspace.training.experiments.reproduce.experiment import TUNING_SEEDS, Setting
-from pathspace.training.experiments.reproduce.holm import gain, seeds_needed
+from pathspace.training.experiments.reproduce.holm import Claim, gain, seeds_needed
 from pathspace.training.experiments.reproduce.leaderboard_run import (
     ARMS,
     ONLY,
@@ -48,12 +48,16 @@ class Journal:
         path: the file; ``None`` keeps nothing.
         minutes: after so many, no further run begins; ``None``: all are carried out.
         jobs: processes; each computes on one thread.
+
+    As a context, it ends its processes; until then they are the same for all runs, with their data and graphs.
     """
 
     def __init__(self, path: Path | None, minutes: float | None = None, jobs: int = 1) -> None:
         self.path = path
         self.until = math.inf if minutes is None else time.monotonic() + 60 * minutes
-        self.jobs = jobs
+        # (a forked process would inherit the state of torch's threads; they start with the first run)
+        self._pool = ProcessPoolExecutor(jobs, multiprocessing.get_context("spawn")) if jobs > 1 else None
+        self._most = 2 * jobs
         self.known: dict[Run, Result] = {}
         if path is not None and path.exists():
             for line in path.read_text(encoding="utf-8").splitlines():
@@ -63,23 +67,27 @@ class Journal:
                 }
                 self.known[Run(**entry["run"])] = Result(**values)
 
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._pool is not None:
+            self._pool.shutdown(cancel_futures=True)
+
     def carry_out(self, runs: Iterable[Run]) -> None:
         """Carry out the runs that are not known, until time is up."""
-        waiting = [run for run in dict.fromkeys(runs) if run not in self.known]
-        if self.jobs == 1 or len(waiting) < 2:
-            for run in waiting:
-                if time.monotonic() < self.until:
-                    self._keep(run, carry_out(run))
-            return
-        # (a forked process would inherit the state of torch's threads)
-        with ProcessPoolExecutor(self.jobs, multiprocessing.get_context("spawn")) as pool:
-            begun: dict[Future[Result], Run] = {}
-            while begun or (waiting and time.monotonic() < self.until):
-                while waiting and len(begun) < 2 * self.jobs and time.monotonic() < self.until:
-                    run = waiting.pop(0)
-                    begun[pool.submit(carry_out, run)] = run
-                for ended in wait(begun, return_when=FIRST_COMPLETED).done:
-                    self._keep(begun.pop(ended), ended.result())
+        waiting = deque(run for run in dict.fromkeys(runs) if run not in self.known)
+        begun: dict[Future[Result], Run] = {}
+        while begun or (waiting and time.monotonic() < self.until):
+            if self._pool is None:
+                run = waiting.popleft()
+                self._keep(run, carry_out(run))
+                continue
+            while waiting and len(begun) < self._most and time.monotonic() < self.until:
+                run = waiting.popleft()
+                begun[self._pool.submit(carry_out, run)] = run
+            for ended in wait(begun, return_when=FIRST_COMPLETED).done:
+                self._keep(begun.pop(ended), ended.result())
 
     def _keep(self, run: Run, result: Result) -> None:
         self.known[run] = result
@@ -164,6 +172,17 @@ def pairs() -> Iterator[tuple[str, str, Case, Case]]:
                     )
 
 
+def asked() -> set[Case]:
+    """The cases that claims are about."""
+    return {case for *_, ours, rival in pairs() for case in (ours, rival)}
+
+
+def compared(what: str, ours: Entry, rival: Entry) -> Claim:
+    """The claim that the first entry ends lower, from the seeds of both; not yet corrected for others."""
+    losses = list(zip(ours.losses, rival.losses, strict=False))
+    return gain(what, [a for a, _ in losses], [b for _, b in losses])
+
+
 def statement(task: str, start: str, kind: str) -> str:
     """The claim that the gauge is better."""
     return f"{task}, {start} start: gauge-fixed {kind} ends lower than {kind}"
@@ -203,11 +222,11 @@ def contest(journal: Journal, chosen: Sequence[Case], setting: Setting) -> list[
         ended = {case: results(runs(case, rate, seeds[case])) for case, rate in best.items()}
         return {case: Entry(*case, best[case], found, scale) for case, found in ended.items() if found}
 
-    def tuned(asked: Mapping[Case, Sequence[float]], seeds: Sequence[int]) -> dict[Case, list[float]]:
+    def tuned(wanted: Mapping[Case, Sequence[float]], seeds: Sequence[int]) -> dict[Case, list[float]]:
         """The rates of each case, the best first; cases that lack a run are left out."""
-        journal.carry_out(run for case, some in asked.items() for rate in some for run in runs(case, rate, seeds))
+        journal.carry_out(run for case, some in wanted.items() for rate in some for run in runs(case, rate, seeds))
         ranked = {}
-        for case, some in asked.items():
+        for case, some in wanted.items():
             tried = {rate: results(runs(case, rate, seeds)) for rate in some}
             if all(tried.values()):
                 ranked[case] = sorted(some, key=lambda rate: (_mean_loss(tried[rate] or ()), rate))
@@ -217,10 +236,10 @@ def contest(journal: Journal, chosen: Sequence[Case], setting: Setting) -> list[
     few = {case: ranked[:FINALISTS] for case, ranked in first.items()}
     best = {case: ranked[0] for case, ranked in tuned(few, TUNING_SEEDS).items()}
     most = len(setting.seeds)
-    asked = {case for *_, ours, rival in pairs() for case in (ours, rival)}
-    counts = {case: most if case in asked else max(2, most // 2) for case in best}
+    claimed = asked()
+    counts = {case: most if case in claimed else max(2, most // 2) for case in best}
     if setting.by_power:
-        counts |= seeds_by_power(entries({case: PILOT_SEEDS if case in asked else () for case in best}), most)
+        counts |= seeds_by_power(entries({case: PILOT_SEEDS if case in claimed else () for case in best}), most)
     fresh = {case: range(len(PILOT_SEEDS), len(PILOT_SEEDS) + counts[case]) for case in best}
     return list(entries(fresh).values())
 
@@ -246,7 +265,7 @@ def seeds_by_power(pilot: Mapping[Case, Entry], least: int) -> dict[Case, int]:
     families = Counter(family for family, *_ in pairs())
     for family, what, ours, rival in pairs():
         if ours in pilot and rival in pilot:
-            claim = gain(what, pilot[ours].losses, pilot[rival].losses)
+            claim = compared(what, pilot[ours], pilot[rival])
             effect = max(claim.margin, abs(claim.mean) / 2)
             needed = seeds_needed(claim.error * math.sqrt(claim.count), effect, families[family])
             for case in (ours, rival):
@@ -255,4 +274,5 @@ def seeds_by_power(pilot: Mapping[Case, Entry], least: int) -> dict[Case, int]:
 
 
 __all__ = ["DEFAULT", "FINALISTS", "MOST", "ORDER", "OURS", "PILOT_SEEDS", "RIVAL", "SCRAMBLED", "Case", "Entry"]
-__all__ += ["Journal", "cases", "contest", "hurts", "pairs", "priority", "seeds_by_power", "statement"]
+__all__ += ["Journal", "asked", "cases", "compared", "contest", "hurts", "pairs", "priority", "seeds_by_power"]
+__all__ += ["statement"]
