@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 
+from pathspace import InputError
 from pathspace.training.experiments.reproduce import (
     Setting,
     leaderboard,
@@ -198,7 +199,7 @@ def test_fetched_data_takes_the_same_networks(tmp_path: Path, monkeypatch: pytes
     parts = [Split(torch.randn(n, 1, 28, 28), torch.arange(n) % 10) for n in sizes]
     monkeypatch.setattr(leaderboard_tasks, "given", lambda *_: tmp_path)
     monkeypatch.setattr(leaderboard_tasks, "mnist_splits", lambda _: parts)
-    monkeypatch.setattr(leaderboard_tasks, "bible_tokens", lambda _: ([torch.arange(400) % 30] * 3, 30))
+    monkeypatch.setattr(leaderboard_tasks, "bible_tokens", lambda _: ([torch.arange(400) % 64] * 3, 64))
     for cached in (leaderboard_tasks.images, leaderboard_tasks.text, leaderboard_run.graph_of):
         cached.cache_clear()
     try:
@@ -212,3 +213,12 @@ def test_fetched_data_takes_the_same_networks(tmp_path: Path, monkeypatch: pytes
     finally:
         for cached in (leaderboard_tasks.images, leaderboard_tasks.text, leaderboard_run.graph_of):
             cached.cache_clear()
+
+
+def test_a_text_of_other_characters_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A journal is read without the data, so that the loss of a guess has to be known before."""
+    monkeypatch.setattr(leaderboard_tasks, "given", lambda *_: tmp_path)
+    monkeypatch.setattr(leaderboard_tasks, "bible_tokens", lambda _: ([torch.arange(400) % 30] * 3, 30))
+    with pytest.raises(InputError, match="found 30 different characters in the King James Bible, expected 64"):
+        leaderboard_tasks.text.__wrapped__("fetched")
+    assert leaderboard_tasks.chance("character GPT", "fetched") == pytest.approx(math.log(64))

@@ -24,12 +24,14 @@ class Source:
         package: name of the package; ``apt-get download`` works for every user.
         licence: of the data.
         files: path inside the package -> SHA-256 of the file.
+        symbols: of a text, the number of different characters.
     """
 
     about: str
     package: str
     licence: str
     files: Mapping[str, str]
+    symbols: int = 0
 
 
 _AT = "usr/share/datasets/fashion-mnist"
@@ -50,6 +52,7 @@ SOURCES = {
         "bible-kjv-text",
         "public domain",
         {"usr/lib/bible.data": "6c746c2acc8a34bfded980883ff1701a5d68934a1c853ebf88a07b978fe0ae0e"},
+        symbols=64,
     ),
 }
 

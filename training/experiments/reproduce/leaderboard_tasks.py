@@ -12,7 +12,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.optim import AdamW
 
-from pathspace.training.experiments.data import given
+from pathspace.errors import InputError
+from pathspace.training.experiments.data import given, source
 from pathspace.training.experiments.models import CharacterGPT, CifarResNet, VisionTransformer
 from pathspace.training.experiments.tasks.digits import image_splits
 from pathspace.training.experiments.tasks.fetched import bible_tokens
@@ -55,7 +56,7 @@ def text(scale: str) -> tuple[Splits, int]:
         scale: ``embedded`` or ``fetched``.
 
     Raises:
-        InputError: fetched data is not there.
+        InputError: fetched data is not there, or is another text.
     """
     if scale == "embedded":
         topics = topics_text()
@@ -65,6 +66,11 @@ def text(scale: str) -> tuple[Splits, int]:
         parts, size = list(tokens.tensor_split(ends)), len(place)
     else:
         parts, size = bible_tokens(given("optimizers", None, "bible"))
+        if size != source("bible").symbols:
+            raise InputError(
+                f"Task 'optimizers' found {size} different characters in the King James Bible, expected "
+                f"{source('bible').symbols}; run 'pathspace data fetch bible' again."
+            )
     first, second, third = (chunks(part, LENGTH, limit) for part, limit in zip(parts, CHUNKS[scale], strict=True))
     return (first, second, third), size
 
@@ -166,8 +172,10 @@ STEPS = {
 
 
 def chance(task: str, scale: str) -> float:
-    """Loss of equal probabilities for all classes."""
-    return math.log(text(scale)[1] if task == GPT else 10)
+    """Loss of equal probabilities for all classes; a journal is read without the data."""
+    if task != GPT:
+        return math.log(10)
+    return math.log(source("bible").symbols if scale == "fetched" else text(scale)[1])
 
 
 __all__ = ["BATCH", "STEPS", "TASKS", "chance", "images", "linear_model", "text"]
