@@ -3,8 +3,8 @@
 The changes are cosmic-ray's: another operator, comparison, number or truth value, a loop that never runs, a decorator
 less. A fixed sample of places is drawn per group of modules. Each changed module is imported in a process of its own;
 no file is written but the record ``docs/data/mutants.jsonl``, one line per mutant, so that a stopped run goes on. A
-record counts as long as the function around its place stays as it is. ``tests/mutants.toml`` says why no test can see
-some of them.
+record counts as long as the code of the function around its place stays as it is; comments, the docstring and line
+breaks may change. ``tests/mutants.toml`` says why no test can see some of them.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ class Mutant:
         line: the changed line.
         operator: cosmic-ray's name of the change.
         occurrence: its number in the module.
-        key: digest of the function around it, of the place in that function, and of the change.
+        key: digest of the code of the function around it, of the change, and of its number in that function.
     """
 
     group: str
@@ -115,18 +115,18 @@ def annotations(tree: ast.AST) -> Iterator[ast.AST]:
             yield node
 
 
-def functions(tree: ast.Module, text: str) -> list[tuple[int, int, str]]:
-    """First line, last line and text of each function that stands in a module or a class; what is outside has none."""
+def functions(tree: ast.Module) -> list[tuple[int, int, str]]:
+    """First line, last line and code of each function that stands in a module or a class; what is outside has none."""
     owners = [tree, *(node for node in tree.body if isinstance(node, ast.ClassDef))]
     found = [
         node for owner in owners for node in owner.body if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
     ]
     starts = [min([node.lineno, *(mark.lineno for mark in node.decorator_list)]) for node in found]
-    lines = text.splitlines()
-    return [
-        (a, node.end_lineno or a, "\n".join(lines[a - 1 : node.end_lineno]))
-        for a, node in zip(starts, found, strict=True)
-    ]
+    ends = [node.end_lineno or node.lineno for node in found]
+    for node in found:
+        if ast.get_docstring(node) is not None:
+            node.body = node.body[1:] or [ast.Pass()]
+    return [(a, b, ast.unparse(node)) for a, b, node in zip(starts, ends, found, strict=True)]
 
 
 def places(group: str, path: Path) -> list[list[Mutant]]:
@@ -134,7 +134,8 @@ def places(group: str, path: Path) -> list[list[Mutant]]:
     text = path.read_text(encoding="utf-8")
     tree, name = ast.parse(text), str(path.relative_to(ROOT))
     skipped = [((node.lineno, node.col_offset), (node.end_lineno, node.end_col_offset)) for node in annotations(tree)]
-    around = functions(tree, text)
+    around = functions(tree)
+    counts: Counter[tuple[int, str]] = Counter()
     found: dict[tuple[int, int], list[Mutant]] = defaultdict(list)
     nodes = list(ast_nodes(get_ast(text)))
     for operator in operator_names():
@@ -146,9 +147,8 @@ def places(group: str, path: Path) -> list[list[Mutant]]:
             inside = next((one for one in around if one[0] <= start[0] <= one[1]), None)
             if inside is None or any(begin <= start < end for begin, end in skipped):
                 continue
-            nth = sum(one.operator == operator for one in found[start])
-            told = f"{name} {inside[2]} {start[0] - inside[0]} {start[1]} {operator} {nth}"
-            key = hashlib.sha256(told.encode()).hexdigest()[:16]
+            nth = counts[inside[0], operator] = counts[inside[0], operator] + 1
+            key = hashlib.sha256(f"{name} {inside[2]} {operator} {nth}".encode()).hexdigest()[:16]
             found[start].append(Mutant(group, name, start[0], operator, occurrence, key))
     return list(found.values())
 
