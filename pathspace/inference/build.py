@@ -20,6 +20,8 @@ from pathspace.trees import SpanningTreeBuilder
 Pair = tuple[Tensor, Tensor]
 POWERS_ONLY = "weights meet different powers of this scale, and never the scale itself"
 TOO_HIGH = "this scale is a power above 2^31 of another"
+# pairs of ids that wait for one unification
+MOST_WAITING = 1 << 20
 
 
 def build(
@@ -243,7 +245,7 @@ def _trivial(solution: Solution, raw: list[Pair]) -> np.ndarray:
     ends = [(lookup(classes, tail), lookup(classes, head)) for tail, head in raw]
     _define(system, solution, [ids for pair in ends for ids in pair])
     # (mostly one id and a few others: all of these together are much quicker than one after the other)
-    ones, others = [], []
+    ones, others, waiting = [], [], 0
     for (tail, head), (before, _) in zip(ends, raw, strict=True):
         free = before != NEUTRAL
         if not bool(free.all()):
@@ -255,8 +257,12 @@ def _trivial(solution: Solution, raw: list[Pair]) -> np.ndarray:
                 some = distinct(some).reshape(-1)
                 ones.append(one.reshape(1).expand(len(some)))
                 others.append(some)
+                waiting += len(some)
             else:
                 system.unify(one, some)
+            if waiting > MOST_WAITING:
+                system.unify(torch.cat(ones), torch.cat(others))
+                ones, others, waiting = [], [], 0
     if ones:
         system.unify(torch.cat(ones), torch.cat(others))
     kernel = system.resolve()

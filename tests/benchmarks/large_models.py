@@ -75,7 +75,8 @@ MODELS: dict[str, tuple[Callable[[int], Any], int, tuple[int, int]]] = {
               num_key_value_heads=8), 80, (2, 3),
     ),
     "Mixtral-8x7B": (_text("Mixtral", tokens=FEW), 32, (2, 3)),
-    "DeepSeek-V3 (transformers' default)": (_deepseek, 61, (4, 5)),
+    # (of full width; all 61 layers would have 33 million units)
+    "DeepSeek-V3, its first 12 layers": (_deepseek, 12, (4, 5)),
     "Gemma-2-9B": (
         _text("Gemma2", hidden_size=3584, intermediate_size=14336, num_attention_heads=16, num_key_value_heads=8,
               head_dim=256), 42, (2, 4),
