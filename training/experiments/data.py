@@ -24,7 +24,7 @@ class Source:
         package: name of the package; ``apt-get download`` works for every user.
         licence: of the data.
         files: path inside the package -> SHA-256 of the file.
-        symbols: of a text, the number of different characters.
+        symbols: of a text, how many characters its alphabet has.
     """
 
     about: str
