@@ -39,6 +39,7 @@ ROOT = Path(__file__).parent.parent
 RECORD = ROOT / "docs" / "data" / "mutants.jsonl"
 EQUIVALENT = ROOT / "tests" / "mutants.toml"
 LIMIT = 900  # seconds; a mutant that never ends is found, too
+FIRST = 6  # tests that are tried before all others
 # group -> how many mutants, modules, tests (the quickest first)
 GROUPS: dict[str, tuple[int, Sequence[str], Sequence[str]]] = {
     "rules": (80, ["pathspace/inference/rules/*.py"],
@@ -197,8 +198,19 @@ def module_name(path: str) -> str:
     return name if name.startswith("pathspace.") else f"pathspace.{name}"
 
 
-def run(mutant: Mutant | None, tests: Sequence[str]) -> tuple[str, str, float]:
+def noticed(mutant: Mutant, records: dict[str, dict]) -> list[str]:
+    """The tests that noticed other changes of the module, the most successful first: they are tried before all."""
+    found = Counter(entry["test"] for entry in records.values() if entry["path"] == mutant.path and entry["test"])
+    return [test for test, _ in found.most_common(FIRST)]
+
+
+def run(mutant: Mutant | None, tests: Sequence[str], first: Sequence[str] = ()) -> tuple[str, str, float]:
     """Run tests in a process of their own.
+
+    Args:
+        mutant: the change, if there is one.
+        tests: the files, without ``test_`` and ``.py``.
+        first: single tests that run before them.
 
     Returns:
         ``"killed"``, ``"survived"`` or ``"endless"``; the first test that failed; seconds.
@@ -215,7 +227,10 @@ def run(mutant: Mutant | None, tests: Sequence[str]) -> tuple[str, str, float]:
                 if mutant is not None:
                     sys.meta_path.insert(0, Changed(module_name(mutant.path), mutant.source()))
                 files = [f"tests/test_{name}.py" for name in tests if (ROOT / f"tests/test_{name}.py").exists()]
-                code = int(pytest.main([*files, "-x", "-q", "-rfE", "--no-header", "--tb=no"]))
+                flags = ["-x", "-q", "-rfE", "--no-header", "--tb=no"]
+                code = int(pytest.main([*first, *flags])) if first else 0
+                # (4: a test that there is no more)
+                code = int(pytest.main([*files, *flags])) if code in (0, 4) else code
             finally:
                 os._exit(code)
         while True:
@@ -287,7 +302,7 @@ def main() -> None:
         if outcome != "survived":
             sys.exit(f"{test or group} fails without any change, expected tests that pass; mend it first.")
     for number, mutant in enumerate(new, 1):
-        outcome, test, seconds = run(mutant, GROUPS[mutant.group][2])
+        outcome, test, seconds = run(mutant, GROUPS[mutant.group][2], noticed(mutant, recorded()))
         entry = {**mutant.__dict__, "outcome": outcome, "test": test, "seconds": round(seconds, 1)}
         with RECORD.open("a", encoding="utf-8") as file:
             file.write(json.dumps(entry) + "\n")

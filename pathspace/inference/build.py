@@ -219,8 +219,9 @@ def _units_of(cuts: list[Tensor], classes: Tensor, solution: Solution) -> np.nda
 
 def lookup(classes: Tensor, ids: Tensor) -> Tensor:
     """Signed classes of raw ids; exact zeros (unused scalars) have the class of the root."""
-    if ids.numel() and int(ids.min()) >= 0 and int(ids.max()) < NEUTRAL:
-        return classes[ids]
+    numbers = ids.numpy()
+    if numbers.size and numbers.min() >= 0 and numbers.max() < NEUTRAL:
+        return torch.from_numpy(np.asarray(classes.numpy()[numbers]))
     safe = torch.where(ids == NEUTRAL, 0, ids)
     return classes[safe.abs()] * safe.sign()
 

@@ -7,6 +7,7 @@ scale. If ``+k`` and ``-k`` are in one component, then ``phi(k) = -phi(k)``, so 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from math import prod
 from typing import Self
 
 import numpy as np
@@ -15,7 +16,7 @@ from scipy.sparse import coo_array
 from scipy.sparse.csgraph import connected_components
 from torch import Tensor
 
-from pathspace.inference.values import NEUTRAL, ROOT, broadcast_shape, distinct
+from pathspace.inference.values import NEUTRAL, ROOT, broadcast_shape, distinct, has_zeros
 
 # number of equations that are solved together, and number of equations that are stored before they are solved
 AT_ONCE, MOST_PENDING = 1 << 18, 1 << 20
@@ -43,7 +44,7 @@ class UnionFind:
 
     def fresh(self, shape: Sequence[int]) -> Tensor:
         """New ids, all different."""
-        count = int(np.prod(shape, dtype=np.int64))
+        count = prod(shape)
         ids = torch.arange(self.size, self.size + count).reshape(tuple(shape))
         self.size += count
         return ids
@@ -104,7 +105,7 @@ class UnionFind:
             return None
         few, many = distinct(left), distinct(right)
         # (exact zeros impose nothing, so they cannot represent other ids)
-        if bool((few == NEUTRAL).any()) or bool((many == NEUTRAL).any()):
+        if has_zeros(few) or has_zeros(many):
             return None
         for dim in own:
             few = few.narrow(dim, 0, 1)
@@ -268,4 +269,5 @@ def negated(ids: Tensor) -> Tensor:
 
 def class_index(ids: Tensor) -> Tensor:
     """Index of ids of either sign in a table; exact zeros have the index of the root."""
-    return torch.where(ids == NEUTRAL, ROOT, ids).abs()
+    numbers = ids.numpy()
+    return torch.from_numpy(np.where(numbers == NEUTRAL, ROOT, np.abs(numbers)))

@@ -20,7 +20,6 @@ from pathspace.inference.origins import constant_behind
 from pathspace.inference.registry import facts_of
 from pathspace.inference.relations import Relations
 from pathspace.inference.semantics import Semantics
-from pathspace.inference.union_find import class_index
 from pathspace.inference.values import (
     NEUTRAL,
     ROOT,
@@ -30,6 +29,7 @@ from pathspace.inference.values import (
     compress,
     constant,
     distinct,
+    has_zeros,
     reshaped,
 )
 from pathspace.structure import Pin
@@ -92,13 +92,25 @@ def _spread(ids: Tensor, shape: Sequence[int]) -> Tensor:
     return ids.expand(tuple(shape))
 
 
-def _reach(reached: Tensor, source: Tensor, target: Tensor) -> None:
-    """Mark ids that flow into marked ids, elementwise after broadcasting; the last mark is never set."""
-    void = len(reached) - 1
-    hit = reached[torch.where(target == NEUTRAL, void, target.abs())]
-    lost = [dim for dim in range(hit.dim()) if source.shape[dim] == 1 and hit.shape[dim] > 1]
-    hit = hit.any(dim=tuple(lost), keepdim=True) if lost else hit
-    reached[source[hit.expand(source.shape) & (source != NEUTRAL)].abs()] = True
+def _reach(reached: np.ndarray, source: np.ndarray, target: np.ndarray, zeros: int) -> np.ndarray:
+    """Mark ids that flow into marked ids, elementwise after broadcasting.
+
+    Args:
+        reached: marks by id; the last one is never set.
+        source: ids.
+        target: the ids that they flow into, with as many dimensions.
+        zeros: the place in ``reached`` that stands for exact zeros.
+
+    Returns:
+        The marks of ``target``.
+    """
+    marked = np.asarray(reached[np.where(target == NEUTRAL, zeros, np.abs(target))])
+    lost = tuple(dim for dim, size in enumerate(marked.shape) if size > 1 and source.shape[dim] == 1)
+    hit = marked.any(axis=lost, keepdims=True) if lost else marked
+    met = source if hit.all() else source[np.broadcast_to(hit, source.shape)]
+    reached[np.where(met == NEUTRAL, zeros, np.abs(met))] = True
+    reached[-1] = False
+    return marked
 
 
 @dataclass(frozen=True)
@@ -205,25 +217,29 @@ class Scales(Semantics):
         ids = [self.activation(value) for value in values]
         shape = broadcast_shape(*(entry.shape for entry in ids))
         # the operand with the fewest ids represents all (exact zeros cannot represent others)
-        ids.sort(key=lambda entry: (bool((distinct(entry) == NEUTRAL).any()), distinct(entry).numel()))
-        result = ids[0].expand(shape)
+        ids.sort(key=lambda entry: (has_zeros(entry), distinct(entry).numel()))
+        result, void = ids[0].expand(shape), has_zeros(ids[0])
         for other in ids[1:]:
             other = other.expand(shape)
             self._flow(other, result)
-            if bool((distinct(result) == NEUTRAL).any()):
+            if void:
                 result = torch.where(result == NEUTRAL, other, result)
+                void = has_zeros(result)
         return result
 
     def _representative(self, ids: Tensor, dims: Iterable[int]) -> Tensor:
         """Unify along dimensions and keep one entry of each (an exact zero only if there is no other)."""
-        wanted, first = list(dims), distinct(ids)
+        wanted, few = list(dims), distinct(ids)
+        first = few
         for dim in wanted:
             if first.shape[dim] > 1:
                 first = first.amin(dim, keepdim=True)
+        differ = first is not few
         first = first.expand([1 if dim in wanted else size for dim, size in enumerate(ids.shape)])
-        self._flow(ids, first)
-        if distinct(first).numel() < distinct(ids).numel() and not bool((distinct(ids) == NEUTRAL).any()):
-            self._tied[_memory(ids)] = ids, first
+        if differ:
+            self._flow(ids, first)
+            if not has_zeros(few):
+                self._tied[_memory(ids)] = ids, first
         return first
 
     def _flow(self, source: Tensor, target: Tensor) -> None:
@@ -232,9 +248,8 @@ class Scales(Semantics):
         if pairs is not None:
             source, target = torch.broadcast_tensors(source, target)
             self._log.append((distinct(source), distinct(target)))
-            fixed = (pairs == ROOT).any(0)
-            if bool(fixed.any()):
-                self._meets_constant(int(fixed.sum()))
+            if not pairs.all():
+                self._meets_constant(int((pairs == ROOT).any(0).sum()))
 
     def _meets_constant(self, elements: int) -> None:
         """Record a pin if a constant fixes the scales of the operation's operands."""
@@ -250,21 +265,18 @@ class Scales(Semantics):
 
     def alive(self) -> list[Tensor]:
         """For every use, a mask of the heads that reach a fixed scale or a normalisation, by one backward pass."""
-        reached = torch.zeros(self.equations.size + 1, dtype=torch.bool)
+        reached = np.zeros(self.equations.size + 1, bool)
         result: list[Tensor] = [torch.zeros(0)] * len(self.uses)
         for event in reversed(self._log):
             if isinstance(event, int):
                 use = self.uses[event]
-                head = reached[class_index(use.head)]
-                result[event] = head
-                lost = [dim for dim in range(head.dim()) if use.tail.shape[dim] == 1 and head.shape[dim] > 1]
-                good = head.any(dim=tuple(lost), keepdim=True) if lost else head
-                tail = use.tail[good.expand(use.tail.shape)]
-                reached[class_index(tail)] = True
+                head = _reach(reached, use.tail.numpy(), use.head.numpy(), zeros=ROOT)
+                result[event] = torch.from_numpy(head)
             elif isinstance(event, tuple):
-                _reach(reached, *event)
+                source, target = event
+                _reach(reached, source.numpy(), target.numpy(), zeros=-1)
             else:
-                reached[event] = True
+                reached[event.numpy()] = True
         return result
 
     def _sink(self, ids: Tensor) -> None:
@@ -304,8 +316,8 @@ class Scales(Semantics):
             ids, change = self._baseline(ids, free, kept)
         tail = self._representative(ids, shared)
         out = tuple(size for dim, size in enumerate(full) if dim not in reduced)
-        void = distinct(tail) == NEUTRAL
-        if bool(void.all()):
+        void = distinct(tail) == NEUTRAL if has_zeros(tail) else None
+        if void is not None and bool(void.all()):
             return constant(out, NEUTRAL)
         sizes = tuple(full[dim] if varies[dim] and dim not in reduced else 1 for dim in range(rank))
         view = (weight.name, tuple(weight.shape), weight.index.stride(), weight.index.storage_offset())
@@ -315,7 +327,7 @@ class Scales(Semantics):
             head = self.equations.fresh(sizes)
             self._made.setdefault((*view, sizes), []).append((small, head, self.graph))
         self._use(weight, tail, head)
-        if bool(void.any()):
+        if void is not None:
             # the head of exact zeros only (masked scalars) is an exact zero
             for dim in reduced:
                 void = void.all(dim, keepdim=True)
@@ -360,7 +372,7 @@ class Scales(Semantics):
             [n if dim in free else small.shape[dim] if dim in kept else 1 for dim, n in enumerate(full)]
         )
         baseline = self.equations.fresh([1 if dim in free else n for dim, n in enumerate(small.shape)])
-        void = (small == NEUTRAL).all(dim=tuple(free), keepdim=True) if bool((small == NEUTRAL).any()) else None
+        void = (small == NEUTRAL).all(dim=tuple(free), keepdim=True) if has_zeros(small) else None
         if void is not None:
             baseline = torch.where(void, NEUTRAL, baseline)
         self.equations.relate((1, small), (-1, baseline), (-1, change))
@@ -523,7 +535,7 @@ class Scales(Semantics):
         total = sum((power * own for power, (_, _, own) in zip(powers, known, strict=True)), Fraction(0))
         if abs(total) not in (0, 1) or len({_memory(base) for base in bases}) > 1:
             return None
-        if not bases[0].numel() or bool((distinct(bases[0]) == NEUTRAL).any()):
+        if not bases[0].numel() or has_zeros(bases[0]):
             return None
         if total == 0:
             # (a normalisation written out by hand)

@@ -13,6 +13,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 
 import numpy as np
 import torch
@@ -32,9 +33,19 @@ def _known_size(size: object) -> int:
     return int(node.hint) if node is not None and node.has_hint() else 1
 
 
+@cache
+def _one(value: int) -> Tensor:
+    return torch.tensor(value)
+
+
 def constant(shape: Sequence[int], value: int = ROOT) -> Tensor:
-    """A stride-0 activation with one value everywhere."""
-    return torch.tensor(value).expand(tuple(shape))
+    """A stride-0 activation with one value everywhere, which nothing may write into."""
+    return _one(value).expand(tuple(shape))
+
+
+def has_zeros(ids: Tensor) -> bool:
+    """Whether some elements are exact zeros, whose id is the largest."""
+    return bool(ids.numel()) and int(distinct(ids).numpy().max()) == NEUTRAL
 
 
 def broadcast_shape(*shapes: Sequence[int]) -> torch.Size:
@@ -121,6 +132,9 @@ def reshaped(ids: Tensor, shape: Sequence[int]) -> Tensor:
         (0, 0, 1, 0)
     """
     shape = _sizes(ids.numel(), shape)
+    if ids.shape == shape:
+        # (a new object: attributes of the old one are not those of the result)
+        return ids.view(shape)
     if ids.numel() == 0:
         return ids.reshape(shape)
     small, target = ids, list(shape)
