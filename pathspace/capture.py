@@ -15,7 +15,6 @@ from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext, redirect_stderr
 from dataclasses import dataclass, field
 from typing import Any
-from unittest import mock
 
 import torch
 from torch import fx, nn
@@ -42,6 +41,7 @@ from pathspace.refusals import (
     first_line,
     user_frame,
 )
+from pathspace.replaced import replaced
 from pathspace.stand_in import repeatable, stand_in
 from pathspace.untouched import untouched
 from pathspace.without_values import fake_mode, give_shapes, has_values, with_numbers
@@ -316,7 +316,7 @@ def _maps(module: fx.GraphModule) -> bool:
 @contextmanager
 def _traceable(twin: nn.Module) -> Iterator[None]:
     """Torch's own tracing is silent, and code that would look at data does without."""
-    causal = mock.patch.object(transformer, "_detect_is_causal_mask", _told_to_be_causal)
+    causal = replaced((transformer, "_detect_is_causal_mask", _told_to_be_causal))
     with quiet(), experts_at_once(twin), causal:
         yield
 

@@ -16,7 +16,6 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from types import FrameType
 from typing import Any
-from unittest import mock
 
 import torch
 from torch import Tensor, fx, nn
@@ -28,6 +27,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from pathspace.inputs import in_order
 from pathspace.on_meta import META, Asked, Elsewhere, Shapes, Unsure, on_meta, returns_operand
+from pathspace.replaced import replaced
 from pathspace.safe_deepcopy import SIMPLE, is_simple
 from pathspace.without_values import has_values
 
@@ -260,13 +260,13 @@ def _as_exported(recording: Recording) -> Iterator[None]:
     fast = torch.backends.mha.get_fastpath_enabled()
     torch.backends.mha.set_fastpath_enabled(False)
     try:
-        with (
-            mock.patch.object(nn.Module, "__call__", called),
-            mock.patch.object(torch.autocast, "__enter__", entered),
-            mock.patch.object(torch.autograd.graph, "_engine_run_backward", _unsure),
-            mock.patch.object(torch.autograd, "_engine_run_backward", _unsure),
-            mock.patch.object(torch.compiler, "_is_compiling_flag", True),
-            mock.patch.object(torch.compiler, "_is_exporting_flag", True),
+        with replaced(
+            (nn.Module, "__call__", called),
+            (torch.autocast, "__enter__", entered),
+            (torch.autograd.graph, "_engine_run_backward", _unsure),
+            (torch.autograd, "_engine_run_backward", _unsure),
+            (torch.compiler, "_is_compiling_flag", True),
+            (torch.compiler, "_is_exporting_flag", True),
         ):
             yield
     finally:

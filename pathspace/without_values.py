@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext, suppress
 from typing import Any
-from unittest import mock
 
 import torch
 from torch import Tensor, nn
@@ -21,6 +20,7 @@ from torch.utils._device import _device_constructors
 from torch.utils._python_dispatch import _disable_current_modes
 
 from pathspace.errors import InputError
+from pathspace.replaced import replaced
 from pathspace.unsharded import is_cut
 
 # larger buffers are neither computed nor read
@@ -198,7 +198,7 @@ def without_weights() -> Iterator[None]:
             shape.__dict__.update(param.__dict__)
             self._parameters[name] = shape
 
-    with mock.patch.object(nn.Module, "register_parameter", registered), _SmallTensors():
+    with replaced((nn.Module, "register_parameter", registered)), _SmallTensors():
         yield
 
 

@@ -18,6 +18,8 @@ from torch import Tensor
 
 from pathspace.inference.values import NEUTRAL, ROOT, broadcast_shape, distinct, has_zeros
 
+Pairs = tuple[np.ndarray, np.ndarray]
+
 # number of equations that are solved together, and number of equations that are stored before they are solved
 AT_ONCE, MOST_PENDING = 1 << 18, 1 << 20
 
@@ -55,11 +57,11 @@ class UnionFind:
         twin.__dict__.update({name: held[:] if isinstance(held, list) else held for name, held in vars(self).items()})
         return twin
 
-    def unify(self, left: Tensor, right: Tensor) -> Tensor | None:
+    def unify(self, left: Tensor, right: Tensor) -> Pairs | None:
         """Record ``phi(left) = phi(right)`` elementwise, after broadcasting; exact zeros impose nothing.
 
         Returns:
-            The recorded pairs, shape ``(2, n)``, or ``None`` if there are none.
+            Both sides of the recorded equations, or ``None`` if there are none.
         """
         if left.shape != right.shape:
             shape = broadcast_shape(left.shape, right.shape)
@@ -70,22 +72,22 @@ class UnionFind:
                 left, right = left.narrow(dim, 0, 1), right.narrow(dim, 0, 1)
         if (both := self._star(left, right)) is not None:
             found = [pairs for sides in both if (pairs := self.unify(*sides)) is not None]
-            return torch.cat(found, 1) if found else None
+            return _concatenated(found) if found else None
         pairs = self._marked(left, right)
         if pairs is None:
             # (numpy is quicker on few numbers)
             one, other = left.numpy(), right.numpy()
             keep = (one != other) & (one != NEUTRAL) & (other != NEUTRAL)
-            pairs = torch.from_numpy(np.stack((one[keep], other[keep])))
-            if pairs.shape[1] > 4096 and self.size < 2**31:
+            pairs = one[keep], other[keep]
+            if len(pairs[0]) > 4096 and self.size < 2**31:
                 # unique numbers, each made of both ids, are found much faster than unique columns
-                key = torch.unique(pairs[0] * 2**32 + (pairs[1] + 2**31))
-                pairs = torch.stack((key >> 32, (key & (2**32 - 1)) - 2**31))
-        if not pairs.shape[1]:
+                key = torch.unique(torch.from_numpy(pairs[0] * 2**32 + (pairs[1] + 2**31))).numpy()
+                pairs = key >> 32, (key & (2**32 - 1)) - 2**31
+        if not len(pairs[0]):
             return None
-        self._left.append(pairs[0].numpy())
-        self._right.append(pairs[1].numpy())
-        self._pending += pairs.shape[1]
+        self._left.append(pairs[0])
+        self._right.append(pairs[1])
+        self._pending += len(pairs[0])
         if self._pending > max(MOST_PENDING, self.size // 4):
             self.solve()
         return pairs
@@ -128,11 +130,11 @@ class UnionFind:
         found = table.nonzero().reshape(-1)
         return torch.where(found < self.size, found, 2 * self.size - found)
 
-    def _marked(self, left: Tensor, right: Tensor) -> Tensor | None:
+    def _marked(self, left: Tensor, right: Tensor) -> Pairs | None:
         """The distinct pairs of many ids and few ids, marked in a table instead of sorted.
 
         Returns:
-            Pairs, shape ``(2, n)``, or ``None`` if sorting is faster.
+            Both sides, or ``None`` if sorting is faster.
         """
         if left.numel() <= 4096:
             return None
@@ -148,7 +150,7 @@ class UnionFind:
         which, place = table.nonzero(as_tuple=True)
         one, other = place + 1 - self.size, few.reshape(-1)[which]
         keep = (place < slots - 1) & (one != other) & (other != NEUTRAL)
-        return torch.stack((one[keep], other[keep]))
+        return one[keep].numpy(), other[keep].numpy()
 
     def solve(self) -> np.ndarray:
         """Solve the equations: the signed class of every id, 0 for the root's class, +-1, +-2, ... for the others."""
@@ -170,6 +172,8 @@ class UnionFind:
 
 def looked_up(table: np.ndarray, ids: np.ndarray) -> np.ndarray:
     """``table[|ids|] * sign(ids)``, in portions to save memory."""
+    if not len(ids) or ids.min() >= 0:
+        return np.asarray(table[ids], np.int64)
     found = np.empty(ids.shape, np.int64)
     for start in range(0, len(ids), AT_ONCE):
         some = ids[start : start + AT_ONCE]
@@ -181,9 +185,9 @@ def _largest(ids: np.ndarray) -> int:
     return max(int(ids.max()), -int(ids.min()))
 
 
-def _portions(pairs: list[tuple[np.ndarray, np.ndarray]]) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+def _portions(pairs: list[Pairs]) -> Iterator[Pairs]:
     """Equations in portions, because their solution needs about a hundred bytes for each."""
-    held: list[tuple[np.ndarray, np.ndarray]] = []
+    held: list[Pairs] = []
     count = 0
     for left, right in pairs:
         for start in range(0, len(left), AT_ONCE):
@@ -196,7 +200,7 @@ def _portions(pairs: list[tuple[np.ndarray, np.ndarray]]) -> Iterator[tuple[np.n
         yield _concatenated(held)
 
 
-def _concatenated(pairs: list[tuple[np.ndarray, np.ndarray]]) -> tuple[np.ndarray, np.ndarray]:
+def _concatenated(pairs: list[Pairs]) -> Pairs:
     left, right = zip(*pairs, strict=True)
     return np.concatenate(left), np.concatenate(right)
 

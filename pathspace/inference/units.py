@@ -248,8 +248,9 @@ class Scales(Semantics):
         if pairs is not None:
             source, target = torch.broadcast_tensors(source, target)
             self._log.append((distinct(source), distinct(target)))
-            if not pairs.all():
-                self._meets_constant(int((pairs == ROOT).any(0).sum()))
+            left, right = pairs
+            if not (left.all() and right.all()):
+                self._meets_constant(int(((left == ROOT) | (right == ROOT)).sum()))
 
     def _meets_constant(self, elements: int) -> None:
         """Record a pin if a constant fixes the scales of the operation's operands."""

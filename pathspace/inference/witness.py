@@ -16,6 +16,7 @@ from torch import Tensor
 
 from pathspace.inference.origins import constant_behind
 from pathspace.inference.relations import Relations
+from pathspace.inference.union_find import Pairs
 from pathspace.inference.units import Scales
 from pathspace.inference.values import ROOT, Value
 
@@ -65,13 +66,14 @@ class _Noted(Relations):
         plain.__dict__.update({name: value for name, value in self.__dict__.items() if name not in noted})
         return plain.copy()
 
-    def unify(self, left: Tensor, right: Tensor) -> Tensor | None:
+    def unify(self, left: Tensor, right: Tensor) -> Pairs | None:
         pairs = super().unify(left, right)
         if pairs is not None:
-            root = (pairs == ROOT).any(0)
-            for part, kind in ((pairs[:, root], FIXED), (pairs[:, ~root], SHARED)):
-                if part.shape[1]:
-                    self.pairs.append((part[0].numpy(), part[1].numpy(), self.step(kind)))
+            one, other = pairs
+            root = (one == ROOT) | (other == ROOT)
+            for some, kind in ((root, FIXED), (~root, SHARED)):
+                if some.any():
+                    self.pairs.append((one[some], other[some], self.step(kind)))
         return pairs
 
     def relate_rows(self, coefficients: np.ndarray, ids: np.ndarray) -> None:
