@@ -7,6 +7,7 @@ model's device; what would tell them from others is refused.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import torch
@@ -105,7 +106,7 @@ class Shapes:
                 return first
         if func is torch.ops.aten.batch_norm.default and (args[5] or args[4] is not None) and _fits(*args[:5]):
             return torch.empty_like(first)
-        if any(operand.alias_info is not None for operand in func._schema.arguments):
+        if _shares_memory(func):
             return func(*args, **named)
         key = (
             func,
@@ -124,6 +125,12 @@ class Shapes:
             return result
         kind, likeness = known
         return _like(*likeness) if kind is Tensor else kind(_like(*each) for each in likeness)
+
+
+@cache
+def _shares_memory(func: Any) -> bool:
+    """Whether an operation writes into an operand, or returns a view of it."""
+    return any(operand.alias_info is not None for operand in func._schema.arguments)
 
 
 def _likeness(value: Any) -> Any:

@@ -59,7 +59,7 @@ GROUPS: dict[str, tuple[int, Sequence[str], Sequence[str]]] = {
              ("gsgd", "gadam", "pathwise", "space", "sweeps", "vectors", "bounds", "path_sgd", "gauge_fixed",
               "canonical_gauge", "initial", "multipliers", "layout")],
         ["steps_by_hand", "gsgd_oracle", "optim_path_values", "optim_options", "gauge_fixed", "optim_conventions",
-         "optim_robust"]),
+         "optim_robust", "suggest"]),
     "diagnostics": (
         30, [f"diagnostics/{name}.py" for name in
              ("chain", "efficiency", "signal", "theory", "meanfield", "dataflow", "degeneracy", "symmetries",

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 import pathspace as ps
 from pathspace.checker import check
 from pathspace.checker.bench import numbers_of, powers, redrawn
-from pathspace.checker.document import Rejected, read_tensors
+from pathspace.checker.document import Rejected, read_tensors, whole
 from pathspace.checker.trees import count
 from pathspace.proof import digest, proof
 
@@ -241,3 +241,45 @@ def test_running_means_that_start_at_zero_are_drawn_again() -> None:
     assert check(document).accepted
     assert not check(document, model=model, args=(x,)).accepted
     assert {name for name, _ in numbers_of(model)} == {"", "running_mean", "running_var"}
+
+
+@pytest.mark.parametrize(
+    ("values", "length", "reason"),
+    [
+        ({}, 0, "is not a list"),
+        ({"runs": [[0, 1, 2]], "more": []}, 2, "is not a list"),
+        ({"runs": [[0, 1]]}, 2, "malformed run"),
+        ({"runs": [[0, 1, 0]]}, 0, "malformed run"),
+        ({"runs": [[0, 1, 2]]}, 3, "wrong length"),
+        # (the last number would be 2^62, one step beyond the largest that fits with its sign)
+        ({"runs": [[0, 1 << 60, 4]]}, 4, "too large"),
+        ({"runs": [[1 << 62, 0, 1]]}, 1, "too large"),
+        ([1, True], None, "something else than whole numbers"),
+    ],
+)
+def test_malformed_lists_are_rejected(values: Any, length: int | None, reason: str) -> None:
+    with pytest.raises(Rejected, match=reason):
+        whole(values, "it", length)
+
+
+def test_runs_are_what_they_abbreviate() -> None:
+    assert whole({"runs": [[3, -2, 3], [7, 0, 2]]}, "it", 5).tolist() == [3, 1, -1, 7, 7]
+
+
+def test_a_tensor_is_listed_once() -> None:
+    tensor = {"name": "w", "shape": [1], "unused": None, "edges": 1}
+    ends = {side: {"shape": [1], "values": [0]} for side in ("tail", "head")}
+    document = {"units": 0, "products": [], "tensors": [{**tensor, **ends}] * 2}
+    with pytest.raises(Rejected, match="'w' is listed twice"):
+        list(read_tensors(document))
+
+
+def test_whole_numbers_in_a_model_have_no_scale() -> None:
+    """A forger who takes a counter for a running mean."""
+    model = nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3), nn.Linear(3, 1)).eval()
+    model[1].register_buffer("counts", torch.ones(3, dtype=torch.long))
+    document = proof(ps.trace(model, torch.randn(4, 2)).skeleton())
+    assert check(document, model=model, args=(torch.randn(4, 2),)).accepted
+    document["statistics"][0]["mean"] = "1.counts"
+    document["digest"] = digest(document)
+    assert "1.counts holds whole numbers" in check(document, model=model, args=(torch.randn(4, 2),)).reason

@@ -20,6 +20,7 @@ from torch.nn import functional as F
 import pathspace as ps
 from pathspace.training import GaugeFixed
 from pathspace.training.experiments.models import CharacterGPT, CifarResNet, VisionTransformer
+from pathspace.training.optim.canonical_gauge import Side
 
 Build = Callable[[], tuple[nn.Module, Tensor, Tensor]]
 
@@ -304,6 +305,30 @@ def test_the_users_gauge_is_kept_between_steps() -> None:
     np.testing.assert_allclose(losses[0], losses[1], rtol=1e-9)
     for a, b in zip(*(one.parameters() for one in copies), strict=True):
         torch.testing.assert_close(a, b, rtol=1e-8, atol=1e-10)
+
+
+def test_gradients_come_back_with_the_users_gauge() -> None:
+    """Whoever logs them after a step finds those before it, up to the change of gauge by one sweep."""
+    model, x, y = made(mlp)
+    graph = ps.trace(model, x[:2])
+    model = scrambled(model, graph, 10)
+    optimizer = GaugeFixed(torch.optim.SGD(model.parameters(), lr=1e-3), graph, return_to="user", model=model)
+    F.cross_entropy(model(x).flatten(0, -2), y.flatten()).backward()
+    before = {name: p.grad.clone() for name, p in model.named_parameters()}
+    optimizer.step()
+    for name, parameter in model.named_parameters():
+        torch.testing.assert_close(parameter.grad, before[name], rtol=0.01, atol=0, msg=name)
+
+
+@pytest.mark.parametrize("shape", [(4, 3), (4, 3, 2, 2), (4, 3, 5)])
+@pytest.mark.parametrize("kept", [(0,), (1,), (0, 1)])
+def test_sums_of_squares_have_one_for_each_entry(shape: tuple[int, ...], kept: tuple[int, ...]) -> None:
+    value = torch.randn(shape, dtype=torch.float64)
+    ids = torch.zeros([n if d in kept else 1 for d, n in enumerate(shape)], dtype=torch.long)
+    for held in (value, value.transpose(0, 1).contiguous().transpose(0, 1)):
+        found = Side("w", ids, 1, None, 0.0).squares(held)
+        summed = tuple(d for d in range(len(shape)) if d not in kept)
+        torch.testing.assert_close(found, value.square().sum(summed, keepdim=True) if summed else value.square())
 
 
 class Adapted(nn.Module):

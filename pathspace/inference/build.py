@@ -220,7 +220,8 @@ def _units_of(cuts: list[Tensor], classes: Tensor, solution: Solution) -> np.nda
 def lookup(classes: Tensor, ids: Tensor) -> Tensor:
     """Signed classes of raw ids; exact zeros (unused scalars) have the class of the root."""
     numbers = ids.numpy()
-    if numbers.size and numbers.min() >= 0 and numbers.max() < NEUTRAL:
+    # (as numbers without signs, negative ids are larger than those of exact zeros)
+    if numbers.size and numbers.view(np.uint64).max() < NEUTRAL:
         return torch.from_numpy(np.asarray(classes.numpy()[numbers]))
     safe = torch.where(ids == NEUTRAL, 0, ids)
     return classes[safe.abs()] * safe.sign()
