@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import inspect
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 from torch.utils.data import DataLoader, Dataset
@@ -119,7 +120,7 @@ def load_weights(model: nn.Module, path: str | os.PathLike[str]) -> None:
     """Load all weights of a model, or none and raise an error.
 
     Args:
-        model: its parameters and buffers are written.
+        model: its parameters and buffers are written; those on the meta device move to the CPU.
         path: a safetensors file, or a file of ``torch.save``, read with ``weights_only``; a state dictionary, alone or
             under the key ``state_dict``, ``model_state_dict``, ``model`` or ``module``. Prefixes that wrappers add to
             all names (``module.``, ``_orig_mod.``, ``model.``) are removed.
@@ -155,7 +156,21 @@ def load_weights(model: nn.Module, path: str | os.PathLike[str]) -> None:
                 f"The checkpoint '{path}' has {name} of shape {tuple(value.shape)}, expected "
                 f"{tuple(expected[name].shape)}; give one of the same architecture."
             )
+    _make_room(model, expected.keys())
     model.load_state_dict(state, strict=False)
+
+
+def _make_room(model: nn.Module, names: Container[str]) -> None:
+    """Put memory in place of tensors on the meta device, of which each is one tensor under all its names."""
+    room: dict[int, Tensor] = {}
+    for name, value in _all_tensors(model):
+        if name in names and value.is_meta:
+            empty = torch.empty_like(value, device="cpu")
+            room[id(value)] = nn.Parameter(empty, value.requires_grad) if isinstance(value, nn.Parameter) else empty
+    for module in model.modules():
+        places: tuple[dict[str, Any], ...] = (module._parameters, module._buffers)
+        for held in places:
+            held.update({name: room[id(value)] for name, value in held.items() if id(value) in room})
 
 
 def _all_tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:

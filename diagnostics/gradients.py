@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from pathspace.diagnostics.layers import Names, call, differentiating, unchanged
 from pathspace.diagnostics.tables import Table
 from pathspace.errors import InputError, expect_arguments
+from pathspace.without_values import require_runnable
 
 Loss = Callable[[Any, Any], Tensor]
 
@@ -63,7 +64,7 @@ def gradients(
         One row per parameter tensor.
 
     Raises:
-        InputError: no batches, or no parameter matches.
+        InputError: no batches, no parameter matches, or a parameter has no values.
 
     Example:
         >>> model = nn.Linear(2, 1, bias=False).double()
@@ -86,6 +87,7 @@ def gradients(
     if not chosen:
         matching = "" if names is None else f" that matches {names!r}"
         raise InputError(f"{type(model).__name__} has no trainable parameter{matching} for a gradient.")
+    require_runnable("gradients", chosen.items())
     count, means = 0, {name: torch.zeros_like(parameter, dtype=torch.float64) for name, parameter in chosen.items()}
     squares = {name: torch.zeros((), dtype=torch.float64) for name in chosen}
     unused = set(chosen)

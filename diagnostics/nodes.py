@@ -15,6 +15,7 @@ from pathspace.capture import quiet
 from pathspace.diagnostics.addition_hooks import Addition, End, Kinds, Site, Sites
 from pathspace.diagnostics.residual import Dismissed
 from pathspace.errors import InputTypeError
+from pathspace.without_values import require_runnable
 
 Example = tuple[tuple[Any, ...], dict[str, Any]]
 
@@ -173,6 +174,7 @@ def _buffers_kept(model: nn.Module) -> Iterator[None]:
 
 def run_noting(model: nn.Module, example: Example, handler: Any, end: End | None = None) -> Any:
     """Run a model on its example inputs, without gradients, and pass every addition to ``handler``."""
+    require_runnable("the Markov chain", model.named_parameters())
     with uncompiled(model), _buffers_kept(model), Sites(handler, end=end).following(model):
         return model(*example[0], **example[1])
 

@@ -68,6 +68,19 @@ def require_values(who: str, tensors: Iterable[tuple[str, Tensor]]) -> None:
         )
 
 
+def require_runnable(who: str, tensors: Iterable[tuple[str, Tensor]]) -> None:
+    """Refuse tensors without values before a model runs; sharded ones are whole while they are used.
+
+    Args:
+        who: name of the function that runs the model.
+        tensors: names and tensors.
+
+    Raises:
+        InputError: a tensor has no values.
+    """
+    require_values(who, ((name, tensor) for name, tensor in tensors if not is_cut(tensor)))
+
+
 @contextmanager
 def with_numbers() -> Iterator[None]:
     """A context in which new tensors have values, even under a fake mode or with the default device meta."""
@@ -209,6 +222,7 @@ __all__ = [
     "has_values",
     "lacking",
     "on_cpu",
+    "require_runnable",
     "require_values",
     "with_numbers",
     "without_weights",

@@ -13,7 +13,7 @@ from zoo import load
 from pathspace.capture import capture
 from pathspace.diagnostics import MarkovChain
 from pathspace.diagnostics.residual import Finder
-from pathspace.errors import InputTypeError, UnsupportedError
+from pathspace.errors import InputError, InputTypeError, UnsupportedError
 
 # name: (identity, shortcut, parallel); the full-size models are captured only, which needs no forward
 COUNTS = {
@@ -339,3 +339,10 @@ def test_checkpointing_is_left_as_it_was() -> None:
     with pytest.raises(RuntimeError), chain.watch() as _:
         model(torch.randn(2, 4))
     assert state() == before
+
+
+def test_models_without_values_are_refused_in_words() -> None:
+    with torch.device("meta"):
+        model = nn.TransformerEncoderLayer(8, 2, batch_first=True)
+    with pytest.raises(InputError, match=r"the Markov chain found 'self_attn.* and others without values"):
+        MarkovChain.trace(model, torch.ones(2, 3, 8))

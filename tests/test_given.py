@@ -19,6 +19,7 @@ from pathspace.diagnostics import ChainRecord, MarkovChain, cli, diagnose
 from pathspace.diagnostics.given import given, load_weights, read_batches
 from pathspace.diagnostics.losses import choose_loss
 from pathspace.errors import InputError
+from pathspace.without_values import without_weights
 
 FILE = """
 import torch
@@ -142,6 +143,18 @@ def test_tied_weights_may_stand_under_one_name(tmp_path: Path) -> None:
     save_file({"table.weight": source.table.weight.detach()}, tmp_path / "t.safetensors")
     load_weights(model, tmp_path / "t.safetensors")
     assert torch.equal(model.head.weight, source.head.weight) and model.head.weight is model.table.weight
+
+
+def test_checkpoints_fill_models_without_values(tmp_path: Path, recwarn: pytest.WarningsRecorder) -> None:
+    source = nn.Sequential(Tied(), nn.BatchNorm1d(3))
+    torch.save(source.state_dict(), tmp_path / "t.pt")
+    for build in (without_weights, lambda: torch.device("meta")):
+        with build():
+            model = nn.Sequential(Tied(), nn.BatchNorm1d(3))
+        load_weights(model, tmp_path / "t.pt")
+        assert model[0].head.weight is model[0].table.weight and not len(recwarn)  # type: ignore[union-attr]
+        state = model.state_dict()
+        assert all(torch.equal(state[name], value) for name, value in source.state_dict().items())
 
 
 def test_batches_in_all_their_forms() -> None:

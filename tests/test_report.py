@@ -21,7 +21,7 @@ from zoo.entry import load
 import pathspace as ps
 from pathspace.cli_errors import ErrorSentenceGroup
 from pathspace.diagnostics import Report, charts, cli, report
-from pathspace.diagnostics.report import sentences
+from pathspace.diagnostics.report import measure, sentences
 from pathspace.diagnostics.report.layers import arrange, describe
 from pathspace.diagnostics.report.measure import Tally, path_value_facts
 from pathspace.diagnostics.report.page import _embedded
@@ -306,7 +306,7 @@ def test_a_loss_of_ones_own_is_used() -> None:
     assert found.sentences["loss"] == "Gradients are those of the loss that was given."
 
 
-def test_what_does_not_apply_says_so_in_a_sentence() -> None:
+def test_what_does_not_apply_says_so_in_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(outputs: Any, targets: Any) -> torch.Tensor:
         raise ZeroDivisionError("of my own")
 
@@ -322,6 +322,8 @@ def test_what_does_not_apply_says_so_in_a_sentence() -> None:
     large = nn.Sequential(nn.Linear(500, 500), nn.ReLU(), nn.Linear(500, 2))
     found = report(large, torch.randn(2, 500))
     assert "models of up to 200,000 trainable scalars, and this one has 251,502" in found.sentences["degeneracy"]
+    monkeypatch.setattr(measure, "MOST_PROOF", 1)
+    assert "up to 1 units, and there are 500" in Page(report(large, torch.randn(2, 500)).html).text
     frozen = nn.Sequential(nn.Linear(2, 2), nn.ReLU(), nn.Linear(2, 1)).requires_grad_(False)
     assert "trainable" in report(frozen, torch.randn(3, 2)).sentences["gradients"]
     nothing = report(nn.Flatten(), torch.randn(3, 2))
@@ -329,6 +331,26 @@ def test_what_does_not_apply_says_so_in_a_sentence() -> None:
     assert nothing.sentences["values"] == "There is no basis path."
     assert nothing.sentences["graph"] == "No layer has weights on paths."
     assert nothing.sentences["model"].startswith("Flatten has 0 parameters in 0 tensors")
+
+
+class Positions(nn.Module):
+    """Adds a table of positions, of which short sequences use a part."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table, self.out = nn.Parameter(torch.randn(9, 3)), nn.Linear(3, 2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.out((x + self.table[: x.shape[1]]).relu())
+
+
+def test_weights_that_only_larger_inputs_use_are_named_beside_the_certificate() -> None:
+    found = report(Positions(), torch.randn(2, 4, 3))
+    model, certificate = found.facts["model"], found.facts["certificate"]
+    assert model["path_space"] - certificate["weights"] == 4 * 3
+    expected = "for inputs of exactly these sizes, without 12 weights that larger ones use."
+    assert found.sentences["certificate"].endswith(expected)
+    assert "exactly these sizes" not in report(Positions(), torch.randn(2, 9, 3)).sentences["certificate"]
 
 
 def test_path_values_are_shown_beside_dead_units() -> None:

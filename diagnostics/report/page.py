@@ -195,7 +195,7 @@ def _told(facts: dict[str, Facts], subject: Subject, rule: str) -> dict[str, str
     return {
         "model": sentences.model(facts["model"], facts["chain"]),
         "graph": sentences.graph(facts["graph"]),
-        "certificate": of("certificate", sentences.certificate),
+        "certificate": of("certificate", lambda found: sentences.certificate(found, facts["model"]["path_space"])),
         "proof": of("proof", sentences.proof),
         "pins": sentences.pins(facts["account"]),
         "values": of("values", lambda found: sentences.values(found, rule)),

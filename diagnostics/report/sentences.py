@@ -63,8 +63,8 @@ def graph(facts: Facts) -> str:
     )
 
 
-def certificate(facts: Facts) -> str:
-    """The verdict."""
+def certificate(facts: Facts, path_space: int | None = None) -> str:
+    """The verdict; ``path_space`` is the number of weights on paths at any size of the inputs, where it is known."""
     statements = [facts[key]["holds"] for key in ("theorem1", "theorem2", "theorem3", "invariance")]
     held, failed, moot = (sum(verdict is kind for verdict in statements) for kind in (True, False, None))
     text = f"{held} of 4 statements hold {facts['level']}"
@@ -79,7 +79,11 @@ def certificate(facts: Facts) -> str:
     else:
         text += f"; both bounds on the dimension {dimension} come from the two trees, no matrix formed"
     text += f". {plural(facts['units_exact'], 'unit is', 'units are')} exact with every epsilon included"
-    return f"{text} (dimension {number(facts['dimension_exact'])}); {levels_in_words(facts['levels'])}."
+    text += f" (dimension {number(facts['dimension_exact'])}); {levels_in_words(facts['levels'])}."
+    if path_space is None or path_space == facts["weights"]:
+        return text
+    more = plural(path_space - facts["weights"], "weight that larger ones use", "weights that larger ones use")
+    return f"{text} The certificate is for inputs of exactly these sizes, without {more}."
 
 
 def proof(facts: Facts) -> str:

@@ -12,6 +12,7 @@ from pathspace.diagnostics.run.alarms import Alarm, judge
 from pathspace.diagnostics.run.probe import Probe
 from pathspace.diagnostics.run.snapshot import Snapshot, UnitFacts
 from pathspace.diagnostics.run.weights import Units, fan_in, tensor_facts
+from pathspace.without_values import require_runnable
 
 
 def examine(subject: Subject, graph: ReductionGraph | None = None, record: ChainRecord | None = None) -> list[Alarm]:
@@ -24,8 +25,12 @@ def examine(subject: Subject, graph: ReductionGraph | None = None, record: Chain
 
     Returns:
         Alarms, causes first. Rates and decay are not judged, because only a run has them.
+
+    Raises:
+        InputError: a parameter has no values.
     """
     model = subject.model
+    require_runnable("a pass on the batches", model.named_parameters())
     named = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
     probe, fans, run = Probe(model), fan_in(model), list[Snapshot]()
     units = UnitFacts()
