@@ -65,11 +65,15 @@ class Activations(TorchDispatchMode):
             # signs, with 0 where rounding alone could decide
             value = args[0].detach()
             size = value.abs().amax() if value.numel() else 0
-            self.seen.append(torch.where(value.abs() > 1e-9 * size, value.sign(), 0).to(torch.int8))
+            self.seen.append(torch.where(value.abs() > self._rounding() * size, value.sign(), 0).to(torch.int8))
         result = func(*args, **(kwargs or {}))
         if isinstance(result, Tensor) and result.is_floating_point():
             self.types.add(result.dtype)
         return result
+
+    def _rounding(self) -> float:
+        """The error of a value, relative to the largest, that rounding may leave in the types seen so far."""
+        return max([1e-9, *(ROUNDED * torch.finfo(dtype).eps for dtype in self.types)])
 
 
 @dataclass(frozen=True)

@@ -329,6 +329,27 @@ def test_models_that_round_inside_are_not_refuted_for_it() -> None:
     assert certificate.holds and certificate.units == 6, certificate.invariance["evidence"]
 
 
+class Single(nn.Module):
+    """Computes a layer in float32, whatever the type of its weights."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.out = nn.Linear(3, 4, bias=False), nn.Linear(4, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.out((x.float() @ self.first.weight.float().T).relu().to(x.dtype))
+
+
+def test_rectifiers_that_rounding_switches_refute_nothing() -> None:
+    torch.manual_seed(0)
+    model, x = Single(), torch.randn(400, 3)
+    weight = model.first.weight[0].detach()
+    # half of the samples are orthogonal to the weights of a unit, up to rounding
+    x[:200] -= (x[:200] @ weight)[:, None] * weight / weight.square().sum()
+    found = ps.verify(model, x).theorem2
+    assert found["holds"] and found["rectifiers"] == 4 * 400 and not found["switched"]
+
+
 def test_a_model_that_is_captured_but_does_not_run_is_one_sentence() -> None:
     """As experts in float64, for which torch has no kernel."""
 
