@@ -8,6 +8,8 @@ from __future__ import annotations
 import difflib
 import importlib
 import inspect
+import json
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,14 +17,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from pathspace.errors import InputError
+from pathspace.errors import InputError, did_you_mean
 from pathspace.without_values import without_weights
 
 # models of more weights are built without numbers
 LARGE = 30_000_000
-BATCH, TOKENS, SAMPLES, SIDE = 2, 8, 16_000, 224
+BATCH, TOKENS, SAMPLES, SIDE, FRAMES = 2, 8, 16_000, 224, 16
 
-Example = dict[str, Tensor] | Tensor
+Example = dict[str, Tensor] | Tensor | tuple[Tensor, ...]
+Make = Callable[[], tuple[nn.Module, Example | None]]
 
 
 def is_library(spec: str) -> bool:
@@ -46,7 +49,7 @@ def build(spec: str) -> tuple[nn.Module, Example | None]:
         for inputs that cannot be made up.
 
     Raises:
-        InputError: the library is not installed, or knows no such model.
+        InputError: the library is not installed, knows no such model, or cannot build it.
     """
     library, _, name = spec.partition(":")
     try:
@@ -57,35 +60,93 @@ def build(spec: str) -> tuple[nn.Module, Example | None]:
             f"pip install {library}, in a version for your torch."
         ) from error
     make = _BUILDERS[library](package, name)
-    with without_weights():
-        model, example = make()
-    if sum(parameter.numel() for parameter in model.parameters()) <= LARGE:
-        model, example = make()
+    try:
+        # (warnings of a library about its own defaults are not for those who name a model)
+        with warnings.catch_warnings(action="ignore"):
+            model, example = _made(make)
+    except Exception as error:  # the code of the model may raise anything
+        raise InputError(
+            f"{library} cannot build the model of '{name}': {_line(error)}; build it in Python first to see why."
+        ) from error
     return model.eval(), example
 
 
-def _transformers(package: Any, path: str) -> Callable[[], tuple[nn.Module, Example | None]]:
+def _made(make: Make) -> tuple[nn.Module, Example | None]:
+    """The model without numbers, or with them if it is small, or if it runs parts of itself while it is built."""
+    try:
+        with without_weights():
+            model, example = make()
+    except RuntimeError as error:
+        if "meta" not in str(error):
+            raise
+        return make()
+    small = sum(parameter.numel() for parameter in model.parameters()) <= LARGE
+    return make() if small else (model, example)
+
+
+def _transformers(package: Any, path: str) -> Make:
     file = Path(path) / "config.json" if Path(path).is_dir() else Path(path)
     if not file.is_file():
         raise InputError(f"There is no configuration '{path}', expected a config.json or its folder; check the path.")
-    try:
-        # (as its own files are read: infinite numbers have a form of their own there)
-        entries, _ = package.PretrainedConfig.get_config_dict(str(file))
-        config = type(package.AutoConfig.for_model(entries["model_type"])).from_dict(entries)
-    except KeyError as error:
-        raise InputError(f"'{path}' has no model_type {error}, expected that of a transformers model.") from error
-    except Exception as error:  # classes of configurations have errors of their own
-        raise InputError(f"'{path}' is not a configuration of a transformers model: {_line(error)}.") from error
-    kind = next((getattr(package, each) for each in config.architectures or () if hasattr(package, each)), None)
+    config = _configuration(package, file, path)
+    kind = _architecture(package, config, path)
 
     def make() -> tuple[nn.Module, Example | None]:
-        try:
-            model = package.AutoModel.from_config(config) if kind is None else kind(config)
-        except Exception as error:  # the code of the model may raise anything
-            raise InputError(f"transformers cannot build the model of '{path}': {_line(error)}.") from error
+        model = package.AutoModel.from_config(config) if kind is None else kind(config)
         return model, _inputs(model, config)
 
     return make
+
+
+def _configuration(package: Any, file: Path, path: str) -> Any:
+    """The configuration in a file, without data types: a structure has none, and parts with their own do not run."""
+    wrong = f"'{path}' is not a configuration of a transformers model"
+    try:
+        held = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise InputError(f"{wrong}: {_line(error)}; expected JSON, as config.save_pretrained writes it.") from error
+    if not isinstance(held, dict):
+        raise InputError(f"{wrong}: it holds a {type(held).__name__}, expected entries by name, with a model_type.")
+    kind, known = held.get("model_type"), list(package.CONFIG_MAPPING)
+    if kind is None:
+        raise InputError(f"'{path}' has no model_type, expected that of a transformers model; add it, such as 'llama'.")
+    if kind not in known:
+        hint, advice = did_you_mean(str(kind), known), "check its spelling, or install a version that has it"
+        if "auto_map" in held:
+            hint, advice = (
+                "",
+                "its code is in other files, which are not run: name a function that builds it, file.py:name",
+            )
+        raise InputError(f"{wrong}: transformers {package.__version__} has no model_type {kind!r}{hint}; {advice}.")
+    try:
+        # (as its own files are read: infinite numbers have a form of their own there)
+        entries, _ = package.PretrainedConfig.get_config_dict(str(file))
+        return type(package.AutoConfig.for_model(kind)).from_dict(_without_dtypes(entries))
+    except Exception as error:  # classes of configurations have errors of their own
+        raise InputError(f"{wrong}: {_line(error)}; correct its entries.") from error
+
+
+def _without_dtypes(entries: Any) -> Any:
+    """Entries and those of the parts, without data types."""
+    if not isinstance(entries, dict):
+        return entries
+    return {name: _without_dtypes(entry) for name, entry in entries.items() if name not in ("dtype", "torch_dtype")}
+
+
+def _architecture(package: Any, config: Any, path: str) -> Any:
+    """The class of a model that a configuration names; ``None`` where it names none."""
+    named = config.architectures or ()
+    names = [named] if isinstance(named, str) else list(named)
+    kinds = [getattr(package, str(name), None) for name in names]
+    models = [kind for kind in kinds if isinstance(kind, type) and issubclass(kind, package.PreTrainedModel)]
+    found = next((kind for kind in models if getattr(kind, "config_class", None) is not None), None)
+    if names and found is None:
+        hint = "" if kinds[0] is not None else did_you_mean(str(names[0]), dir(package))
+        raise InputError(
+            f"'{path}' names the architecture {names[0]!r}, which is not a model of transformers {package.__version__}"
+            f"{hint}; correct the entry architectures, or remove it for the model without a head."
+        )
+    return found
 
 
 def _inputs(model: Any, config: Any) -> Example | None:
@@ -132,8 +193,9 @@ def _example(name: str, config: Any) -> Tensor | None:
     return torch.arange(BATCH * TOKENS).reshape(BATCH, TOKENS) % words
 
 
-def _timm(package: Any, name: str) -> Callable[[], tuple[nn.Module, Example | None]]:
-    _known("timm", name, package.list_models())
+def _timm(package: Any, name: str) -> Make:
+    # (after a full stop, the data that weights were trained on)
+    _known("timm", name, name.partition(".")[0], package.list_models())
 
     def make() -> tuple[nn.Module, Example]:
         model = package.create_model(name, pretrained=False)
@@ -142,8 +204,8 @@ def _timm(package: Any, name: str) -> Callable[[], tuple[nn.Module, Example | No
     return make
 
 
-def _torchvision(package: Any, name: str) -> Callable[[], tuple[nn.Module, Example | None]]:
-    _known("torchvision", name, package.list_models())
+def _torchvision(package: Any, name: str) -> Make:
+    _known("torchvision", name, name, package.list_models())
 
     def make() -> tuple[nn.Module, Example]:
         plain = {"weights": None, "weights_backbone": None} if "_" in name else {"weights": None}
@@ -151,14 +213,22 @@ def _torchvision(package: Any, name: str) -> Callable[[], tuple[nn.Module, Examp
             model = package.get_model(name, **plain)
         except TypeError:
             model = package.get_model(name, weights=None)
-        return model, torch.randn(BATCH, 3, SIDE, SIDE)
+        return model, _pictures(model)
 
     return make
 
 
-def _known(library: str, name: str, names: list[str]) -> None:
-    if name not in names:
-        near = difflib.get_close_matches(name, names, n=1)
+def _pictures(model: nn.Module) -> tuple[Tensor, ...]:
+    """Pictures for each input that a model of torchvision needs, or a video."""
+    if ".video." in type(model).__module__:
+        return (torch.randn(BATCH, 3, FRAMES, SIDE, SIDE),)
+    needed = [each for each in inspect.signature(model.forward).parameters.values() if each.default is each.empty]
+    return tuple(torch.randn(BATCH, 3, SIDE, SIDE) for _ in needed)
+
+
+def _known(library: str, name: str, architecture: str, names: list[str]) -> None:
+    if architecture not in names:
+        near = difflib.get_close_matches(architecture.rpartition("/")[2], names, n=1)
         hint = f"did you mean '{near[0]}'?" if near else f"{library} lists its models with list_models()."
         raise InputError(f"{library} has no model '{name}'; {hint}")
 
@@ -168,10 +238,12 @@ def _line(error: BaseException) -> str:
     return text if len(text) <= 240 else text[:240].rsplit(" ", 1)[0] + " ..."
 
 
-_BUILDERS: dict[str, Callable[[Any, str], Callable[[], tuple[nn.Module, Example | None]]]] = {
+_BUILDERS: dict[str, Callable[[Any, str], Make]] = {
     "timm": _timm,
     "torchvision": _torchvision,
     "transformers": _transformers,
 }
 
-__all__ = ["LARGE", "build", "is_library"]
+LIBRARIES = tuple(_BUILDERS)
+
+__all__ = ["LARGE", "LIBRARIES", "build", "is_library"]

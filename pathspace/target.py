@@ -182,7 +182,10 @@ def find_object(spec: str) -> Any:
     """
     place, colon, name = spec.rpartition(":")
     if not colon or not place.strip() or not name.strip():
-        raise InputError(f"The target '{spec}' has no 'place:name': give {_FORM}.")
+        file = Path(spec) / "config.json" if Path(spec).is_dir() else Path(spec)
+        found_one = file.suffix == ".json" and file.is_file()
+        form = f"transformers:{spec} for the model of a configuration" if found_one else _FORM
+        raise InputError(f"The target '{spec}' has no 'place:name': give {form}.")
     is_file = place.endswith(".py")
     if not is_file and ("/" in place or "\\" in place):
         raise InputError(f"The target '{spec}' names no Python file: give {_FORM}.")
@@ -216,6 +219,7 @@ def _load_module(name: str) -> ModuleType:
         package = missing.rpartition(".")[0]
         where = getattr(sys.modules.get(package), "__path__", None) if package else [str(Path.cwd())]
         names = [package + "." * bool(package) + module.name for module in pkgutil.iter_modules(where or [])]
+        names += libraries.LIBRARIES if not package else []
         raise InputError(
             f"There is no module '{missing}'{did_you_mean(missing, names)}: install it, run from the folder "
             "that contains it, or give the file as path/to/file.py:name."

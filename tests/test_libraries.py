@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+import warnings
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -29,6 +30,7 @@ CONFIGURATIONS = {
 }
 
 
+BERT = '{"model_type": "bert", "hidden_size": 16, "num_attention_heads": 2, "architectures": %s}'
 PICTURES = SMALL | {"image_size": 8, "patch_size": 4}
 TEXT = SMALL | {"max_position_embeddings": 12, "eos_token_id": 2}
 # model type, entries and class; shapes of the inputs
@@ -100,6 +102,20 @@ def written(folder: Path, kind: str, **more: object) -> Path:
     return path
 
 
+@pytest.mark.parametrize("architectures", [None, "ViTModel", ["ViTModel"]])
+def test_data_types_of_a_configuration_do_not_matter(architectures: object, tmp_path: Path) -> None:
+    path = written(tmp_path, "vit", architectures=architectures, torch_dtype="bfloat16", dtype="float16")
+    target = load_target(f"transformers:{path}")
+    assert type(target.model).__name__ == "ViTModel"
+    assert {parameter.dtype for parameter in target.model.parameters()} == {torch.float32}
+    target.model(**target.kwargs)
+    # (the parts of a model may have types of their own)
+    parts = {"text_config": TEXT | {"model_type": "llama", "dtype": "float16"}, "vision_config": PICTURES}
+    path.write_text(json.dumps({"model_type": "llava", "architectures": ["LlavaModel"]} | parts))
+    target = load_target(f"transformers:{path}")
+    assert {parameter.dtype for parameter in target.model.parameters()} == {torch.float32}
+
+
 @pytest.mark.parametrize("kind", CONFIGURATIONS)
 def test_configurations_name_architecture_and_inputs(
     kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -129,6 +145,8 @@ def test_commands_take_a_model_without_numbers(tmp_path: Path, monkeypatch: pyte
     page = report(model.model, *model.args)
     assert "without values" in page.facts["signal"]["absent"] and page.facts["certificate"]["theorem3"]["holds"]
     assert "nothing was measured" in page.sentences["certificate"]
+    for part, who in (("gradients", "gradients"), ("alarms", "a pass on the batches")):
+        assert f"{who} found '0.weight' and others without values" in page.facts[part]["absent"]
     masks = load_file(tmp_path / "masks.safetensors")
     expected = graph.skeleton()
     assert masks.keys() == {f"{part}/{block.name}" for part in ("incoming", "outgoing") for block in graph.blocks}
@@ -145,11 +163,15 @@ def test_commands_take_a_model_without_numbers(tmp_path: Path, monkeypatch: pyte
     ("text", "words"),
     [
         (None, "There is no configuration"),
-        ("{", "not a configuration of a transformers model"),
-        ("{}", "has no model_type"),
-        ("[]", "not a configuration of a transformers model"),
-        ('{"model_type": "llamma"}', "not a configuration of a transformers model"),
-        (json.dumps(SMALL | {"model_type": "llama", "num_attention_heads": 3}), "not a multiple"),
+        ("{", "not a configuration of a transformers model: .*line 1 column 2.*expected JSON"),
+        ("{}", "has no model_type, expected"),
+        ("[]", "holds a list, expected entries by name"),
+        ('{"model_type": "llamma"}', r"no model_type 'llamma' \(did you mean llama.*check its spelling"),
+        ('{"model_type": "own", "auto_map": {}}', "not run: name a function"),
+        (json.dumps(SMALL | {"model_type": "llama", "num_attention_heads": 3}), "not a multiple.*correct its entries"),
+        (BERT % '["BertModle"]', r"architecture 'BertModle', which is not a model.*\(did you mean BertModel"),
+        (BERT % '["AutoConfig", "PreTrainedModel"]', "architecture 'AutoConfig', which is not a model"),
+        (BERT % '["LlamaModel"]', "cannot build the model of .*: 'BertConfig' object has no attribute"),
     ],
 )
 def test_bad_configurations_are_one_sentence(text: str | None, words: str, tmp_path: Path) -> None:
@@ -179,6 +201,77 @@ def test_packages_that_are_missing_or_know_no_such_model(monkeypatch: pytest.Mon
         assert ps.trace(target.model, *target.args).num_units == 4
         with pytest.raises(ps.InputError, match="no model 'resnet5'; did you mean 'resnet50'"):
             load_target(f"{library}:resnet5")
+
+
+def test_targets_that_nearly_name_a_library_or_a_configuration(tmp_path: Path) -> None:
+    path = written(tmp_path, "bert")
+    for spec in (str(path), str(tmp_path)):
+        with pytest.raises(ps.InputError, match=f"give transformers:{spec} for the model of a configuration"):
+            load_target(spec)
+    with pytest.raises(ps.InputError, match=r"no module 'tim' .*timm"):
+        load_target("tim:resnet50")
+
+
+class TwoPictures(nn.Module):
+    """Takes two pictures, as models of optical flow do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = Net()
+
+    def forward(self, first: torch.Tensor, second: torch.Tensor, updates: int = 1) -> torch.Tensor:
+        return self.net(first) * self.net(second)
+
+
+class Video(nn.Conv3d):
+    """Takes a video."""
+
+    def __init__(self) -> None:
+        super().__init__(3, 2, 1)
+
+
+class RunsWhileBuilt(nn.Module):
+    """Looks at the outputs of a part while it is built, as SSDs do."""
+
+    def __init__(self, channels: int = 3) -> None:
+        super().__init__()
+        self.first = nn.Conv2d(channels, 4, 3)
+        self.second = nn.Conv2d(self.first(torch.zeros(1, 3, 8, 8)).shape[1], 2, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.second(self.first(x).relu()).mean((2, 3))
+
+
+def test_models_of_other_inputs_and_other_ways_to_be_built(monkeypatch: pytest.MonkeyPatch) -> None:
+    def warned() -> nn.Module:
+        warnings.warn("The initialisation will change.", FutureWarning, stacklevel=2)
+        return Net()
+
+    makers = {"raft": TwoPictures, "r3d": Video, "ssd": RunsWhileBuilt, "net": warned, "no": lambda: RunsWhileBuilt(1)}
+    held = SimpleNamespace(list_models=lambda: list(makers), get_model=lambda name, weights: makers[name]())
+    monkeypatch.setattr(Video, "__module__", "torchvision.models.video.resnet")
+    monkeypatch.setitem(sys.modules, "torchvision.models", held)
+    monkeypatch.setitem(sys.modules, "torchvision", SimpleNamespace(models=held, __path__=[]))
+    side = libraries.SIDE
+    with warnings.catch_warnings(action="error"):
+        targets = {name: load_target(f"torchvision:{name}") for name in makers if name != "no"}
+    assert [tuple(each.shape) for each in targets["raft"].args] == [(2, 3, side, side)] * 2
+    assert [tuple(each.shape) for each in targets["r3d"].args] == [(2, 3, 16, side, side)]
+    assert ps.trace(targets["ssd"].model, *targets["ssd"].args).num_units == 4
+    with pytest.raises(ps.InputError, match=r"torchvision cannot build the model of 'no': .*; build it"):
+        load_target("torchvision:no")
+
+
+def test_models_of_timm_may_be_named_with_the_data_of_their_weights(monkeypatch: pytest.MonkeyPatch) -> None:
+    names: list[str] = []
+    held = SimpleNamespace(
+        list_models=lambda: ["net", "net_gn"], create_model=lambda name, pretrained: names.append(name) or Net()
+    )
+    monkeypatch.setitem(sys.modules, "timm", held)
+    load_target("timm:net.a1_in1k")
+    assert set(names) == {"net.a1_in1k"}
+    with pytest.raises(ps.InputError, match=r"no model 'timm/net\.a1_in1k'; did you mean 'net'"):
+        load_target("timm:timm/net.a1_in1k")
 
 
 class Net(nn.Sequential):
