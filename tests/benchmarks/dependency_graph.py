@@ -2,16 +2,17 @@
 
     python -m benchmarks.dependency_graph > docs/data/dependency_graph.json
 
-Arguments, if any, take the place of the models below: `torchvision:resnet18`, `timm:resnet18`. The first model is done
-twice and its first turn is left out, which pays for imports. Every task is done TURNS times, in turns, and its shortest
-time counts, because other work on the machine can only add to it. Either side is stopped after LIMIT seconds of
-processor time; such a model counts in a sum of its own, with LIMIT as the least that it takes. Needs torchvision, timm
-and torch-pruning.
+Arguments, if any, take the place of the models below: `torchvision:resnet18`, `timm:resnet18`. Each library has a
+process of its own, in which the first model is done twice and its first turn is left out, which pays for imports. Every
+task is done TURNS times, in turns, and its shortest time counts, because other work on the machine can only add to it.
+Either side is stopped after LIMIT seconds of processor time; such a model counts in a sum of its own, with LIMIT as the
+least that it takes. Needs torchvision, timm and torch-pruning.
 """
 
 from __future__ import annotations
 
 import json
+import multiprocessing
 import signal
 import sys
 import time
@@ -146,15 +147,23 @@ def entries(library: str, rows: list[dict[str, Any]], version: str) -> list[dict
     return found
 
 
+def rows_of(models: list[tuple[str, str]]) -> list[dict[str, Any]]:
+    """The models of one library; the first one is done twice."""
+    torch.set_num_threads(1)
+    row(*models[0])
+    return [row(*one) for one in models]
+
+
 def main(names: list[str]) -> None:
-    """Measure the models and print the record."""
+    """Measure the models, those of each library in a process of their own, and print the record."""
     import torch_pruning
 
-    torch.set_num_threads(1)
     chosen = [tuple(name.split(":")) for name in names] or [(k, name) for k, v in MODELS.items() for name in v.split()]
-    row(*chosen[0])
-    rows = [row(*one) for one in chosen]
-    sums = [one for library in dict(chosen) for one in entries(library, rows, torch_pruning.__version__)]
+    rows, sums = [], []
+    for library in dict(chosen):
+        with multiprocessing.get_context("spawn").Pool(1) as pool:
+            rows += pool.apply(rows_of, ([one for one in chosen if one[0] == library],))
+        sums += entries(library, rows, torch_pruning.__version__)
     print(json.dumps({"torch": torch.__version__, "rows": rows, "head_to_head": sums}, indent=1))
 
 
