@@ -222,3 +222,18 @@ def test_a_text_of_other_characters_is_refused(tmp_path: Path, monkeypatch: pyte
     with pytest.raises(InputError, match="found 30 different characters in the King James Bible, expected 64"):
         leaderboard_tasks.text.__wrapped__("fetched")
     assert leaderboard_tasks.chance("character GPT", "fetched") == pytest.approx(math.log(64))
+
+
+def test_a_journal_says_what_computed_its_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "optimizers.jsonl"
+    places = [{"commit": "a", "processor": "P"}, {"commit": "a", "processor": "Q"}]
+    for seed, place in enumerate([places[0], places[0], places[1]]):
+        monkeypatch.setattr(leaderboard_contest, "provenance", lambda place=place: place)
+        journal = Journal(path)
+        journal.carry_out([replace(QUICK, seed=seed)])
+        assert journal.origins == places[: 1 + (seed == 2)]
+    again = Journal(path)
+    assert (len(again.known), again.origins) == (3, places)
+    assert len(path.read_text().splitlines()) == 5
+    found = leaderboard.record((), Setting(lambda trials: [], "embedded"), again.origins)
+    assert found.versions == {"commit": "a", "processor": "P, Q"}

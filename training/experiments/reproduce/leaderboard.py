@@ -41,6 +41,7 @@ from pathspace.training.experiments.reproduce.leaderboard_contest import (
 from pathspace.training.experiments.reproduce.leaderboard_run import ARMS, ONLY, SIMPLE, STARTS
 from pathspace.training.experiments.reproduce.leaderboard_tasks import BATCH, STEPS, TASKS, chance
 from pathspace.training.experiments.reproduce.pictures import legend, look, panels
+from pathspace.training.experiments.reproduce.provenance import provenance, together
 from pathspace.training.experiments.reproduce.record import Record, Table, judged
 
 DATA = {
@@ -114,12 +115,13 @@ def standing(by: Mapping[Case, Entry]) -> Table:
     )
 
 
-def record(entries: Sequence[Entry], setting: Setting) -> Record:
+def record(entries: Sequence[Entry], setting: Setting, origins: Sequence[dict[str, str]] = ()) -> Record:
     """Write entries as a record: a table by task and contender, and pairs of contenders on trial.
 
     Args:
         entries: what was measured.
         setting: how.
+        origins: what computed it; this computer, if nothing is given.
     """
     by = {(entry.start, entry.task, entry.arm): entry for entry in entries}
     starts = [start for start in STARTS if any(entry.start == start for entry in entries)]
@@ -192,6 +194,7 @@ def record(entries: Sequence[Entry], setting: Setting) -> Record:
             ],
         },
         seconds=sum(one.seconds for entry in entries for one in entry.results),
+        versions=together(origins or [provenance()]),
     )
 
 
@@ -202,7 +205,7 @@ def run(setting: Setting) -> Record:
         # (what matters most has an answer where time ends before the rest)
         for rank, task in product(range(4), ORDER):
             contest(journal, [case for case in whole if (priority(case), case[1]) == (rank, task)], setting)
-        return record(contest(journal, whole, setting), setting)
+        return record(contest(journal, whole, setting), setting, journal.origins)
 
 
 def draw(found: Record) -> Figure:

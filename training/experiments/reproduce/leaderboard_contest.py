@@ -28,6 +28,7 @@ from pathspace.training.experiments.reproduce.leaderboard_run import (
     rates,
 )
 from pathspace.training.experiments.reproduce.leaderboard_tasks import STEPS, TASKS, chance
+from pathspace.training.experiments.reproduce.provenance import provenance
 
 OURS, RIVAL = "gauge-fixed AdamW", "AdamW"
 DEFAULT, SCRAMBLED = STARTS[:2]
@@ -50,6 +51,10 @@ class Journal:
         jobs: processes; each computes on one thread.
 
     As a context, it ends its processes; until then they are the same for all runs, with their data and graphs.
+
+    Attributes:
+        known: run -> its result.
+        origins: what computed the runs, in their order: a line before those of another commit or computer says it.
     """
 
     def __init__(self, path: Path | None, minutes: float | None = None, jobs: int = 1) -> None:
@@ -59,9 +64,14 @@ class Journal:
         self._pool = ProcessPoolExecutor(jobs, multiprocessing.get_context("spawn")) if jobs > 1 else None
         self._most = 2 * jobs
         self.known: dict[Run, Result] = {}
+        self.origins: list[dict[str, str]] = []
+        self._here: dict[str, str] | None = None
         if path is not None and path.exists():
             for line in path.read_text(encoding="utf-8").splitlines():
                 entry = json.loads(line)
+                if "computed" in entry:
+                    self.origins.append(entry["computed"])
+                    continue
                 values: dict[str, Any] = {
                     key: math.nan if value is None else value for key, value in entry["result"].items()
                 }
@@ -94,6 +104,12 @@ class Journal:
         if self.path is not None:
             make_folder(str(self.path.parent))
             with self.path.open("a", encoding="utf-8") as file:
+                if self._here is None:
+                    # (once: the journal, which grows, may be among the files of the commit)
+                    self._here = provenance()
+                    if self.origins[-1:] != [self._here]:
+                        self.origins.append(self._here)
+                        file.write(json.dumps({"computed": self._here}) + "\n")
                 file.write(json.dumps({"run": asdict(run), "result": result.to_dict()}) + "\n")
 
 

@@ -149,8 +149,9 @@ def _section(record: Record, folder: str) -> str:
 
 
 def _named(versions: dict[str, str]) -> str:
-    kept = {key: value[:12] if key == "commit" else value for key, value in versions.items()}
-    return ", ".join(f"{key} {value}" for key, value in kept.items())
+    kept = {key: value.split(", ") for key, value in versions.items()}
+    kept["commit"] = [commit[:12] for commit in kept.get("commit", ["unknown"])]
+    return ", ".join(f"{key} {' and '.join(values)}" for key, values in kept.items())
 
 
 def _claim(claim: dict[str, Any]) -> tuple[str, ...]:

@@ -11,7 +11,7 @@ import ast
 import hashlib
 import platform
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import cache
 from importlib import resources
 from pathlib import Path
@@ -43,6 +43,17 @@ def provenance() -> dict[str, str]:
         "system": f"{platform.system()} {platform.machine()}",
         **versions(),
     }
+
+
+def together(origins: Sequence[dict[str, str]]) -> dict[str, str]:
+    """Return the provenance of results that were computed in several places: by key, all values in their order.
+
+    Example:
+        >>> together([{"torch": "2.13.0", "commit": "a"}, {"torch": "2.13.0", "commit": "b"}])
+        {'torch': '2.13.0', 'commit': 'a, b'}
+    """
+    keys = dict.fromkeys(key for origin in origins for key in origin)
+    return {key: ", ".join(dict.fromkeys(one[key] for one in origins if key in one)) for key in keys}
 
 
 @cache
