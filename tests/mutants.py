@@ -302,8 +302,9 @@ def main() -> None:
         if outcome != "survived":
             sys.exit(f"{test or group} fails without any change, expected tests that pass; mend it first.")
     for number, mutant in enumerate(new, 1):
-        outcome, test, seconds = run(mutant, GROUPS[mutant.group][2], noticed(mutant, recorded()))
+        outcome, test, seconds = run(mutant, GROUPS[mutant.group][2], noticed(mutant, records))
         entry = {**mutant.__dict__, "outcome": outcome, "test": test, "seconds": round(seconds, 1)}
+        records[mutant.key] = entry
         with RECORD.open("a", encoding="utf-8") as file:
             file.write(json.dumps(entry) + "\n")
         console.print(f"{number}/{len(new)} {outcome} {mutant.path}:{mutant.line} {test}", markup=False)

@@ -19,7 +19,7 @@ from pathspace.inference.relations import Relations
 from pathspace.inference.semantics import Place
 from pathspace.inference.union_find import negated
 from pathspace.inference.units import Scales, Use
-from pathspace.inference.values import NEUTRAL, ROOT, compress, constant, distinct
+from pathspace.inference.values import NEUTRAL, ROOT, compress, constant, distinct, has_zeros
 
 Piece = tuple[Region, Tensor, Tensor]
 
@@ -101,7 +101,7 @@ def _same_factor(tail: tuple[Tensor, Tensor], head: tuple[Tensor, Tensor], equat
     ]
     sizes = [max(head[0].shape[dim], head[1].shape[dim]) if both[dim] else 1 for dim in range(head[0].dim())]
     for side, other in ((tail, head), (head, tail)):
-        if torch.equal(*side) and not bool((side[0] == NEUTRAL).any()):
+        if torch.equal(*side) and not has_zeros(side[0]):
             # one end does not change, so the other must not change either
             equations.unify(*other)
             return torch.full(sizes, ROOT)

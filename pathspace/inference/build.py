@@ -11,9 +11,9 @@ from pathspace.capture import Captured
 from pathspace.inference.assemble import Ends, assemble, beside, combine, extended, shrink
 from pathspace.inference.gathered import fold
 from pathspace.inference.relations import Relations, Solution
-from pathspace.inference.union_find import looked_up
+from pathspace.inference.union_find import looked_up, lookup
 from pathspace.inference.units import Scales
-from pathspace.inference.values import NEUTRAL, distinct
+from pathspace.inference.values import NEUTRAL, distinct, has_zeros
 from pathspace.structure import Pin, Statistic, Structure, WeightBlock
 from pathspace.trees import SpanningTreeBuilder
 
@@ -76,7 +76,7 @@ def unused_in_part(captured: Captured, scales: Scales, raw: dict[str, Ends]) -> 
     """Whether a parameter in path space has an unused scalar; the equations need not be solved for this."""
     for name in captured.parameters:
         if name in raw:
-            if bool((raw[name].here()[0] == NEUTRAL).any()):
+            if has_zeros(raw[name].here()[0]):
                 return True
         elif name not in scales.pinned_parameters:
             return True
@@ -215,16 +215,6 @@ def _units_of(cuts: list[Tensor], classes: Tensor, solution: Solution) -> np.nda
         met[lookup(classes, ids).abs().numpy().reshape(-1)] = True
     met[1 : solution.units + 1] |= (abs(solution.forms).T @ met[solution.units + 1 :].astype(np.int64)) > 0
     return np.flatnonzero(met[: solution.units + 1])[int(met[0]) :]
-
-
-def lookup(classes: Tensor, ids: Tensor) -> Tensor:
-    """Signed classes of raw ids; exact zeros (unused scalars) have the class of the root."""
-    numbers = ids.numpy()
-    # (as numbers without signs, negative ids are larger than those of exact zeros)
-    if numbers.size and numbers.view(np.uint64).max() < NEUTRAL:
-        return torch.from_numpy(np.asarray(classes.numpy()[numbers]))
-    safe = torch.where(ids == NEUTRAL, 0, ids)
-    return classes[safe.abs()] * safe.sign()
 
 
 def effective(equations: Relations, raw: list[Pair]) -> Solution:
@@ -369,4 +359,4 @@ def _define(system: Relations, solution: Solution, ends: list[Tensor]) -> None:
     system.relate_rows(coefficients, rows)
 
 
-__all__ = ["build", "effective", "ends_of", "lookup", "unused_in_part"]
+__all__ = ["build", "effective", "ends_of", "unused_in_part"]

@@ -22,6 +22,7 @@ from scipy.sparse import csr_array
 from torch import Tensor
 
 from pathspace.inference.relations import Relations, Solution
+from pathspace.inference.union_find import class_index, lookup
 from pathspace.inference.units import Scales
 from pathspace.inference.values import NEUTRAL, ROOT, broadcast_shape, distinct
 
@@ -33,8 +34,7 @@ TERMS = 3
 
 
 def _looked_up(solution: Solution, ids: Tensor) -> Tensor:
-    safe = torch.where(ids == NEUTRAL, ROOT, ids)
-    return torch.from_numpy(solution.classes)[safe.abs()] * safe.sign()
+    return lookup(torch.from_numpy(solution.classes), ids)
 
 
 def _row(ids: Tensor) -> Tensor:
@@ -224,7 +224,7 @@ def _anchor(scales: Scales, template: _Template, base: Mapping[str, Ends]) -> No
 
 
 def _class(known: Tensor, ids: Tensor) -> Tensor:
-    return known[torch.where(ids == NEUTRAL, ROOT, ids).abs()]
+    return known[class_index(ids)]
 
 
 class _Fresh:

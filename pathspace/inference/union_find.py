@@ -18,8 +18,8 @@ from torch import Tensor
 
 from pathspace.inference.values import NEUTRAL, ROOT, broadcast_shape, distinct, has_zeros
 
+# both sides of equations
 Pairs = tuple[np.ndarray, np.ndarray]
-
 # number of equations that are solved together, and number of equations that are stored before they are solved
 AT_ONCE, MOST_PENDING = 1 << 18, 1 << 20
 
@@ -40,8 +40,7 @@ class UnionFind:
         self.size = 1
         # signed classes of the last solution, and the equations added since
         self._solved = np.zeros(1, np.int64)
-        self._left: list[np.ndarray] = []
-        self._right: list[np.ndarray] = []
+        self._pairs: list[Pairs] = []
         self._pending = 0
 
     def fresh(self, shape: Sequence[int]) -> Tensor:
@@ -85,8 +84,7 @@ class UnionFind:
                 pairs = key >> 32, (key & (2**32 - 1)) - 2**31
         if not len(pairs[0]):
             return None
-        self._left.append(pairs[0])
-        self._right.append(pairs[1])
+        self._pairs.append(pairs)
         self._pending += len(pairs[0])
         if self._pending > max(MOST_PENDING, self.size // 4):
             self.solve()
@@ -156,8 +154,7 @@ class UnionFind:
         """Solve the equations: the signed class of every id, 0 for the root's class, +-1, +-2, ... for the others."""
         known = _largest(self._solved)
         old = np.concatenate([self._solved, np.arange(known + 1, known + 1 + self.size - len(self._solved))])
-        pairs = list(zip(self._left, self._right, strict=True))
-        self._left, self._right, self._pending = [], [], 0
+        pairs, self._pairs, self._pending = self._pairs, [], 0
         if pairs:
             # join the known classes, which are far fewer than the ids
             first = np.arange(_largest(old) + 1)
@@ -275,3 +272,13 @@ def class_index(ids: Tensor) -> Tensor:
     """Index of ids of either sign in a table; exact zeros have the index of the root."""
     numbers = ids.numpy()
     return torch.from_numpy(np.where(numbers == NEUTRAL, ROOT, np.abs(numbers)))
+
+
+def lookup(classes: Tensor, ids: Tensor) -> Tensor:
+    """Signed classes of raw ids; exact zeros (unused scalars) have the class of the root."""
+    numbers = ids.numpy()
+    # (as numbers without signs, negative ids are larger than those of exact zeros)
+    if numbers.size and numbers.view(np.uint64).max() < NEUTRAL:
+        return torch.from_numpy(np.asarray(classes.numpy()[numbers]))
+    safe = torch.where(ids == NEUTRAL, 0, ids)
+    return classes[safe.abs()] * safe.sign()

@@ -94,7 +94,6 @@ def built(library: str, name: str) -> nn.Module:
 def row(library: str, name: str) -> dict[str, Any]:
     """One model, at each of the tasks."""
     x = torch.randn(1, 3, *(299, 299) if name.startswith("inception") else (224, 224))
-    model = built(library, name)
 
     def export() -> object:
         with mock.patch.object(pathspace.capture, "recorded", lambda *_: None):

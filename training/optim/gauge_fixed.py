@@ -230,18 +230,17 @@ class GaugeFixed(Joined):
 
     def _take(self, closure: Callable[[], Any] | None) -> Any:
         self._check_frozen()
-        if self.return_to != "user":
-            loss = self._inner_steps(closure)
-            if self.sets:
-                self._sweep()
-            return loss
-        self._move(self._phi, weights=True, gradients=True)
+        user = self.return_to == "user"
+        if user:
+            self._move(self._phi, weights=True, gradients=True)
         loss = self._inner_steps(closure)
-        # (before the sweep, which moves weights and state but no gradients)
-        self._move(-self._phi, gradients=True)
+        if user:
+            # (before the sweep, which moves weights and state but no gradients)
+            self._move(-self._phi, gradients=True)
         if self.sets:
             self._sweep()
-        self._move(-self._phi, weights=True)
+        if user:
+            self._move(-self._phi, weights=True)
         return loss
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]

@@ -65,7 +65,6 @@ class Journal:
         self._most = 2 * jobs
         self.known: dict[Run, Result] = {}
         self.origins: list[dict[str, str]] = []
-        self._here: dict[str, str] | None = None
         if path is not None and path.exists():
             for line in path.read_text(encoding="utf-8").splitlines():
                 entry = json.loads(line)
@@ -104,12 +103,9 @@ class Journal:
         if self.path is not None:
             make_folder(str(self.path.parent))
             with self.path.open("a", encoding="utf-8") as file:
-                if self._here is None:
-                    # (once: the journal, which grows, may be among the files of the commit)
-                    self._here = provenance()
-                    if self.origins[-1:] != [self._here]:
-                        self.origins.append(self._here)
-                        file.write(json.dumps({"computed": self._here}) + "\n")
+                if self.origins[-1:] != [provenance()]:
+                    self.origins.append(provenance())
+                    file.write(json.dumps({"computed": provenance()}) + "\n")
                 file.write(json.dumps({"run": asdict(run), "result": result.to_dict()}) + "\n")
 
 

@@ -149,8 +149,7 @@ def _section(record: Record, folder: str) -> str:
 
 
 def _named(versions: dict[str, str]) -> str:
-    kept = {key: value.split(", ") for key, value in versions.items()}
-    kept["commit"] = [commit[:12] for commit in kept.get("commit", ["unknown"])]
+    kept = {key: [one[:12] if key == "commit" else one for one in value.split(", ")] for key, value in versions.items()}
     return ", ".join(f"{key} {' and '.join(values)}" for key, values in kept.items())
 
 

@@ -124,8 +124,12 @@ def _sources() -> Iterator[Path]:
         yield from sorted(path.rglob("*.py")) if path.is_dir() else [path]
 
 
+@cache
 def _commit() -> str:
-    """Return the commit of a checkout, with a plus where files differ from it; an installed library has none."""
+    """Return the commit of a checkout, with a plus where files differ from it; an installed library has none.
+
+    A process asks once: it computes with the code that it started with, and git takes longer than a short run.
+    """
     ask = ["git", "describe", "--always", "--exclude=*", "--abbrev=40", "--dirty=+"]
     try:
         return subprocess.run(ask, cwd=Path(__file__).parent, capture_output=True, text=True, check=True).stdout.strip()
