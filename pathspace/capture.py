@@ -28,6 +28,7 @@ from torch.nn.modules import transformer
 from pathspace.errors import InputError, InputTypeError, PathspaceError
 from pathspace.in_place import untold, writes_are_seen
 from pathspace.inputs import arranged, check_inputs, describe, opened, ordinary
+from pathspace.module_walk import every_module, every_tensor
 from pathspace.on_meta import Elsewhere, Unsure
 from pathspace.recording import record
 from pathspace.refusals import (
@@ -187,13 +188,14 @@ def recorded(
             continue
     else:
         return None
-    module.graph.eliminate_dead_code()
+    if not all(node.users for node in module.graph.nodes if node.op == "call_function"):
+        module.graph.eliminate_dead_code()
     named, canonical = _canonical(model)
     sources = {
         key: (kind, canonical[name] if kind == "parameter" else name) for key, (kind, name) in found.sources.items()
     }
     parameters = {name: named[name] for name in dict.fromkeys(canonical.values())}
-    buffers = dict(model.named_buffers(remove_duplicate=False)) | (made or {})
+    buffers = every_tensor(model, "_buffers") | (made or {})
     return Captured(module, sources, parameters, canonical, found.constants, buffers)
 
 
@@ -202,7 +204,7 @@ def _prepared(
 ) -> tuple[nn.Module, dict[str, torch.Tensor] | None, tuple[tuple[Any, ...], dict[str, Any]]]:
     """A stand-in, its buffers where tensors of the model have no numbers, and the inputs that it takes."""
     twin = stand_in(model)
-    made = dict(twin.named_buffers(remove_duplicate=False)) if give_shapes(twin, mode) else None
+    made = every_tensor(twin, "_buffers") if give_shapes(twin, mode) else None
     tensors = opened(twin, args, kwargs)
     return twin, made, (args, dict(kwargs)) if tensors is None else (tensors, {})
 
@@ -215,7 +217,7 @@ def _without_code(graph: fx.Graph) -> fx.GraphModule:
 
 def _canonical(model: nn.Module) -> tuple[dict[str, nn.Parameter], dict[str, str]]:
     """Every parameter by all of its names, and every name's first one."""
-    named = dict(model.named_parameters(remove_duplicate=False))
+    named: dict[str, Any] = every_tensor(model, "_parameters")
     first: dict[int, str] = {}
     return named, {name: first.setdefault(id(parameter), name) for name, parameter in named.items()}
 
@@ -251,7 +253,7 @@ def _exported(
                 constants[spec.arg.name] = value
         sources[spec.arg.name] = (kind, target)
     parameters = {name: named[name] for name in dict.fromkeys(canonical.values())}
-    buffers = dict(model.named_buffers(remove_duplicate=False)) | made
+    buffers = every_tensor(model, "_buffers") | made
     updates = sum(spec.kind == OutputKind.BUFFER_MUTATION for spec in program.graph_signature.output_specs)
     written = {
         number: canonical[str(spec.target)]
@@ -328,7 +330,7 @@ def experts_at_once(model: nn.Module) -> Iterator[None]:
     Args:
         model: a model whose configurations say how experts are computed; they say so again afterwards.
     """
-    configs = {id(c): c for module in model.modules() if (c := getattr(module, "config", None)) is not None}
+    configs = {id(c): c for module in every_module(model) if (c := getattr(module, "config", None)) is not None}
     before = {
         key: own for key, c in configs.items() if (own := getattr(c, "_experts_implementation", None)) is not None
     }

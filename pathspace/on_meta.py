@@ -15,6 +15,8 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.overrides import TorchFunctionMode
 
+from pathspace.result_shapes import result_shape
+
 META = torch.device("meta")
 # operations of a tensor of floating point numbers, of whatever shape, and of numbers
 _CURVES = "relu leaky_relu silu gelu elu selu celu mish hardtanh hardswish hardsigmoid sigmoid tanh relu6 softplus exp"
@@ -101,11 +103,14 @@ class Shapes:
         name, _, overload = func.__name__.partition(".")
         if name.removesuffix("_") in _ELEMENTWISE and overload == "default" and first.is_floating_point():
             if not name.endswith("_"):
-                return torch.empty_like(first)
+                return _another(first)
             if 0 not in first.stride():
                 return first
         if func is torch.ops.aten.batch_norm.default and (args[5] or args[4] is not None) and _fits(*args[:5]):
-            return torch.empty_like(first)
+            return _another(first)
+        shape = None if named else result_shape(func, args)
+        if shape is not None:
+            return torch.empty(shape, dtype=(first[0] if isinstance(first, list) else first).dtype, device=META)
         if _shares_memory(func):
             return func(*args, **named)
         key = (
@@ -144,6 +149,12 @@ def _fits(x: Tensor, *each: Tensor | None) -> bool:
     """Whether statistics, scales and shifts are those of the channels of ``x``."""
     like = (x.shape[1:2], x.dtype)
     return x.dim() > 1 and all(vector is None or (vector.shape, vector.dtype) == like for vector in each)
+
+
+def _another(x: Tensor) -> Tensor:
+    """``torch.empty_like(x)``, which is written in Python for the meta device."""
+    dense = x.is_contiguous() or (x.dim() == 4 and x.is_contiguous(memory_format=torch.channels_last))
+    return _like(x.shape, x.stride(), x.dtype) if dense else torch.empty_like(x)
 
 
 def _is_shape(value: Any) -> bool:

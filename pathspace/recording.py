@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import inspect
 import operator
+import re
 import sys
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
@@ -26,6 +27,7 @@ from torch.utils import _pytree as pytree
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from pathspace.inputs import in_order
+from pathspace.module_walk import every_module, every_path, every_tensor
 from pathspace.on_meta import META, Asked, Elsewhere, Shapes, Unsure, on_meta, returns_operand
 from pathspace.replaced import replaced
 from pathspace.safe_deepcopy import SIMPLE, is_simple
@@ -63,7 +65,7 @@ class Recording(ProxyTorchDispatchMode):
         self._new = WeakTensorKeyDictionary()
         self._first_input: fx.Node | None = None
         self._paths: dict[int, list[str]] = {}
-        for path, module in model.named_modules(remove_duplicate=False):
+        for path, module in every_path(model):
             self._paths.setdefault(id(module), []).append(path)
         self._stack: dict[str, tuple[str, str]] = {}
 
@@ -202,7 +204,7 @@ class Recording(ProxyTorchDispatchMode):
 
 def _identifier(name: str) -> str:
     """A name that code can have."""
-    return "".join(letter if letter.isalnum() else "_" for letter in name)
+    return re.sub(r"\W", "_", name)
 
 
 def _require_gradients(func: Any, operands: Iterable[Any], tensors: list[Any]) -> None:
@@ -245,7 +247,7 @@ def _unsure(*_: Any, **__: Any) -> Any:
 @contextmanager
 def _as_exported(recording: Recording) -> Iterator[None]:
     """Let the model's code find the same flags as during an export, and record the calls of modules."""
-    call: Callable[..., Any] = nn.Module.__call__
+    call: Callable[..., Any] = nn.Module._call_impl
     enter: Callable[..., Any] = torch.autocast.__enter__
 
     def called(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
@@ -261,7 +263,8 @@ def _as_exported(recording: Recording) -> Iterator[None]:
     torch.backends.mha.set_fastpath_enabled(False)
     try:
         with replaced(
-            (nn.Module, "__call__", called),
+            # (with another __call__, Python would look at every class of modules)
+            (nn.Module, "_call_impl", called),
             (torch.autocast, "__enter__", entered),
             (torch.autograd.graph, "_engine_run_backward", _unsure),
             (torch.autograd, "_engine_run_backward", _unsure),
@@ -273,30 +276,26 @@ def _as_exported(recording: Recording) -> Iterator[None]:
         torch.backends.mha.set_fastpath_enabled(fast)
 
 
-def _left(model: nn.Module, lists: Collection[int] = ()) -> set[int]:
+def _left(held: Iterable[Any], lists: Collection[int]) -> set[int]:
     """Ids of the tensors without values in attributes of modules, except those in the given lists and dictionaries."""
-    values = (value for value in _held(model) if isinstance(value, _HOLDERS) and id(value) not in lists)
+    values = (value for value in held if isinstance(value, _HOLDERS) and id(value) not in lists)
     leaves = pytree.tree_leaves([v for v in values if not (type(v) in (list, tuple) and is_simple(v))])
     return {id(leaf) for leaf in leaves if isinstance(leaf, Tensor) and not has_values(leaf)}
 
 
-def _filled(model: nn.Module) -> dict[int, Any]:
-    """Lists and dictionaries in attributes of modules by their numbers: code may fill them, and torch lets it."""
-    return {id(value): value for value in _held(model) if type(value) in (list, dict)}
-
-
-def _held(model: nn.Module) -> Iterator[Any]:
+def _held(model: nn.Module) -> list[Any]:
     """Attributes of modules that are not registered, and may hold something."""
-    for module in model.modules():
-        for key, value in vars(module).items():
-            kind = type(value)
-            if kind not in SIMPLE and key not in _REGISTERED and not (kind is OrderedDict and not value):
-                yield value
+    return [
+        value
+        for module in every_module(model)
+        for key, value in vars(module).items()
+        if (kind := type(value)) not in SIMPLE and (kind is not OrderedDict or value) and key not in _REGISTERED
+    ]
 
 
 def _registered(model: nn.Module) -> list[tuple[str, str, dict[str, Any], str]]:
     """Kind, name and place of all parameters, then of all buffers; those of several names are met again."""
-    modules = list(model.named_modules(remove_duplicate=False))
+    modules = every_path(model)
     return [
         (kind, f"{path}.{key}" if path else key, held, key)
         for kind, attribute in (("parameter", "_parameters"), ("buffer", "_buffers"))
@@ -346,7 +345,8 @@ def _fake(value: Tensor, mode: FakeTensorMode) -> Tensor:
 
 def one_device(model: nn.Module, given: Any) -> torch.device | None:
     """The device of all tensors of a model and its inputs, if there is one."""
-    tensors = [*model.parameters(), *model.buffers(), *pytree.tree_leaves(given)]
+    held = (*every_tensor(model, "_parameters").values(), *every_tensor(model, "_buffers").values())
+    tensors = [*held, *pytree.tree_leaves(given)]
     devices = {tensor.device for tensor in tensors if isinstance(tensor, Tensor)} or {torch.device("cpu")}
     return devices.pop() if len(devices) == 1 else None
 
@@ -395,8 +395,10 @@ def record(
             raise Unsure("an input that is given twice")
         recording.given("input", name, fake(value) if isinstance(value, Tensor) else value)
     given, by_name = pytree.tree_map_only(Tensor, fake, (args, dict(kwargs)))
-    own, lists = [owner[key] for *_, owner, key in before], _filled(model)
-    left = _left(model, lists)
+    own, held = [owner[key] for *_, owner, key in before], _held(model)
+    # code may fill lists and dictionaries, and torch lets it
+    lists = {id(value) for value in held if type(value) in (list, dict)}
+    left = _left(held, lists)
     with mode or nullcontext(), Asked(device), _as_exported(recording), recording, enable_python_dispatcher():
         found = model(*given, **by_name)
     after = _registered(model)
@@ -404,7 +406,7 @@ def record(
         tensor is not owner[key] for tensor, (*_, owner, key) in zip(own, after, strict=True)
     ):
         raise Unsure("a parameter or buffer that is set")
-    if _left(model, lists) - left - set(map(id, own)):
+    if _left(_held(model), lists) - left - set(map(id, own)):
         raise Unsure("tensors that are kept from one call to the next")
     if not all(isinstance(tensor, Tensor) for tensor in found):
         raise Unsure("numbers among the outputs")

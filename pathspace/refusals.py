@@ -15,6 +15,7 @@ from torch import nn
 
 from pathspace.errors import CaptureError, InputError
 from pathspace.inputs import describe
+from pathspace.module_walk import every_path, every_tensor
 from pathspace.without_values import has_values
 
 _STANDARD = sysconfig.get_paths()["stdlib"] + "/"
@@ -96,7 +97,7 @@ def check_capturable(model: nn.Module) -> None:
         raise InputError(f"{name} wraps a model for several devices; pass the inner model, model.module.")
     if isinstance(model, torch.jit.ScriptModule):
         raise InputError(f"{name} is a scripted module, which has no Python code; pass the original module.")
-    for path, module in model.named_modules():
+    for path, module in every_path(model, repeated=False):
         if isinstance(module, torch.jit.ScriptModule):
             raise InputError(
                 f"{name} holds a scripted module {path!r}, which has no Python code; replace it by the original module."
@@ -106,8 +107,9 @@ def check_capturable(model: nn.Module) -> None:
                 f"{name} holds {path or name!r}, whose parameters FullyShardedDataParallel has flattened and "
                 f"sharded; trace the model before it is wrapped, or shard it with torch.distributed.fsdp.fully_shard."
             )
-    tensors = [("parameter", *item) for item in model.named_parameters()]
-    for kind, key, tensor in tensors + [("buffer", *item) for item in model.named_buffers()]:
+    tensors = [("parameter", *item) for item in every_tensor(model, "_parameters", repeated=False).items()]
+    tensors += [("buffer", *item) for item in every_tensor(model, "_buffers", repeated=False).items()]
+    for kind, key, tensor in tensors:
         if isinstance(tensor, nn.parameter.UninitializedParameter | nn.parameter.UninitializedBuffer):
             raise InputError(
                 f"{name} has a {kind} {key!r} without a shape yet; run the model once on a batch, then trace it."
@@ -125,8 +127,8 @@ def check_memory(model: nn.Module) -> None:
     Raises:
         InputError: two parameters share memory.
     """
-    held = []
-    for name, parameter in model.named_parameters():
+    held, named = [], every_tensor(model, "_parameters", repeated=False)
+    for parameter, name in {id(p): (p, name) for name, p in reversed(named.items())}.values():
         strided = type(parameter) is nn.Parameter and parameter.layout == torch.strided
         if strided and parameter.numel() and has_values(parameter):
             last = sum((n - 1) * step for n, step in zip(parameter.shape, parameter.stride(), strict=True))

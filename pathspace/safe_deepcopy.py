@@ -22,6 +22,9 @@ M = TypeVar("M", bound=nn.Module)
 _ATOMS = (type, str, int, float, types.ModuleType)
 # immutable types of numbers, names and nothing
 SIMPLE = frozenset([type(None), bool, int, float, str])
+_CONTAINERS = (OrderedDict, dict, list, set)
+# what no two modules share
+_OWN = frozenset(["_parameters", "_buffers", "_modules", "_non_persistent_buffers_set"])
 # what torch does to restore these changes only files of earlier versions
 _RESTORES = (nn.Module.__setstate__, nn.modules.conv._ConvNd.__setstate__)
 
@@ -80,9 +83,9 @@ def _copied(model: M, share_tensors: bool, insist: bool) -> M:
         # (first: what rebuilds another object, such as a compiled module, can read them)
         shell.__dict__.update(
             {
-                key: OrderedDict() if kind is OrderedDict else value
+                key: value if kind in SIMPLE else kind()
                 for key, value in vars(module).items()
-                if (kind := type(value)) in SIMPLE or (kind is OrderedDict and not value)
+                if (kind := type(value)) in SIMPLE or ((kind is OrderedDict or key in _OWN) and not value)
             }
         )
     # inner modules were found last
@@ -170,7 +173,9 @@ def _memo(
         if simple or id(value) in seen:
             continue
         seen[id(value)] = value
-        if isinstance(value, Tensor):
+        if kind is dict:
+            waiting += value.values()
+        elif isinstance(value, Tensor):
             tensor = _tensor(value, share_tensors)
             if tensor is not None:
                 memo[id(value)] = tensor
@@ -183,7 +188,8 @@ def _memo(
         elif isinstance(value, nn.Module):
             modules.append(value)
             # (a module has a dozen dictionaries without hooks, which take longer than all the rest)
-            waiting += [held for held in vars(value).values() if type(held) is not OrderedDict or held]
+            held = [(type(each), each) for each in vars(value).values()]
+            waiting += [each for kind, each in held if kind not in SIMPLE and (kind not in _CONTAINERS or each)]
         elif _can_be_copied(value):
             waiting += _held(value)
         else:

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from pathspace.module_walk import every_module
 from pathspace.nested import leaves, mapped
 from pathspace.safe_deepcopy import safe_deepcopy
 from pathspace.unsharded import unsharded
@@ -44,7 +45,7 @@ def stand_in(model: nn.Module, share_tensors: bool = True) -> nn.Module:
     """
     twin = safe_deepcopy(unsharded(model), share_tensors)
     switch_off_caches(twin)
-    for module in twin.modules():
+    for module in every_module(twin):
         # made by torch.compile
         written = module._modules.get("_orig_mod")
         if written is not None and "forward" in module.__dict__:
@@ -73,7 +74,7 @@ def repeatable(twin: nn.Module, written: Collection[str] = ()) -> nn.Module:
     """
     generators = [
         (value, value.get_state())
-        for module in twin.modules()
+        for module in every_module(twin)
         for value in module.__dict__.values()
         if isinstance(value, torch.Generator)
     ]
@@ -90,7 +91,7 @@ def repeatable(twin: nn.Module, written: Collection[str] = ()) -> nn.Module:
         for generator, state in generators:
             generator.set_state(state)
         before.clear()
-        for part in twin.modules():
+        for part in every_module(twin):
             kept = {key: value for key, value in vars(part).items() if key not in _REGISTERED}
             lists = [(value, value.copy()) for value in kept.values() if type(value) in _FILLED]
             before.append((vars(part), kept, lists))
@@ -142,7 +143,7 @@ def switch_off_caches(model: nn.Module) -> None:
         namespace(use_cache=False, text_config=namespace(use_cache=False))
     """
     seen: set[int] = set()
-    for module in model.modules():
+    for module in every_module(model):
         for config in _configurations(getattr(module, "config", None), seen):
             if getattr(config, "use_cache", None) is True:
                 config.use_cache = False

@@ -17,6 +17,7 @@ from pathspace.inference.build import build, ends_of, unused_in_part
 from pathspace.inference.interpreter import interpret
 from pathspace.inference.units import Scales
 from pathspace.inputs import arranged, describe
+from pathspace.module_walk import every_path
 from pathspace.reduction import ReductionGraph
 from pathspace.size_decisions import Watch, other_ways
 from pathspace.sizes import recapture, sentence, thin
@@ -132,6 +133,6 @@ def _traced(
 def _graph(model: nn.Module, found: Structure, stated: str) -> ReductionGraph:
     """The structure as a public reduction graph, with its input sizes in words."""
     held = {field.name: getattr(found, field.name) for field in fields(found)}
-    every = dict(model.named_modules(remove_duplicate=False))
+    every = dict(every_path(model))
     modules = {path: every[path] for path in map(owner, found.captured.parameters) if path in every}
     return ReductionGraph(**{**held, "range": stated, "modules": modules})

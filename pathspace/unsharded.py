@@ -8,6 +8,8 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from pathspace.module_walk import every_module
+
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks")
 # prefixes of attributes in which a module stores its sharding
 _KEPT = ("__composable_api", "_is_fsdp", "_fsdp")
@@ -48,7 +50,7 @@ def unsharded(model: nn.Module) -> nn.Module:
         >>> unsharded(model) is model
         True
     """
-    every = list(model.modules())
+    every = every_module(model)
     hooks = [hook for module in every for name in _HOOKS for hook in getattr(module, name).values()]
     if not any(map(of_wrapper, hooks)) and all(written_class(module) is type(module) for module in every):
         return model

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from pathspace.module_walk import every_module
 from pathspace.safe_deepcopy import is_bound
 
 _CONTAINERS = (list, dict, set, deque, OrderedDict, defaultdict)
@@ -41,9 +42,9 @@ def untouched(model: nn.Module) -> Iterator[None]:
         >>> Net.seen
         []
     """
-    classes = {kind for module in model.modules() for kind in type(module).__mro__ if _is_users(kind)}
+    classes = {kind for module in every_module(model) for kind in type(module).__mro__ if _is_users(kind)}
     functions = [function for kind in classes for function in _functions(kind.__dict__.values())]
-    hooks = [hook for module in model.modules() for hook in _hooks(module)]
+    hooks = [hook for module in every_module(model) for hook in _hooks(module)]
     for name in ("_global_forward_hooks", "_global_forward_pre_hooks", "_global_backward_hooks"):
         hooks += getattr(nn.modules.module, name, {}).values()
     functions += [function for function in _functions(hooks) if _is_users(function)]

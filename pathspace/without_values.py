@@ -20,6 +20,7 @@ from torch.utils._device import _device_constructors
 from torch.utils._python_dispatch import _disable_current_modes
 
 from pathspace.errors import InputError
+from pathspace.module_walk import every_module
 from pathspace.replaced import replaced
 from pathspace.unsharded import is_cut
 
@@ -124,13 +125,14 @@ def give_shapes(twin: nn.Module, mode: FakeTensorMode) -> bool:
     Returns:
         Whether there were any such tensors.
     """
-    places: list[dict[str, Any]] = [place for module in twin.modules() for place in (vars(module), module._parameters)]
+    modules = every_module(twin)
+    places: list[dict[str, Any]] = [place for module in modules for place in (vars(module), module._parameters)]
     plain = [(place, key, value) for place in places for key, value in place.items() if _is_shape(value)]
     waiting: dict[int, Tensor] = {}
     made: dict[int, Tensor] = {}
     for place, key, value in plain:
         place[key] = made.setdefault(id(value), _stand_in(value, mode))
-    every = [(module, *item) for module in twin.modules() for item in module._buffers.items()]
+    every = [(module, *item) for module in modules for item in module._buffers.items()]
     buffers = [(module, key, value) for module, key, value in every if value is not None and _is_shape(value)]
     for module, key, value in buffers:
         small = value.numel() <= LARGEST_BUFFER
@@ -159,14 +161,14 @@ def _stand_in(value: Tensor, mode: FakeTensorMode) -> Tensor:
 def _initialise(twin: nn.Module, wanted: set[int]) -> None:
     """Call the modules' initialisation to compute buffers; after an error they have no values."""
     with torch.no_grad(), torch.random.fork_rng(devices=[]):
-        for owner in twin.modules():
+        for owner in every_module(twin):
             own: Any = getattr(owner, "_init_weights", None)
             for module in owner.modules() if callable(own) else ():
                 if id(module) in wanted:
                     with suppress(Exception):
                         own(module)
                     wanted.discard(id(module))
-        for module in twin.modules():
+        for module in every_module(twin):
             if id(module) in wanted and callable(getattr(module, "reset_parameters", None)):
                 with suppress(Exception):
                     module.reset_parameters()  # type: ignore[operator]

@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from hypothesis import given
+from hypothesis import strategies as st
 from torch import Tensor, fx, nn
 
 import pathspace as ps
@@ -290,3 +292,43 @@ def test_channels_that_are_dropped_behind_a_batch_norm_are_on_no_path() -> None:
 class _First(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         return x[:, :3]
+
+
+class _Windows(nn.Module):
+    """Reads what some windows leave of an activation."""
+
+    def __init__(self, read: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.read = read
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.read(torch.relu(x))
+
+
+def _by_gradient(read: Callable[[Tensor], Tensor], shape: tuple[int, ...]) -> Tensor:
+    """Elements with an influence on what is read."""
+    x = torch.ones(shape, dtype=torch.float64, requires_grad=True)
+    (found,) = torch.autograd.grad(read(x).sum(), x)
+    return found != 0
+
+
+@given(data=st.data())
+def test_places_that_no_window_meets_are_those_without_a_gradient(data: st.DataObject) -> None:
+    dims = data.draw(st.integers(1, 2))
+    shape = (1, 2, *(data.draw(st.integers(6, 9)) for _ in range(dims)))
+    size, stride, hole = ([data.draw(st.integers(1, n)) for _ in range(dims)] for n in (3, 4, 2))
+    margin = data.draw(st.sampled_from([0, 1, "valid"]))
+    weight = torch.ones(2, 2, *size, dtype=torch.float64)
+    kind = F.conv1d if dims == 1 else F.conv2d
+    reads: list[Callable[[Tensor], Tensor]] = [
+        lambda x: kind(x, weight, None, stride, margin, hole),
+        lambda x: kind(x, weight, None, stride, margin, hole)[:, :, :1],
+    ]
+    if dims == 2:
+        reads.append(lambda x: F.avg_pool2d(x, size, stride))
+        reads.append(lambda x: F.adaptive_avg_pool2d(x, tuple(size)))
+    for read in reads:
+        captured = capture(_Windows(read), (torch.ones(shape, dtype=torch.float64),), {})
+        live = live_elements(captured.graph, {}).get("relu", True)
+        mask = live if isinstance(live, Tensor) else torch.tensor(live).expand(shape)
+        assert torch.equal(mask, _by_gradient(read, shape)), (shape, size, stride, margin, hole)

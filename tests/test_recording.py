@@ -189,7 +189,7 @@ def test_models_without_numbers() -> None:
 def test_settings_are_as_before() -> None:
     def found() -> Any:
         flags = torch.backends.mha.get_fastpath_enabled(), torch.compiler.is_exporting()
-        return *flags, nn.Module.__call__, gc.isenabled(), gc.get_freeze_count()
+        return *flags, nn.Module.__call__, nn.Module._call_impl, gc.isenabled(), gc.get_freeze_count()
 
     before = found()
     for step in (RECORDED["views"], asks, differentiates):

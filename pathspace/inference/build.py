@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import torch
 from scipy.sparse import csr_array, eye_array, vstack
@@ -104,23 +106,23 @@ def _graph(captured: Captured, scales: Scales, raw: dict[str, Ends], solution: S
         if name != first:
             aliases.setdefault(first, []).append(name)
     blocks, beyond = [], {}
-    for name in captured.parameters:
-        if name in raw:
-            tail, head = raw[name].here()
-            unused = tail == NEUTRAL
-            if bool(unused.any()):
-                beyond[name] = _everywhere(raw[name], classes, solution, scales.shapes[name])
-            blocks.append(
-                WeightBlock(
-                    name=name,
-                    shape=scales.shapes[name],
-                    tail=shrink(lookup(classes, tail)),
-                    head=shrink(lookup(classes, head)),
-                    unused=unused if bool(unused.any()) else None,
-                    aliases=tuple(aliases.get(name, ())),
-                    shift=scales.shifts.get(name, 0.0),
-                )
+    own = {name: raw[name].here() for name in captured.parameters if name in raw}
+    solved = iter(_looked_up(classes, [ids for pair in own.values() for ids in pair]))
+    for name, (tail, _) in own.items():
+        unused = tail == NEUTRAL if has_zeros(tail) else None
+        if unused is not None:
+            beyond[name] = _everywhere(raw[name], classes, solution, scales.shapes[name])
+        blocks.append(
+            WeightBlock(
+                name=name,
+                shape=scales.shapes[name],
+                tail=shrink(next(solved)),
+                head=shrink(next(solved)),
+                unused=unused,
+                aliases=tuple(aliases.get(name, ())),
+                shift=scales.shifts.get(name, 0.0),
             )
+        )
     used = tuple(block for block in blocks if block.num_edges)
     known = {block.name for block in used} | set(scales.pinned_parameters)
     return Structure(
@@ -140,6 +142,14 @@ def _graph(captured: Captured, scales: Scales, raw: dict[str, Ends], solution: S
         captured=captured,
         parameters=captured.parameters,
     )
+
+
+def _looked_up(classes: Tensor, raw: Sequence[Tensor]) -> list[Tensor]:
+    """Signed classes of many small tensors of raw ids, found together."""
+    if not raw or sum(ids.numel() for ids in raw) > MOST_WAITING:
+        return [lookup(classes, ids) for ids in raw]
+    found = lookup(classes, torch.cat([ids.reshape(-1) for ids in raw])).split([ids.numel() for ids in raw])
+    return [part.view(ids.shape) for part, ids in zip(found, raw, strict=True)]
 
 
 def _alike(classes: Tensor, solution: Solution) -> tuple[Tensor, Tensor]:
@@ -234,29 +244,19 @@ def _trivial(solution: Solution, raw: list[Pair]) -> np.ndarray:
     system = Relations()
     system.size = 1 + solution.units + solution.forms.shape[0]
     classes = torch.from_numpy(solution.classes)
-    ends = [(lookup(classes, tail), lookup(classes, head)) for tail, head in raw]
-    _define(system, solution, [ids for pair in ends for ids in pair])
-    # (mostly one id and a few others: all of these together are much quicker than one after the other)
-    ones, others, waiting = [], [], 0
-    for (tail, head), (before, _) in zip(ends, raw, strict=True):
-        free = before != NEUTRAL
-        if not bool(free.all()):
-            tail, head, free = torch.broadcast_tensors(tail, head, free)
-            tail, head = tail[free], head[free]
-        for near, far in ((head, tail), (tail, head)):
-            one, some = _star(near, far)
-            if one.numel() == 1:
-                some = distinct(some).reshape(-1)
-                ones.append(one.reshape(1).expand(len(some)))
-                others.append(some)
-                waiting += len(some)
-            else:
-                system.unify(one, some)
-            if waiting > MOST_WAITING:
-                system.unify(torch.cat(ones), torch.cat(others))
-                ones, others, waiting = [], [], 0
-    if ones:
-        system.unify(torch.cat(ones), torch.cat(others))
+    if solution.forms.shape[0]:
+        _define(system, solution, _looked_up(classes, [ids for pair in raw for ids in pair]))
+    waiting, count = [], 0
+    for tail, head in raw:
+        if not _crossed(tail, head) or has_zeros(tail):
+            _connect(system, lookup(classes, tail), lookup(classes, head), tail != NEUTRAL)
+            continue
+        waiting.append((tail, head))
+        count += tail.numel() + head.numel()
+        if count > MOST_WAITING:
+            _connect_all(system, classes, waiting)
+            waiting, count = [], 0
+    _connect_all(system, classes, waiting)
     kernel = system.resolve()
     if kernel.units == 0:
         return np.zeros(0, np.int64)
@@ -265,6 +265,32 @@ def _trivial(solution: Solution, raw: list[Pair]) -> np.ndarray:
     chosen = first[(own > 0) & (own <= kernel.units)]
     # if there are no such variables, fix one unit and repeat
     return chosen if len(chosen) else first[own > 0][:1]
+
+
+def _crossed(tail: Tensor, head: Tensor) -> bool:
+    """Whether one of the two ends is constant along every dimension, as those of a matrix are."""
+    return all(1 in sizes for sizes in zip(tail.shape, head.shape, strict=True))
+
+
+def _connect_all(system: Relations, classes: Tensor, pairs: list[Pair]) -> None:
+    """Unify all scales at the ends of each weight: the first at either end with all at the other, for all together."""
+    if not pairs:
+        return
+    ends = [ids for pair in pairs for ids in pair]
+    sizes = np.array([ids.numel() for ids in ends])
+    every = lookup(classes, torch.cat([ids.reshape(-1) for ids in ends])).numpy()
+    # the other end of the same weight has the next or the last number
+    first = every[(np.cumsum(sizes) - sizes)[np.arange(len(ends)) ^ 1]]
+    system.unify(torch.from_numpy(np.repeat(first, sizes)), torch.from_numpy(every))
+
+
+def _connect(system: Relations, tail: Tensor, head: Tensor, free: Tensor) -> None:
+    """Unify the scales at the two ends of a weight's scalars."""
+    if not bool(free.all()):
+        tail, head, free = torch.broadcast_tensors(tail, head, free)
+        tail, head = tail[free], head[free]
+    for near, far in ((head, tail), (tail, head)):
+        system.unify(*_star(near, far))
 
 
 def _star(near: Tensor, far: Tensor) -> Pair:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Iterable, Mapping
+from functools import cache
 from typing import Any
 
 import torch
@@ -110,6 +111,9 @@ class _Backward:
             results = self._parts.setdefault(source, {})  # type: ignore[arg-type]
             results[number] = _either(results.get(number, False), live)  # type: ignore[index, arg-type]
             return
+        if live is True and not parts and not _leaves_out(node.target):
+            self._live.update(dict.fromkeys(node.all_input_nodes, True))
+            return
         operands = self._operands(node, live, parts)
         self.mark([(operand, True) for operand in node.all_input_nodes] if operands is None else operands)
 
@@ -126,6 +130,9 @@ class _Backward:
         positive = facts.coefficients != "real" or (facts.kind == "write" and not node.kwargs)
         if facts.linear == "jointly" and positive and not facts.elementwise:
             crops = facts.kind == "padding" and any(isinstance(n, int) and n < 0 for n in pytree.tree_leaves(node.args))
+            shown = node.meta["val"]
+            if facts.kind == "split" and len(parts) == len(shown) and all(part is True for part in parts.values()):
+                return None
             return self._transposed(node, live, parts) if live is not True or crops or facts.kind in LEAVE_OUT else None
         if isinstance(live, bool):
             return None
@@ -141,7 +148,12 @@ class _Backward:
         large = sum(operand.meta["val"].numel() for operand in operands) > LARGEST
         if large or all(operand.op != "call_function" for operand in data):
             return None
-        given: dict[fx.Node, Any] = {operand: torch.zeros(operand.meta["val"].shape).float() for operand in data}
+        sizes = {operand: operand.meta["val"].shape for operand in data}
+        if live is True and facts_of(node).kind == "average pooling":
+            # (the same for every channel)
+            rank = int(operation_name(node.target)[-2])
+            sizes = {one: torch.Size((1,) * (len(shape) - rank)) + shape[-rank:] for one, shape in sizes.items()}
+        given: dict[fx.Node, Any] = {operand: torch.zeros(size).float() for operand, size in sizes.items()}
         for operand in operands:
             if operand not in given and (value := constant_of(operand, self.module, self.values)) is not None:
                 given[operand] = value
@@ -158,8 +170,18 @@ class _Backward:
             # (an operation that cannot run here, for example because it writes into its operand)
             return None
         marks: dict[fx.Node, Live] = dict.fromkeys(operands, True)
-        marks.update((one, False if grad is None else _short(grad != 0)) for one, grad in zip(data, found, strict=True))
+        for operand, grad in zip(data, found, strict=True):
+            marks[operand] = False if grad is None else _short((grad != 0).expand(operand.meta["val"].shape))
         return marks.items()
+
+
+def _leaves_out(target: Any) -> bool:
+    """Whether an operation may leave out elements of its operands, although its whole result is used."""
+    name, kind = operation_name(target), facts_of(target).kind
+    if name.startswith("aten.adaptive_avg_pool"):
+        # (these windows cover their operand, whatever its size)
+        return False
+    return name in SIZES or name in WINDOWS or kind in LEAVE_OUT or kind == "padding"
 
 
 def _acts(node: fx.Node) -> bool:
@@ -280,11 +302,36 @@ def _under_windows(node: fx.Node, live: Live) -> Operands | None:
     shape, size = x.meta["val"].shape, weight.meta["val"].shape[2:]  # type: ignore[union-attr]
     if node.kwargs or (live is True and set(pytree.tree_leaves(options[:1])) <= {1}):
         return None
+    if live is True:
+        met = _met_by_windows(node, size)
+        return None if isinstance(met, bool) else _others(node, {x: _short(met.expand(shape))})  # type: ignore[dict-item]
     places = torch.zeros(1, *shape[-len(size) :]).float().requires_grad_()
     result = node.target(places, torch.ones(1, 1, *size).float(), None, *options[:3])  # type: ignore[operator]
-    mask = live.flatten(0, -len(size) - 1).any(0) if isinstance(live, Tensor) else torch.tensor(live)
+    mask = live.flatten(0, -len(size) - 1).any(0)  # type: ignore[union-attr]
     (found,) = torch.autograd.grad(result, places, mask.expand_as(result).float())
     return _others(node, {x: _short((found[0] != 0).expand(shape))})  # type: ignore[dict-item]
+
+
+def _met_by_windows(node: fx.Node, size: torch.Size) -> Live:
+    """The places of an operand that the windows of a convolution meet, of a shape that broadcasts to the operand's."""
+    given: tuple[Any, ...] = (*node.args[3:6], *([1], [0], [1])[len(node.args[3:6]) :])
+    steps, margins, holes = (given[0], [0] if isinstance(given[1], str) else given[1], given[2])
+    places, results = (shown.shape[-len(size) :] for shown in (node.args[0].meta["val"], node.meta["val"]))  # type: ignore[union-attr]
+    met: Live = True
+    for dim, (width, place, result) in enumerate(zip(size, places, results, strict=True)):
+        along = _met_along(place, result, width, *(each[dim % len(each)] for each in (steps, margins, holes)))
+        if along is not None:
+            met = met & along.reshape([-1 if d == dim else 1 for d in range(len(size))])
+    return met
+
+
+@cache
+def _met_along(places: int, results: int, width: int, step: int, margin: int, hole: int) -> Tensor | None:
+    """The places of one dimension that windows meet, or ``None`` if they meet all."""
+    seen = torch.arange(results).mul(step).unsqueeze(1) + torch.arange(width).mul(hole) - margin
+    met = torch.zeros(places, dtype=torch.bool)
+    met[seen[(seen >= 0) & (seen < places)]] = True
+    return None if bool(met.all()) else met
 
 
 # operations whose operands are read along some dimensions only

@@ -22,6 +22,8 @@ from pathspace.inference.values import NEUTRAL, ROOT, broadcast_shape, distinct,
 Pairs = tuple[np.ndarray, np.ndarray]
 # number of equations that are solved together, and number of equations that are stored before they are solved
 AT_ONCE, MOST_PENDING = 1 << 18, 1 << 20
+# of more equations at once, each is kept once
+MOST_REPEATED = 1 << 18
 
 
 class UnionFind:
@@ -78,7 +80,7 @@ class UnionFind:
             one, other = left.numpy(), right.numpy()
             keep = (one != other) & (one != NEUTRAL) & (other != NEUTRAL)
             pairs = one[keep], other[keep]
-            if len(pairs[0]) > 4096 and self.size < 2**31:
+            if len(pairs[0]) > MOST_REPEATED and self.size < 2**31:
                 # unique numbers, each made of both ids, are found much faster than unique columns
                 key = torch.unique(torch.from_numpy(pairs[0] * 2**32 + (pairs[1] + 2**31))).numpy()
                 pairs = key >> 32, (key & (2**32 - 1)) - 2**31

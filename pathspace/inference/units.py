@@ -139,6 +139,7 @@ class Scales(Semantics):
         self._log: list[int | Tensor | tuple[Tensor, Tensor]] = []
         # memory of ids -> these ids, and fewer ids with the same scales
         self._tied: dict[Memory, tuple[Tensor, Tensor]] = {}
+        self._tied_at: set[int] = set()
         # memory of ids -> these ids, the ids of which they are a power, and the exponent
         self._powers: dict[Memory, tuple[Tensor, Tensor, Fraction]] = {}
         # operation -> its operand ids, its result ids, and the captured graph
@@ -196,7 +197,7 @@ class Scales(Semantics):
         ids = super().activation(value)
         if hasattr(ids, "base"):
             return self.product(ids.base)
-        held = self._tied.get(_memory(ids))
+        held = self._tied.get(_memory(ids)) if ids.data_ptr() in self._tied_at else None
         return ids if held is None else _spread(held[1], ids.shape)
 
     def moved(self, function: Callable[[Tensor], Tensor], value: Value) -> Value:
@@ -240,6 +241,7 @@ class Scales(Semantics):
             self._flow(ids, first)
             if not has_zeros(few):
                 self._tied[_memory(ids)] = ids, first
+                self._tied_at.add(ids.data_ptr())
         return first
 
     def _flow(self, source: Tensor, target: Tensor) -> None:

@@ -15,7 +15,6 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -53,7 +52,15 @@ def broadcast_shape(*shapes: Sequence[int]) -> torch.Size:
     first = shapes[0]
     if isinstance(first, torch.Size) and all(shape == first for shape in shapes):
         return first
-    return torch.Size(np.broadcast_shapes(*map(tuple, shapes)))
+    rank = max(map(len, shapes))
+    found = [1] * rank
+    for shape in shapes:
+        for dim, size in enumerate(shape, rank - len(shape)):
+            if size != 1:
+                if found[dim] not in (1, size):
+                    raise ValueError(f"shapes {', '.join(map(str, map(tuple, shapes)))} cannot be broadcast together")
+                found[dim] = size
+    return torch.Size(found)
 
 
 def distinct(ids: Tensor) -> Tensor:
