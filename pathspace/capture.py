@@ -29,7 +29,7 @@ from pathspace.errors import InputError, InputTypeError, PathspaceError
 from pathspace.in_place import untold, writes_are_seen
 from pathspace.inputs import arranged, check_inputs, describe, opened, ordinary
 from pathspace.module_walk import every_module, every_tensor
-from pathspace.on_meta import Elsewhere, Unsure
+from pathspace.on_meta import Elsewhere, Unshown, Unsure
 from pathspace.recording import record
 from pathspace.refusals import (
     LOST,
@@ -40,6 +40,7 @@ from pathspace.refusals import (
     failed_capture,
     failed_run,
     first_line,
+    sets_memory,
     user_frame,
 )
 from pathspace.replaced import replaced
@@ -181,6 +182,8 @@ def recorded(
                 return None
         except Elsewhere:
             continue
+        except Unshown as error:
+            raise sets_memory(model, error) from None
         except Unsure:
             return None
         except (Exception, SystemExit):

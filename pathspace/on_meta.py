@@ -35,6 +35,7 @@ _MEMORY = (
 _TELLING = frozenset(_MEMORY)
 # what code may ask about derivatives, of which results have none here
 _DERIVED = frozenset([Tensor.grad_fn.__get__, Tensor.is_leaf.__get__])  # type: ignore[attr-defined, union-attr]
+_READS_DATA = frozenset([Tensor.data.__get__])  # type: ignore[attr-defined]
 _SETS_MEMORY = frozenset([Tensor.data.__set__])  # type: ignore[attr-defined]
 
 
@@ -46,6 +47,10 @@ class Elsewhere(Unsure):
     """Something that only a recording on fake tensors may know."""
 
 
+class Unshown(Unsure):
+    """Something that an export does not see, either."""
+
+
 class Asked(TorchFunctionMode):
     """Tensors on the meta device say that they lie on another one; what else tells them from others is refused."""
 
@@ -54,8 +59,12 @@ class Asked(TorchFunctionMode):
         self.device = device
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func in _SETS_MEMORY or (func in _DERIVED and args[0].requires_grad and type(args[0]) is not nn.Parameter):
-            raise Unsure("a question about derivatives, or memory that is set")
+        if func in _READS_DATA:
+            return args[0].detach()
+        if func in _SETS_MEMORY:
+            raise Unshown("memory that is set")
+        if func in _DERIVED and args[0].requires_grad and type(args[0]) is not nn.Parameter:
+            raise Unsure("a question about derivatives")
         if self.device is not None:
             if func in _PLACES and args[0].is_meta:
                 return _PLACES[func](self.device)
@@ -187,4 +196,4 @@ def on_meta(value: Tensor) -> Tensor:
     return shape
 
 
-__all__ = ["META", "Asked", "Elsewhere", "Shapes", "Unsure", "on_meta", "returns_operand"]
+__all__ = ["META", "Asked", "Elsewhere", "Shapes", "Unshown", "Unsure", "on_meta", "returns_operand"]

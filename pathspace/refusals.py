@@ -177,6 +177,19 @@ def failed_run(model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any],
     )
 
 
+def sets_memory(model: nn.Module, error: BaseException) -> CaptureError:
+    """The error for a model that sets ``tensor.data``.
+
+    Args:
+        model: the model.
+        error: the exception that its code met there.
+    """
+    return CaptureError(
+        f"{type(model).__name__}.forward sets the data of a tensor {user_frame(error)}, which no graph shows; expected "
+        "a new tensor, or tensor.copy_(...)."
+    )
+
+
 def _kind(error: BaseException) -> str:
     """The name of an exception's class; for classes of torch, of its first built-in base class."""
     own = type(error).__module__
@@ -275,5 +288,6 @@ __all__ = [
     "failed_run",
     "first_line",
     "no_derivative",
+    "sets_memory",
     "user_frame",
 ]

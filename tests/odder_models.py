@@ -112,6 +112,26 @@ def one_layer_twice_in_a_row() -> Any:
     return net(nn.Sequential(layer, nn.ReLU(), layer, nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 1)))
 
 
+@odd("sets the data of a tensor")
+def memory_of_an_activation_that_is_set() -> Any:
+    class Model(Net):
+        def forward(self, x: Tensor) -> Any:
+            h = torch.relu(self.hidden(x))
+            h.data = torch.sigmoid(self.hidden(x))
+            return self.second(h)
+
+    return net(Model())
+
+
+@odd(units=4)
+def weight_without_its_gradient() -> Any:
+    class Model(Net):
+        def forward(self, x: Tensor) -> Any:
+            return torch.nn.functional.linear(self.hidden(x).data, self.second.weight.data, self.second.bias)
+
+    return net(Model())
+
+
 @odd("circle")
 def child_that_holds_its_parent() -> Any:
     class Child(nn.Module):
