@@ -115,13 +115,17 @@ def prepared(
     return model.to(device), tuple(x.to(device) for x in inputs), skeleton, makers
 
 
-def training(name: str, device: str, rounds: int, threads: int) -> dict[str, Any]:
+def training(name: str, device: str, rounds: int, threads: int, compiled: bool = False) -> dict[str, Any]:
     """Optimizer steps, and whole training steps over torch's optimizers on weights; same weights and batch."""
     model, inputs, skeleton, makers = prepared(name, device, threads)
     # weights of their own: G-SGD would look after weights that another optimizer has written to
     copies = {key: copy.deepcopy(model) for key in makers}
     optimizers = {key: make(copies[key]) for key, make in makers.items()}
-    times: dict[str, list[float]] = {key: [] for key in ("backward", *optimizers)}
+    steps: dict[str, Callable[[], Any]] = {key: optimizer.step for key, optimizer in optimizers.items()}
+    if compiled:
+        copies["compiled"] = copy.deepcopy(model)
+        steps["compiled"] = torch.compile(makers["gsgd"](copies["compiled"]).step)
+    times: dict[str, list[float]] = {key: [] for key in ("backward", *steps)}
     # one thread's own time does not grow with what else a shared processor is doing
     clock = time.process_time if device == "cpu" and threads == 1 else time.perf_counter
     wait = torch.cuda.synchronize if device == "cuda" else lambda: None
@@ -129,24 +133,25 @@ def training(name: str, device: str, rounds: int, threads: int) -> dict[str, Any
     # training, because what another optimizer leaves in the caches would cost more than the step
     together = 10 if name == "small_rnn" else 1
     for turn in range(rounds + 1):
-        for key, optimizer in optimizers.items():
+        for key, step in steps.items():
             for _ in range(together):
                 start = clock()
                 copies[key].zero_grad()
                 copies[key](*inputs).square().mean().backward()
                 wait()
                 middle = clock()
-                optimizer.step()
+                step()
                 wait()
                 if turn:
                     times[key].append(clock() - middle)
                     times["backward"].append(middle - start)
     typical = {key: statistics.median(values) for key, values in times.items()}
     weights = sum(p.numel() * p.element_size() for p in model.parameters())
-    whole = {key: typical["backward"] + typical[key] for key in optimizers}
+    whole = {key: typical["backward"] + typical[key] for key in steps}
     return {
         "model": name,
         **{f"{key}_ms": 1000 * value for key, value in typical.items()},
+        **({"compiled/sgd": whole["compiled"] / whole["sgd"]} if compiled else {}),
         "gsgd/sgd": whole["gsgd"] / whole["sgd"],
         "gsgd/fused": whole["gsgd"] / whole["fused"],
         "gadam/adam": whole["gadam"] / whole["adam"],

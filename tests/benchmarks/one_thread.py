@@ -24,12 +24,12 @@ from benchmarks.gauge_fixed import gauge_fixed
 from benchmarks.measure import prepared, training
 
 PROCESSES, ROUNDS = 3, 20
-SHOWN = ("model", "backward_ms", "sgd_ms", "gsgd_ms", "gsgd/sgd")
+SHOWN = ("model", "backward_ms", "sgd_ms", "gsgd_ms", "compiled_ms", "compiled/sgd", "gsgd/sgd")
 
 
 def small(name: str) -> dict[str, Any]:
     """Training steps with G-SGD over those with SGD."""
-    found = training(name, "cpu", ROUNDS, 1)
+    found = training(name, "cpu", ROUNDS, 1, compiled=True)
     return {key: found[key] for key in SHOWN}
 
 
