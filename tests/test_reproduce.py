@@ -47,7 +47,7 @@ from pathspace.training.experiments.reproduce.holm import (
     seeds_needed,
 )
 from pathspace.training.experiments.reproduce.page import render
-from pathspace.training.experiments.reproduce.provenance import code_digest
+from pathspace.training.experiments.reproduce.provenance import code_digest, together
 from pathspace.training.experiments.reproduce.record import Record, Table, judged
 from pathspace.training.experiments.reproduce.timing import LEAST, PRECISION, alternate
 from pathspace.training.experiments.reproduce.toys import Toys, target, train_toys
@@ -146,9 +146,9 @@ def test_two_processes_of_which_one_is_killed_find_what_one_finds(tmp_path: Path
 
     journal = tmp_path / "journal.jsonl"
     apart = run_all(trials, TrialCache(tmp_path, journal), 2, kill_one)
-    together = run_all(trials, TrialCache(None))
+    alone = run_all(trials, TrialCache(None))
     assert [worker.exitcode for worker in killed] == [-signal.SIGKILL]
-    assert all(same(a, b) for a, b in zip(apart, together, strict=True))
+    assert all(same(a, b) for a, b in zip(apart, alone, strict=True))
     # every trial has its line; a line that was cut off costs its trial only
     text = journal.read_text()
     journal.write_text(text + text[:100])
@@ -156,6 +156,11 @@ def test_two_processes_of_which_one_is_killed_find_what_one_finds(tmp_path: Path
     assert [known.find(trial) for trial in trials] == apart and len(text.splitlines()) == 4
     record = json.loads(text.splitlines()[0])
     assert record["provenance"]["code"] == code_digest() and record["provenance"]["processor"]
+    # trials of another computer say so
+    journal.write_text(text.replace(record["provenance"]["processor"], "another", 1))
+    mixed = TrialCache(tmp_path / "more", journal)
+    run_all(trials, mixed)
+    assert set(together(mixed.origins)["processor"].split(", ")) == {"another", record["provenance"]["processor"]}
 
 
 LONG = """

@@ -20,6 +20,7 @@ from pathspace.training.experiments.reproduce.estimate import show_estimate
 from pathspace.training.experiments.reproduce.experiment import TUNING_SEEDS
 from pathspace.training.experiments.reproduce.page import write_page
 from pathspace.training.experiments.reproduce.pictures import save_png
+from pathspace.training.experiments.reproduce.provenance import together
 from pathspace.training.experiments.reproduce.recipes import load_cells
 from pathspace.training.experiments.reproduce.recipes.page import write_recipes
 from pathspace.training.experiments.reproduce.record import Record, judged_again
@@ -118,6 +119,8 @@ def run_reproduction(
         elsewhere = partial(run_on, client) if client else None
         run = partial(run_counted, cache=cache, jobs=jobs, progress=progress, setting=setting, elsewhere=elsewhere)
         record = experiment.run(replace(setting, run=run, folder=folder, jobs=jobs))
+    # trials of an earlier run may come from other code or another computer
+    record = replace(record, versions=together(cache.origins) or record.versions)
     record.write(folder / f"{name}.json")
     save_png(experiment.draw(record), folder / f"{name}.png")
     _write_pages(folder)

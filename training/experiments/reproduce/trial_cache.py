@@ -44,6 +44,9 @@ class TrialCache:
         folder: where the files are; ``None`` keeps nothing.
         journal: a file that gets a line for every trial, and knows those that are in it; ``None`` for none.
 
+    Attributes:
+        origins: what computed the trials that were noted, in their order.
+
     Example:
         >>> TrialCache(None).find(Trial("digits-rows", "sgd", 0.1, 0, 1)) is None
         True
@@ -52,6 +55,7 @@ class TrialCache:
     def __init__(self, folder: str | os.PathLike[str] | None, journal: Path | None = None) -> None:
         self.folder = None if folder is None else make_folder(folder)
         self.journal = journal
+        self.origins: list[dict[str, str]] = []
         self._known = dict(_lines(journal)) if journal is not None and journal.is_file() else {}
 
     def find(self, trial: Trial) -> Outcome | None:
@@ -135,7 +139,7 @@ class TrialCache:
         return outcome
 
     def note(self, trial: Trial) -> None:
-        """Append a trial that has ended to the journal, unless it is there.
+        """Note what computed a trial that has ended, and append the trial to the journal, unless it is there.
 
         Args:
             trial: what was run.
@@ -143,6 +147,8 @@ class TrialCache:
         Raises:
             InputError: the journal cannot be written.
         """
+        known = self.record(trial) or {}
+        self.origins.append({k: v for k, v in known.get("provenance", {}).items() if k not in ("code", "data")})
         if self.journal is None or self.folder is None or trial.key in self._known:
             return
         line = self._path(trial).read_text(encoding="utf-8")
