@@ -5,7 +5,6 @@ The architecture is built, with random weights or, above :data:`LARGE` weights, 
 
 from __future__ import annotations
 
-import difflib
 import importlib
 import inspect
 import json
@@ -228,9 +227,8 @@ def _pictures(model: nn.Module) -> tuple[Tensor, ...]:
 
 def _known(library: str, name: str, architecture: str, names: list[str]) -> None:
     if architecture not in names:
-        near = difflib.get_close_matches(architecture.rpartition("/")[2], names, n=1)
-        hint = f"did you mean '{near[0]}'?" if near else f"{library} lists its models with list_models()."
-        raise InputError(f"{library} has no model '{name}'; {hint}")
+        hint = did_you_mean(architecture.rpartition("/")[2], names)
+        raise InputError(f"{library} has no model '{name}'{hint}; list_models() of {library} lists those that it has.")
 
 
 def _line(error: BaseException) -> str:

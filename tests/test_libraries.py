@@ -199,7 +199,7 @@ def test_packages_that_are_missing_or_know_no_such_model(monkeypatch: pytest.Mon
             monkeypatch.setitem(sys.modules, "torchvision", SimpleNamespace(models=held, __path__=[]))
         target = load_target(f"{library}:resnet50")
         assert ps.trace(target.model, *target.args).num_units == 4
-        with pytest.raises(ps.InputError, match="no model 'resnet5'; did you mean 'resnet50'"):
+        with pytest.raises(ps.InputError, match=r"no model 'resnet5' \(did you mean .*resnet50"):
             load_target(f"{library}:resnet5")
 
 
@@ -270,7 +270,7 @@ def test_models_of_timm_may_be_named_with_the_data_of_their_weights(monkeypatch:
     monkeypatch.setitem(sys.modules, "timm", held)
     load_target("timm:net.a1_in1k")
     assert set(names) == {"net.a1_in1k"}
-    with pytest.raises(ps.InputError, match=r"no model 'timm/net\.a1_in1k'; did you mean 'net'"):
+    with pytest.raises(ps.InputError, match=r"no model 'timm/net\.a1_in1k' \(did you mean net or"):
         load_target("timm:timm/net.a1_in1k")
 
 
