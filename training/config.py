@@ -7,6 +7,7 @@ import os
 import platform
 import tomllib
 from collections.abc import Mapping
+from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -74,13 +75,16 @@ def versions() -> dict[str, str]:
         >>> sorted(versions())[:3]
         ['lightning-fabric', 'numpy', 'pathspace']
     """
-    found = {"python": platform.python_version()}
-    for name in PACKAGES:
-        try:
-            found[name] = version(name)
-        except PackageNotFoundError:
-            found[name] = "not installed as a package"
-    return found
+    return {"python": platform.python_version(), **{name: _installed(name) for name in PACKAGES}}
+
+
+@cache
+def _installed(name: str) -> str:
+    """The version of a package, whose file takes a millisecond to read."""
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return "not installed as a package"
 
 
 def write_config(path: str | os.PathLike[str], options: Mapping[str, Any]) -> None:
