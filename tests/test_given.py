@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 from pathspace.cli_errors import ErrorSentenceGroup
 from pathspace.diagnostics import ChainRecord, MarkovChain, cli, diagnose
 from pathspace.diagnostics.given import given, load_weights, read_batches
-from pathspace.diagnostics.losses import choose_loss
+from pathspace.diagnostics.losses import choose_loss, reduction
 from pathspace.errors import InputError
 from pathspace.without_values import without_weights
 
@@ -246,3 +246,13 @@ def test_commands_take_checkpoint_data_and_loss(tmp_path: Path) -> None:
 
 def _focal(outputs, targets):
     return (F.cross_entropy(outputs, targets, reduction="none") ** 2).mean()
+
+
+def test_sums_and_means_of_a_users_loss_are_told_apart() -> None:
+    outputs, targets = torch.randn(6, 3), torch.randn(6, 3)
+    for loss, word in (
+        (lambda y, t: (y - t).square().sum(), "sum"),
+        (lambda y, t: (y - t).square().mean(), "mean"),
+        (lambda y, t: (y - t).square().sum() / len(y), "mean"),
+    ):
+        assert reduction(loss, outputs, targets, loss(outputs, targets), 0) == word

@@ -76,8 +76,10 @@ def test_latex_is_shown_in_notebooks() -> None:
 
 def test_what_is_no_path_or_too_large_is_refused() -> None:
     space = space_of("mlp_3x4x2")
-    with pytest.raises(ps.InputError, match="enters unit"):
-        space.relation(np.eye(26, dtype=np.int64)[0])
+    # rows of the first matrix enter a unit each, columns of the second leave one
+    for weight, unit, times in ((0, 1, "+1"), (5, 2, "+1"), (18, 3, "-1")):
+        with pytest.raises(ps.InputError, match=rf"enters unit {unit} \{times} times more"):
+            space.relation(np.eye(26, dtype=np.int64)[weight])
     other = space_of("mlp_3x4x2").basis[0]
     with pytest.raises(ps.InputError, match="another graph"):
         space.relation(other)
