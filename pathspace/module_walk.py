@@ -10,6 +10,8 @@ from typing import Literal
 from torch import Tensor, nn
 
 Kind = Literal["_parameters", "_buffers"]
+# where a module keeps what it has registered
+REGISTERED = ("_parameters", "_buffers", "_modules")
 
 
 def every_module(model: nn.Module) -> list[nn.Module]:
@@ -74,4 +76,4 @@ def every_tensor(model: nn.Module, kind: Kind, repeated: bool = True) -> dict[st
     }
 
 
-__all__ = ["every_module", "every_path", "every_tensor"]
+__all__ = ["REGISTERED", "every_module", "every_path", "every_tensor"]

@@ -115,8 +115,6 @@ class Shapes:
                 return _another(first)
             if 0 not in first.stride():
                 return first
-        if func is torch.ops.aten.batch_norm.default and (args[5] or args[4] is not None) and _fits(*args[:5]):
-            return _another(first)
         shape = None if named else result_shape(func, args)
         if shape is not None:
             return torch.empty(shape, dtype=(first[0] if isinstance(first, list) else first).dtype, device=META)
@@ -152,12 +150,6 @@ def _likeness(value: Any) -> Any:
     if isinstance(value, Tensor):
         return value.shape, value.stride(), value.dtype
     return tuple(map(_likeness, value)) if type(value) in (list, tuple) else (type(value), value)
-
-
-def _fits(x: Tensor, *each: Tensor | None) -> bool:
-    """Whether statistics, scales and shifts are those of the channels of ``x``."""
-    like = (x.shape[1:2], x.dtype)
-    return x.dim() > 1 and all(vector is None or (vector.shape, vector.dtype) == like for vector in each)
 
 
 def _another(x: Tensor) -> Tensor:

@@ -27,7 +27,7 @@ from torch.utils import _pytree as pytree
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from pathspace.inputs import in_order
-from pathspace.module_walk import every_module, every_path, every_tensor
+from pathspace.module_walk import REGISTERED, every_module, every_path
 from pathspace.on_meta import META, Asked, Elsewhere, Shapes, Unsure, on_meta, returns_operand
 from pathspace.replaced import replaced
 from pathspace.safe_deepcopy import SIMPLE, is_simple
@@ -39,7 +39,6 @@ DETACH = torch.ops.aten.detach_.default
 _FUNCTIONS = ("/torch/nn/functional.py", "/torch/functional.py")
 _BY_PLACE = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 _HOLDERS = (Tensor, list, tuple, dict)
-_REGISTERED = ("_parameters", "_buffers", "_modules")
 
 
 class Recording(ProxyTorchDispatchMode):
@@ -289,7 +288,7 @@ def _held(model: nn.Module) -> list[Any]:
         value
         for module in every_module(model)
         for key, value in vars(module).items()
-        if (kind := type(value)) not in SIMPLE and (kind is not OrderedDict or value) and key not in _REGISTERED
+        if (kind := type(value)) not in SIMPLE and (kind is not OrderedDict or value) and key not in REGISTERED
     ]
 
 
@@ -345,8 +344,8 @@ def _fake(value: Tensor, mode: FakeTensorMode) -> Tensor:
 
 def one_device(model: nn.Module, given: Any) -> torch.device | None:
     """The device of all tensors of a model and its inputs, if there is one."""
-    held = (*every_tensor(model, "_parameters").values(), *every_tensor(model, "_buffers").values())
-    tensors = [*held, *pytree.tree_leaves(given)]
+    places = [place for module in every_module(model) for place in (module._parameters, module._buffers)]
+    tensors = [*(tensor for place in places for tensor in place.values()), *pytree.tree_leaves(given)]
     devices = {tensor.device for tensor in tensors if isinstance(tensor, Tensor)} or {torch.device("cpu")}
     return devices.pop() if len(devices) == 1 else None
 

@@ -109,6 +109,16 @@ def _layer_norm(
     return x.shape if fits and all(each is None or each.shape == own for each in (weight, bias)) else None
 
 
+def _batch_norm(x: Tensor, *vectors: Any) -> Sequence[int] | None:
+    """``vectors`` begins with scale, shift, mean and variance, and whether the batch's own statistics are used."""
+    *channels, of_batch = vectors[:5]
+    # (mean and variance come together)
+    usual = (channels[2] is None) == (channels[3] is None) and (of_batch or channels[3] is not None)
+    if not usual or x.dim() < 2 or not x.numel() or not _plain(x, *channels):
+        return None
+    return x.shape if all(each is None or each.shape == x.shape[1:2] for each in channels) else None
+
+
 RULES: dict[Any, Callable[..., Sequence[int] | None]] = {
     **dict.fromkeys((aten.conv1d.default, aten.conv2d.default, aten.conv3d.default), _convolution),
     **dict.fromkeys((aten.add.Tensor, aten.sub.Tensor, aten.mul.Tensor), _elementwise),
@@ -116,6 +126,7 @@ RULES: dict[Any, Callable[..., Sequence[int] | None]] = {
     aten.mean.dim: _mean,
     aten.cat.default: _cat,
     aten.layer_norm.default: _layer_norm,
+    aten.batch_norm.default: _batch_norm,
 }
 
 __all__ = ["result_shape"]

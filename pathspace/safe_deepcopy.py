@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
 
 from pathspace.errors import InputError
+from pathspace.module_walk import REGISTERED
 
 M = TypeVar("M", bound=nn.Module)
 # nothing to copy, and nothing in it
@@ -24,7 +25,7 @@ _ATOMS = (type, str, int, float, types.ModuleType)
 SIMPLE = frozenset([type(None), bool, int, float, str])
 _CONTAINERS = (OrderedDict, dict, list, set)
 # what no two modules share
-_OWN = frozenset(["_parameters", "_buffers", "_modules", "_non_persistent_buffers_set"])
+_OWN = frozenset([*REGISTERED, "_non_persistent_buffers_set"])
 # what torch does to restore these changes only files of earlier versions
 _RESTORES = (nn.Module.__setstate__, nn.modules.conv._ConvNd.__setstate__)
 

@@ -10,12 +10,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from pathspace.module_walk import every_module
+from pathspace.module_walk import REGISTERED, every_module
 from pathspace.nested import leaves, mapped
 from pathspace.safe_deepcopy import safe_deepcopy
 from pathspace.unsharded import unsharded
 
-_REGISTERED = ("_parameters", "_buffers", "_modules")
 # types of containers that code fills while it runs; hooks are in an ordered dictionary
 _FILLED = (list, dict, set, OrderedDict)
 
@@ -92,7 +91,7 @@ def repeatable(twin: nn.Module, written: Collection[str] = ()) -> nn.Module:
             generator.set_state(state)
         before.clear()
         for part in every_module(twin):
-            kept = {key: value for key, value in vars(part).items() if key not in _REGISTERED}
+            kept = {key: value for key, value in vars(part).items() if key not in REGISTERED}
             lists = [(value, value.copy()) for value in kept.values() if type(value) in _FILLED]
             before.append((vars(part), kept, lists))
         return mapped(Tensor.clone, (args, kwargs))
@@ -101,7 +100,7 @@ def repeatable(twin: nn.Module, written: Collection[str] = ()) -> nn.Module:
         for (owner, key), tensor in zip(places, own, strict=True):
             owner._parameters[key] = tensor
         for held, kept, lists in before:
-            for key in [key for key in held if key not in kept and key not in _REGISTERED]:
+            for key in [key for key in held if key not in kept and key not in REGISTERED]:
                 del held[key]
             held.update(kept)
             for value, contents in lists:

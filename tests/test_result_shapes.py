@@ -78,6 +78,9 @@ def test_other_operations(data: st.DataObject) -> None:
     check(aten.linear.default, x, meta(3, data.draw(st.sampled_from([*shape[-1:], 2]))))
     if shape:
         check(aten.layer_norm.default, x, shape[-1:], meta(*shape[-1:]), meta(*smaller[-1:]))
+    vectors = [data.draw(st.sampled_from([None, meta(*shape[1:2]), meta(2)])) for _ in range(2)]
+    statistics = data.draw(st.sampled_from([(None, None), (meta(*shape[1:2]), meta(*shape[1:2])), (None, meta(2))]))
+    check(aten.batch_norm.default, x, *vectors, *statistics, data.draw(st.booleans()), 0.1, 1e-5, False)
 
 
 @pytest.mark.parametrize(
@@ -89,6 +92,7 @@ def test_other_operations(data: st.DataObject) -> None:
         (aten.cat.default, ([meta(2, 5), meta(2, 1)], -1)),
         (aten.layer_norm.default, (meta(2, 5, 3), [5, 3], meta(5, 3))),
         (aten.mean.dim, (meta(2, 5, 3), [1, -1], True)),
+        (aten.batch_norm.default, (meta(2, 5, 3), None, meta(5), meta(5), meta(5), False, 0.1, 1e-5, False)),
     ],
 )
 def test_usual_operands_need_no_kernel(func: Any, args: tuple[Any, ...]) -> None:

@@ -107,7 +107,7 @@ def _graph(captured: Captured, scales: Scales, raw: dict[str, Ends], solution: S
             aliases.setdefault(first, []).append(name)
     blocks, beyond = [], {}
     own = {name: raw[name].here() for name in captured.parameters if name in raw}
-    solved = iter(_looked_up(classes, [ids for pair in own.values() for ids in pair]))
+    solved = iter(_lookup_all(classes, [ids for pair in own.values() for ids in pair]))
     for name, (tail, _) in own.items():
         unused = tail == NEUTRAL if has_zeros(tail) else None
         if unused is not None:
@@ -144,12 +144,17 @@ def _graph(captured: Captured, scales: Scales, raw: dict[str, Ends], solution: S
     )
 
 
-def _looked_up(classes: Tensor, raw: Sequence[Tensor]) -> list[Tensor]:
+def _lookup_all(classes: Tensor, raw: Sequence[Tensor]) -> list[Tensor]:
     """Signed classes of many small tensors of raw ids, found together."""
     if not raw or sum(ids.numel() for ids in raw) > MOST_WAITING:
         return [lookup(classes, ids) for ids in raw]
-    found = lookup(classes, torch.cat([ids.reshape(-1) for ids in raw])).split([ids.numel() for ids in raw])
+    found = _flat_lookup(classes, raw).split([ids.numel() for ids in raw])
     return [part.view(ids.shape) for part, ids in zip(found, raw, strict=True)]
+
+
+def _flat_lookup(classes: Tensor, raw: Sequence[Tensor]) -> Tensor:
+    """Signed classes of all raw ids, one tensor after the other."""
+    return lookup(classes, torch.cat([ids.reshape(-1) for ids in raw]))
 
 
 def _alike(classes: Tensor, solution: Solution) -> tuple[Tensor, Tensor]:
@@ -245,7 +250,7 @@ def _trivial(solution: Solution, raw: list[Pair]) -> np.ndarray:
     system.size = 1 + solution.units + solution.forms.shape[0]
     classes = torch.from_numpy(solution.classes)
     if solution.forms.shape[0]:
-        _define(system, solution, _looked_up(classes, [ids for pair in raw for ids in pair]))
+        _define(system, solution, _lookup_all(classes, [ids for pair in raw for ids in pair]))
     waiting, count = [], 0
     for tail, head in raw:
         if not _crossed(tail, head) or has_zeros(tail):
@@ -278,7 +283,7 @@ def _connect_all(system: Relations, classes: Tensor, pairs: list[Pair]) -> None:
         return
     ends = [ids for pair in pairs for ids in pair]
     sizes = np.array([ids.numel() for ids in ends])
-    every = lookup(classes, torch.cat([ids.reshape(-1) for ids in ends])).numpy()
+    every = _flat_lookup(classes, ends).numpy()
     # the other end of the same weight has the next or the last number
     first = every[(np.cumsum(sizes) - sizes)[np.arange(len(ends)) ^ 1]]
     system.unify(torch.from_numpy(np.repeat(first, sizes)), torch.from_numpy(every))

@@ -147,17 +147,18 @@ class TrialCache:
         Raises:
             InputError: the journal cannot be written.
         """
-        known = self.record(trial) or {}
-        self.origins.append({k: v for k, v in known.get("provenance", {}).items() if k not in ("code", "data")})
-        if self.journal is None or self.folder is None or trial.key in self._known:
+        record = self.record(trial)
+        if record is None:
             return
-        line = self._path(trial).read_text(encoding="utf-8")
+        self.origins.append({k: v for k, v in record["provenance"].items() if k not in ("code", "data")})
+        if self.journal is None or trial.key in self._known:
+            return
         try:
             with open(self.journal, "a", encoding="utf-8") as file:
-                file.write(line)
+                file.write(json.dumps(record) + "\n")
         except OSError as error:
             raise InputError(f"The journal '{self.journal}' cannot be written ({error.strerror}).") from error
-        self._known[trial.key] = json.loads(line)
+        self._known[trial.key] = record
 
     def _path(self, trial: Trial) -> Path:
         assert self.folder is not None
