@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import fields, replace
 from pathlib import Path
@@ -487,7 +488,37 @@ def test_simple_means_are_the_slow_obvious_ones() -> None:
     model = LogisticRegression(max_iter=1000).fit(digits.train.inputs.flatten(1), digits.train.targets)
     theirs = 1 - model.score(digits.test.inputs.flatten(1), digits.test.targets)
     assert abs(baselines("digits-rows", ())["logistic regression"] - theirs) < 0.03
-    assert baselines("number-words", (("limit", 40),)) == {}
+    assert baselines("text-masked-words", ()) == {}
+
+
+def test_a_table_of_pairs_of_target_words_is_the_bar_of_a_translation() -> None:
+    """Oracle: the most frequent follower of each word, the first where there are several, counted one by one."""
+    options = (("limit", 40),)
+    task = load_task("number-words", **dict(options))
+    length = task.train.targets.shape[1]
+    followers: dict[int, Counter[int]] = {}
+    for line, following in zip(task.train.inputs[:, -length:].tolist(), task.train.targets.tolist(), strict=True):
+        for first, second in zip(line, following, strict=True):
+            if second >= 0:
+                followers.setdefault(first, Counter())[second] += 1
+    wrong = total = 0
+    for line, following in zip(task.test.inputs[:, -length:].tolist(), task.test.targets.tolist(), strict=True):
+        for first, second in zip(line, following, strict=True):
+            if second >= 0:
+                counts = followers.get(first, Counter())
+                guess = min(range(100), key=lambda word: (-counts[word], word))
+                wrong, total = wrong + (guess != second), total + 1
+    assert baselines("number-words", options) == {"bigram table": pytest.approx(wrong / total)}
+    assert wrong / total > 0.3
+
+
+def test_test_pairs_come_on_top_of_the_others() -> None:
+    few, many = load_task("number-words", limit=40), load_task("number-words", limit=40, tests=300)
+    assert (len(few.test), len(many.test)) == (10, 300)
+    rows = lambda split: [tuple(row[:8]) for row in split.inputs.tolist()]  # noqa: E731
+    assert rows(few.train) == rows(many.train) and not set(rows(many.train)) & set(rows(many.test))
+    with pytest.raises(InputError, match="got tests = 0; give 1 to 400000 test pairs"):
+        load_task("number-words", tests=0)
 
 
 # ---- the toys side by side ------------------------------------------------------------------------------------------
@@ -644,7 +675,7 @@ def test_a_dry_run_counts_the_runs_and_runs_none(tmp_path: Path, monkeypatch: py
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
-        (["reproduce", "race", "--scale", "fetched"], "Experiment 'race' has no setting for fetched data"),
+        (["reproduce", "toy", "--scale", "fetched"], "Experiment 'toy' has no setting for fetched data"),
         (["reproduce", "table-9"], "There is no experiment 'table-9'; choose one of: optimizers, race, smnist"),
         (["reproduce", "smnist", "--scale", "full"], "needs MNIST's four idx files; give their folder with --data DIR"),
         (["reproduce", "depth", "--scale", "full", "--data", "nowhere"], "There is no folder 'nowhere'"),

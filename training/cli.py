@@ -66,7 +66,7 @@ def train(
             help="Without any download: digits-rows (a ReLU RNN reads 8x8 digits row by row), digits-rows-permuted, "
             "digits-pixels, digits-pixels-permuted (64 steps), digits-images, text-characters, text-masked-words, "
             "number-words (English to German), catalogue (German messages of Django, if installed). After 'pathspace "
-            "data fetch': fashion-28, fashion-28-permuted, fashion-images, bible-characters. "
+            "data fetch': fashion-14, fashion-28, fashion-28-permuted, fashion-images, bible-characters. "
             "With --data: mnist-28, mnist-98, "
             "mnist-28-permuted, mnist-98-permuted, mnist-images, cifar10, cifar100, ptb, ptb-characters, wikitext-2, "
             "enwik8, wmt16.",

@@ -9,7 +9,7 @@ from pathspace.errors import expect_known
 TASKS = (
     *("bible-characters", "catalogue", "cifar10", "cifar100"),
     *("digits-images", "digits-pixels", "digits-pixels-permuted", "digits-rows", "digits-rows-permuted"),
-    *("enwik8", "fashion-28", "fashion-28-permuted", "fashion-images"),
+    *("enwik8", "fashion-14", "fashion-28", "fashion-28-permuted", "fashion-images"),
     *("mnist-28", "mnist-28-permuted", "mnist-98", "mnist-98-permuted", "mnist-images", "number-words"),
     *("ptb", "ptb-characters", "text-characters", "text-masked-words", "wikitext-2", "wmt16"),
 )

@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from pathspace.training.experiments.reproduce.provenance import task_data
+from pathspace.training.experiments.tasks.translation import token_accuracy_error
 from pathspace.training.task import Split, Task
 from pathspace.training.threads import one_thread
 
@@ -27,7 +28,7 @@ def baselines(name: str, options: tuple[tuple[str, Any], ...]) -> dict[str, floa
     """Return the test metrics of the simple baselines for a task; lower is better.
 
     Logistic regression on the whole input where there are classes; where every token is followed by the next, the table
-    of pairs of tokens, each counted once more than it occurs.
+    of pairs of tokens, each counted once more than it occurs. For translations that table knows the target words only.
 
     Args:
         name: the task.
@@ -38,20 +39,25 @@ def baselines(name: str, options: tuple[tuple[str, Any], ...]) -> dict[str, floa
         ['bigram table']
     """
     task = task_data(name, options)
-    if task.train.targets.dim() == 1 and not task.train.targets.is_floating_point():
+    if task.train.targets.dim() == 1 and task.train.inputs.is_floating_point():
         return {"logistic regression": _logistic_regression(task)}
-    if task.train.targets.shape == task.train.inputs.shape and bool((task.train.targets >= 0).all()):
+    if task.metric is token_accuracy_error or (
+        task.train.targets.shape == task.train.inputs.shape and bool((task.train.targets >= 0).all())
+    ):
         return {"bigram table": _bigrams(task)}
     return {}
 
 
 def _bigrams(task: Task) -> float:
+    """Return the metric of the table of pairs: a target token and the token before it, the last T inputs."""
+    length = task.train.targets.shape[1]
     with torch.no_grad():
         size = task.make_model(0)(task.test.inputs[:1]).shape[-1]
-    pairs = torch.stack([task.train.inputs.flatten(), task.train.targets.flatten()])
+    pairs = torch.stack([task.train.inputs[:, -length:].flatten(), task.train.targets.flatten()])
+    pairs = pairs[:, pairs[1] >= 0]
     counts = torch.zeros(size, size).index_put_(tuple(pairs), torch.ones(pairs.shape[1]), accumulate=True) + 1
     table = (counts / counts.sum(1, keepdim=True)).log()
-    return _mean(task, task.test, lambda inputs: table[inputs])
+    return _mean(task, task.test, lambda inputs: table[inputs[:, -length:]])
 
 
 def _logistic_regression(task: Task) -> float:

@@ -23,6 +23,8 @@ from pathspace.training.experiments.reproduce.trial import Trial
 from pathspace.training.experiments.reproduce.tuning import Arm, versus
 
 TAU = 3e-4
+# Few words are wrong in the end, so that a difference needs many test pairs.
+NUMBERS: tuple[tuple[str, Any], ...] = (("hidden", 32), ("limit", 600), ("tests", 10_000))
 # task, epochs, examples per batch, learning rates, options
 Options = tuple[tuple[str, Any], ...]
 LANGUAGE_SCALES: dict[str, tuple[str, int, int, tuple[float, ...], Options]] = {
@@ -88,7 +90,7 @@ def translation(setting: Setting) -> Record:
         ]
         rows = [f"{row}: " for row in dict.fromkeys(row for row, _ in contenders)]
     else:
-        base = Trial("number-words", "adam", 0, 0, setting.budget(15), 32, options=(("hidden", 32), ("limit", 600)))
+        base = Trial("number-words", "adam", 0, 0, setting.budget(15), 32, options=NUMBERS)
         pairs, rows = [], [""]
         for label, tau in zip(columns, (0.0, TAU), strict=True):
             trial = replace(base, tau=tau, efficiency=True)
@@ -124,8 +126,11 @@ def translation(setting: Setting) -> Record:
     claims = []
     for row in rows:
         plain, penal = (f"{row}{column}" for column in columns)
+        bars = setting.bars(by[plain].arm.base.task, by[plain].arm.base.options)
         errors = [_error(cells[row.removesuffix(": ") or "WMT-16 EN/DE (Q)", column]) for column in columns]
-        claims.append(versus(f"{row}the penal connection errs less", by[penal], by[plain], (errors[1], errors[0])))
+        claims.append(
+            versus(f"{row}the penal connection errs less", by[penal], by[plain], (errors[1], errors[0]), bars)
+        )
         claims.append(
             positive(
                 f"{row}the penal connection makes the chain more efficient (difference after the last epoch)",

@@ -25,7 +25,7 @@ from pathspace.training.experiments.reproduce.tuning import best_rate
 from pathspace.training.threads import one_thread
 
 PAPER = "Rethinking skip connection model as a learnable Markov chain"
-STEPS, BATCH, TESTED = 10_000, 64, 4096
+STEPS, BATCH, TESTED = 10_000, 64, 10_000
 RATES = (0.02, 0.05, 0.15, 0.4)
 TAUS = (1e-4, 3e-4, 1e-3)
 SEEDS, TUNING_SEEDS = tuple(range(20)), tuple(range(1000, 1005))
@@ -273,7 +273,7 @@ def ideal_direction(setting: Setting) -> Record:
     started = time.perf_counter()
     steps = setting.budget(STEPS)
     seeds = SEEDS[:10]
-    points = torch.rand(512, 2, generator=torch.Generator().manual_seed(VALID_POINTS)) * 2 - 1
+    points = torch.rand(TESTED, 2, generator=torch.Generator().manual_seed(VALID_POINTS)) * 2 - 1
     shares: dict[float, list[list[float]]] = {eta: [] for eta in ETAS}
     changes: dict[float, list[float]] = {eta: [] for eta in ETAS}
 
@@ -322,7 +322,7 @@ def ideal_direction(setting: Setting) -> Record:
             "compared, so nothing is tuned.",
         ),
         protocol=(
-            f"{len(seeds)} seeds; 512 points every 100 of {steps} steps; points with a zero gradient are left out.",
+            f"{len(seeds)} seeds; {TESTED} points every 100 of {steps} steps, without those whose gradient is zero.",
             "The interval is over seeds; the value of a seed is the mean over its training.",
         ),
         claims=judged(judge(claims)),

@@ -1,4 +1,4 @@
-"""Tasks with data of ``pathspace data fetch``: three with Fashion-MNIST, and ``bible-characters``."""
+"""Tasks with data of ``pathspace data fetch``: four with Fashion-MNIST, and ``bible-characters``."""
 
 from __future__ import annotations
 
@@ -18,14 +18,34 @@ from pathspace.training.experiments.tasks.text import chunks, language_task
 from pathspace.training.task import Split, Task, register_task
 
 
-def _fashion(name: str, permuted: bool, hidden: int = 100, data: str | None = None) -> Task:
-    parts = mnist_splits(given(name, data, "fashion-mnist"))
-    cut = [Split(read_in_steps(part.inputs, 28, permuted), part.targets) for part in parts]
+def fashion_splits(task: str, pool: int = 1, limit: int | None = None, data: str | None = None) -> list[Split]:
+    """Read Fashion-MNIST: images of shape (N, 1, 28 / pool, 28 / pool) to train, to choose and to test.
+
+    Args:
+        task: who asks, for the error.
+        pool: the images are means over squares of ``pool`` x ``pool`` pixels; 2 makes them 14 x 14.
+        limit: at most so many training images, the first ones; validation and test images are all there.
+        data: folder with the four files; by default the fetched ones.
+
+    Raises:
+        InputError: the data is not there.
+    """
+    train, *others = mnist_splits(given(task, data, "fashion-mnist"))
+    parts = (Split(train.inputs[:limit], train.targets[:limit]), *others)
+    return [Split(avg_pool2d(part.inputs, pool), part.targets) for part in parts]
+
+
+def _rows(
+    name: str, pool: int, permuted: bool, hidden: int = 100, limit: int | None = None, data: str | None = None
+) -> Task:
+    parts = fashion_splits(name, pool, limit, data)
+    cut = [Split(read_in_steps(part.inputs, 28 // pool, permuted), part.targets) for part in parts]
     return sequence_task(name, "Fashion-MNIST", cut, hidden, permuted)
 
 
-register_task("fashion-28")(partial(_fashion, "fashion-28", False))
-register_task("fashion-28-permuted")(partial(_fashion, "fashion-28-permuted", True))
+register_task("fashion-14")(partial(_rows, "fashion-14", 2, False))
+register_task("fashion-28")(partial(_rows, "fashion-28", 1, False))
+register_task("fashion-28-permuted")(partial(_rows, "fashion-28-permuted", 1, True))
 
 
 @register_task("fashion-images")
@@ -50,11 +70,7 @@ def fashion_images(
     Raises:
         InputError: the data is not there.
     """
-    train, *others = mnist_splits(given("fashion-images", data, "fashion-mnist"))
-    parts = [
-        Split(avg_pool2d(part.inputs, pool), part.targets)
-        for part in (Split(train.inputs[:limit], train.targets[:limit]), *others)
-    ]
+    parts = fashion_splits("fashion-images", pool, limit, data)
     return image_task("fashion-images", "Fashion-MNIST", parts, network, hidden, depth)
 
 

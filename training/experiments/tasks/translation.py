@@ -212,13 +212,14 @@ def translation_task(
 
 
 @register_task("number-words")
-def number_words(hidden: int = 32, layers: int = 1, limit: int = 1200) -> Task:
+def number_words(hidden: int = 32, layers: int = 1, limit: int = 1200, tests: int | None = None) -> Task:
     """Build the task: a number below a million in English words, translated into German.
 
     Args:
         hidden: features of the transformer, an even number.
         layers: encoder layers, and decoder layers.
         limit: training pairs; a quarter as many for validation and test. No number is in two splits.
+        tests: another number of test pairs.
 
     Returns:
         The task.
@@ -238,7 +239,10 @@ def number_words(hidden: int = 32, layers: int = 1, limit: int = 1200) -> Task:
             "pairs."
         )
     quarter = limit // 4
-    drawn = np.random.default_rng(SPLIT_SEED).permutation(1_000_000)[: limit + 2 * quarter].tolist()
+    tests = quarter if tests is None else tests
+    if not 1 <= tests <= 400_000:
+        raise InputError(f"Task 'number-words' got tests = {tests}; give 1 to 400000 test pairs.")
+    drawn = np.random.default_rng(SPLIT_SEED).permutation(1_000_000)[: limit + quarter + tests].tolist()
     pairs = [(english_words(number), german_words(number)) for number in drawn]
     parts = [pairs[:limit], pairs[limit : limit + quarter], pairs[limit + quarter :]]
     return translation_task("number-words", "numbers below a million, English to German", parts, hidden, layers)

@@ -28,6 +28,7 @@ DATA = {
     "mnist-98": f"MNIST {STEPS.format(98, 8)}",
     "mnist-28-permuted": f"MNIST, pixels in one random order, {STEPS.format(28, 28)}",
     "mnist-98-permuted": f"MNIST, pixels in one random order, {STEPS.format(98, 8)}",
+    "fashion-14": f"Fashion-MNIST, means over squares of 2 x 2 pixels, {STEPS.format(14, 14)}",
     "fashion-28": f"Fashion-MNIST {STEPS.format(28, 28)}",
     "fashion-28-permuted": f"Fashion-MNIST, pixels in one random order, {STEPS.format(28, 28)}",
     "digits-rows": f"the 1797 digits of scikit-learn {STEPS.format(8, 8)}",
@@ -48,7 +49,14 @@ DATA = {
 # what the language models of the papers' own texts leave out at random
 DROPPED = {"dropout": 0.4, "dropout_inputs": 0.4, "dropout_layers": 0.2, "dropout_words": 0.1, "weight_drop": 0.1}
 PAPER_TEXTS = ("ptb", "ptb-characters", "wikitext-2", "enwik8")
-SEQUENCE_STEPS = {"mnist-28": 28, "mnist-98": 98, "fashion-28": 28, "digits-rows": 8, "digits-pixels": 64}
+SEQUENCE_STEPS = {
+    "mnist-28": 28,
+    "mnist-98": 98,
+    "fashion-14": 14,
+    "fashion-28": 28,
+    "digits-rows": 8,
+    "digits-pixels": 64,
+}
 COMMON: Description = {
     **dict.fromkeys(("embedding", "unfold", "normalisation", "carried_state", "sequence_length"), NONE),
     **dict.fromkeys(("dropout_inputs", "dropout_layers", "dropout_words", "weight_drop"), NONE),
