@@ -48,8 +48,8 @@ Some choices were made after test results had been seen. They weaken the conclus
   times as large in the gauge, and all gauge-fixed runs on adapters were repeated. Other tasks have no such weights.
 * rcnn: two recurrent layers became four, and 6 passes became 8, after a test result of the smaller setting (11 %) had
   been seen. Both arms have the new setting.
-* smnist, toy, language and depth: one or two learning rates were added to a grid if the choice lay at its edge. A
-  choice at the edge of a grid (marked *) weakens a comparison.
+* smnist, race, toy, language, translation and depth: one or two learning rates were added to a grid if the choice lay
+  at its edge. A choice at the edge of a grid (marked *) weakens a comparison.
 
 The default scale fits on one thread of a small computer. `--scale fetched` takes hours and uses data that
 `pathspace data fetch` downloads; an interrupted run continues where it stopped. `--scale full` runs the paper's own

@@ -15,7 +15,7 @@ from pathspace.training.recipe import Init
 
 EPOCHS, RATES = 60, (0.02, 0.05, 0.1, 0.2, 0.5)
 # Enough images and passes for every arm to err less than logistic regression on the same images.
-FETCHED_IMAGES, FETCHED_EPOCHS = 10_000, 16
+FETCHED_IMAGES, FETCHED_EPOCHS, FETCHED_RATES = 10_000, 16, (*RATES, 1.2)
 DEFAULT, UNIT, PATHS = "SGD, default start", "SGD, unit skeleton", "G-SGD, unit skeleton"
 ARMS: tuple[tuple[str, str, Init], ...] = (
     (DEFAULT, "sgd", "default"),
@@ -24,12 +24,12 @@ ARMS: tuple[tuple[str, str, Init], ...] = (
 )
 
 
-def run(setting: Setting, rates: tuple[float, ...] = RATES) -> Record:
+def run(setting: Setting, rates: tuple[float, ...] | None = None) -> Record:
     """Tune and test the three arms.
 
     Args:
         setting: how.
-        rates: learning rates that each arm may choose from.
+        rates: learning rates that each arm may choose from; by default those of the scale.
 
     Returns:
         The record.
@@ -41,6 +41,7 @@ def run(setting: Setting, rates: tuple[float, ...] = RATES) -> Record:
         base = Trial("fashion-14", "sgd", 0, 0, epochs, schedule="linear", clip=CLIP, options=options)
     else:
         base = Trial("digits-rows", "sgd", 0, 0, setting.budget(EPOCHS))
+    rates = rates or (FETCHED_RATES if setting.scale == "fetched" else RATES)
     record, _ = hold(
         setting,
         [Arm(label, replace(base, optimizer=optimizer, init=init), rates) for label, optimizer, init in ARMS],

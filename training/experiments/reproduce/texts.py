@@ -94,7 +94,7 @@ def translation(setting: Setting) -> Record:
         pairs, rows = [], [""]
         for label, tau in zip(columns, (0.0, TAU), strict=True):
             trial = replace(base, tau=tau, efficiency=True)
-            pairs.append((cells["WMT-16 EN/DE (Q)", label], Arm(label, trial, (0.002, 0.005, 0.01))))
+            pairs.append((cells["WMT-16 EN/DE (Q)", label], Arm(label, trial, (0.001, 0.002, 0.005, 0.01))))
     record, by = hold(
         setting,
         [arm for _, arm in pairs],
