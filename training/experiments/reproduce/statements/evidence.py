@@ -108,11 +108,8 @@ def _by_figures(statement: Statement, figures: Figures | None) -> Judged:
         return Judged(statement, "not tried", f"There are no figures here; {statement.command} measures them.")
     by_net = RULES[statement.measured](figures)
     detail = ", ".join(f"{name}: {verdict}" for name, verdict in by_net.items())
-    return Judged(
-        statement,
-        together(list(by_net.values())),
-        f"By network: {detail}. Small networks on Fashion-MNIST, 8 x 8 pixels.",
-    )
+    data = figures.get("data", "digits")
+    return Judged(statement, together(list(by_net.values())), f"By network: {detail}. Small networks on {data}.")
 
 
 def _by_network(of: Callable[[list[Figures], list[Figures]], Verdict]) -> Callable[[Figures], dict[str, Verdict]]:
