@@ -65,7 +65,7 @@ GROUPS: dict[str, tuple[int, Sequence[str], Sequence[str]]] = {
              ("chain", "efficiency", "signal", "theory", "meanfield", "dataflow", "degeneracy", "symmetries",
               "residual", "cost", "losses", "gradients", "attention")],
         ["diagnostics_attention", "theory", "signal", "symmetries", "diagnostics_efficiency", "diagnostics_chain",
-         "diagnostics_lemmas", "criticality", "given"]),
+         "diagnostics_lemmas", "criticality", "given", "signatures", "cost", "degeneracy"]),
 }  # fmt: skip
 
 

@@ -184,3 +184,7 @@ def test_pictures(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="full grid"):
         draw_phase(line)
     assert np.isfinite([row.growth.value for row in table]).all()
+
+
+def test_weights_without_size_let_every_perturbation_vanish() -> None:
+    assert growth(torch.relu, 0.0) == -math.inf

@@ -158,3 +158,8 @@ def test_models_that_cannot_be_captured_still_count() -> None:
     assert found.deficit == 0 and "not captured" in found.notes[0]
     with pytest.raises(InputError, match="no trainable"):
         degeneracy(nn.ReLU(), torch.randn(2, 2))
+
+
+def test_nothing_is_dropped_where_the_rank_is_full() -> None:
+    found = degeneracy(nn.Linear(2, 1).double(), torch.randn(5, 2).double())
+    assert (found.rank, found.deficit, found.largest_dropped) == (3, 0, 0.0) and found.smallest_kept > 0

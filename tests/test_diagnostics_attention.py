@@ -124,3 +124,10 @@ def test_bad_input() -> None:
         rollout([])
     with pytest.raises(UnsupportedError, match="No attention"):
         attention_matrices(nn.Linear(2, 2), torch.ones(1, 2))
+
+
+def test_a_chain_is_watched_for_ten_thousand_steps() -> None:
+    """Two states: the distance after n steps is half the n-th power of the second eigenvalue."""
+    for steps, expected in ((9_999.5, 10_000), (10_000.5, None)):
+        stay = (1 + 0.5 ** (1 / steps)) / 2
+        assert analyse(np.array([[stay, 1 - stay], [1 - stay, stay]])).mixing_time() == expected

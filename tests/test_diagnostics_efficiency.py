@@ -271,3 +271,24 @@ def test_data_parallel(tmp_path: Path) -> None:
     model, x = build("mlp")
     want = observe(MarkovChain.trace(model, x), lambda y, t: y.square().sum(), x, None).cosines
     assert torch.allclose(got, want, rtol=0, atol=1e-12)
+
+
+class Scaled(nn.Module):
+    """One block whose branch is added with a factor."""
+
+    def __init__(self, alpha: float) -> None:
+        super().__init__()
+        self.block, self.alpha = nn.Linear(4, 4), alpha
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.add(x, self.block(x), alpha=self.alpha)
+
+
+@pytest.mark.parametrize("alpha", [0.5, -2.0])
+def test_a_direction_is_what_is_added_with_its_factor(alpha: float) -> None:
+    model, x, y = Scaled(alpha).double(), torch.randn(3, 4).double(), torch.randn(3, 4).double()
+    found = observe(MarkovChain.trace(model, x), lambda out, target: (out - target).square().sum(1), x, y)
+    z = alpha * model.block(x).detach()
+    g = 2 * (x + z - y)
+    assert torch.allclose(found.direction_norms, z.norm(dim=1)[None])
+    assert torch.allclose(found.products, (z * g).sum(1)[None])

@@ -299,3 +299,12 @@ def test_the_page_runs_and_prints_what_it_says() -> None:
         with contextlib.redirect_stdout(printed):
             exec(compile(code, str(page), "exec"), space)
         assert printed.getvalue() == expected
+
+
+def test_parameters_without_gradient_are_named() -> None:
+    model = nn.ModuleDict({"used": nn.Linear(2, 1), "idle": nn.Linear(2, 1)})
+    model.forward = lambda x: model["used"](x)  # type: ignore[method-assign]
+    found = gradients(model, lambda out, _: out.sum(), [(torch.ones(1, 2), None)])
+    assert found.notes[0] == "No gradient reaches idle.bias, idle.weight." and len(found) == 2
+    alone = gradients(model["used"], lambda out, _: out.sum(), [(torch.ones(1, 2), None)])
+    assert alone.notes == ("Gradient noise needs at least two batches.",)

@@ -10,6 +10,7 @@ from zoo.attention import VisionTransformer, convnext
 from zoo.vision import resnet
 
 from pathspace.diagnostics import signal
+from pathspace.diagnostics.theory import is_elementwise
 
 LINEAR = {
     "padded": (nn.Conv2d(2, 3, 3, padding=1), (2, 2, 4, 5)),
@@ -122,3 +123,7 @@ def test_the_last_stage_of_a_residual_network_meets_its_border() -> None:
     weight = dict(model.named_modules())[row.layer].weight
     inside = float(weight.detach().square().sum()) / 512 * 16 / 36
     assert row.kind == "Conv2d" and row.expected_gain == pytest.approx(inside, rel=1e-2)
+
+
+def test_a_slope_for_each_channel_is_no_single_function() -> None:
+    assert is_elementwise(nn.PReLU()) and not is_elementwise(nn.PReLU(2))
