@@ -52,7 +52,7 @@ GROUPS: dict[str, tuple[int, Sequence[str], Sequence[str]]] = {
     "trees and basis": (
         50, [f"pathspace/{name}.py" for name in
              ("two_trees", "trees", "spanning_tree", "skeleton", "basis", "log_prefix", "local_paths")],
-        ["two_trees", "trees", "skeleton", "dead_and_frozen", "dimension", "basis", "symbolic", "gsgd_oracle"]),
+        ["two_trees", "dead_and_frozen", "dimension", "basis", "symbolic", "gsgd_oracle", "path_norm_operations"]),
     "checker": (30, ["pathspace/checker/*.py"], ["checker_parts", "checker"]),
     "optimizers": (
         50, [f"training/optim/{name}.py" for name in

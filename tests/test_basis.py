@@ -246,3 +246,20 @@ def test_a_tree_of_largest_weights_holds_no_zero_if_it_can_be_helped() -> None:
         assert bool((tree.gather(graph) != 0).all())
     assert len(skeleton.basis()) == graph.dimension
     assert ps.check(ps.proof(skeleton)).accepted
+
+
+@pytest.mark.parametrize("dims", [1, 2])
+def test_a_tree_of_largest_weights_takes_the_largest_tap_of_a_kernel(dims: int) -> None:
+    kind = nn.Conv2d if dims == 2 else nn.Conv1d
+    model = nn.Sequential(kind(2, 3, 3, bias=False), nn.ReLU(), kind(3, 2, 3, bias=False))
+    first, last = model[0].weight, model[2].weight
+    with torch.no_grad():
+        first.fill_(0.01)
+        last.fill_(0.01)
+        for unit in range(3):
+            first[(unit, unit % 2, unit, 1)[: dims + 2]] = 5.0 + unit
+            last[(unit % 2, unit, 2 - unit, unit)[: dims + 2]] = 7.0 + unit
+    graph = ps.trace(model, torch.randn(1, 2, 7, 7)[..., 0] if dims == 1 else torch.randn(1, 2, 7, 7))
+    skeleton = graph.skeleton(rule="magnitude")
+    assert sorted(skeleton.tree_in.gather(graph)[1:].tolist()) == [5.0, 6.0, 7.0]
+    assert sorted(skeleton.tree_out.gather(graph)[1:].tolist()) == [7.0, 8.0, 9.0]

@@ -115,6 +115,42 @@ def test_what_is_stated_is_true(case: tuple[str, tuple[Any, ...], dict[str, Any]
             assert value.shape == torch.broadcast_shapes(*(each.shape for each in operands), value.shape)
 
 
+# moving, writing and choosing places is elementwise only by chance; the last two have outputs that are not
+PLACES = {"write", "random", "movement", "repetition", "creation", "order", "matrix function", "choice"}
+BY_CHANCE = {"aten.log_sigmoid_forward", "pathspace.lifted"}
+
+
+def entry_by_entry(call: Call, operands: list[Tensor]) -> bool | None:
+    """Whether the first entry of the results depends on all first entries alone; ``None`` where nobody can say."""
+    results = call(operands)
+    shape = max((value.shape for value in operands), key=torch.Size.numel)
+    if not results or shape.numel() < 2 or any(value.shape != shape for value in results):
+        return None
+    for place in (i for i, value in enumerate(operands) if value.shape == shape):
+        moved = operands[place].flatten()
+        steps = torch.linspace(0.1, 0.5, len(moved), dtype=moved.dtype)
+        for first in (True, False):
+            chosen = (torch.arange(len(moved)) == 0) == first
+            changed = torch.where(chosen, moved + steps, moved).view(shape)
+            again = call([changed if i == place else value for i, value in enumerate(operands)])
+            for before, after in zip(results, again, strict=True):
+                if not torch.equal(before.flatten()[~chosen].nan_to_num(), after.flatten()[~chosen].nan_to_num()):
+                    return False
+    return True
+
+
+def test_what_is_elementwise_is_stated_so() -> None:
+    found: dict[str, list[bool | None]] = {}
+    for name, args, kwargs in CASES:
+        call, operands = prepared(name, args, kwargs)
+        if operands and FACTS[registered(name)].kind not in PLACES:
+            found.setdefault(registered(name), []).append(entry_by_entry(call, operands))
+    seen = {name for name, kept in found.items() if True in kept and False not in kept}
+    assert {name for name in seen if not FACTS[name].elementwise} <= BY_CHANCE
+    assert not {name for name, kept in found.items() if FACTS[name].elementwise and False in kept}
+    assert len(seen) > 150
+
+
 def test_slopes_are_the_largest_ones() -> None:
     x = torch.linspace(-12, 12, 48001, dtype=torch.float64)
     for name, facts in FACTS.items():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable
 
 import pytest
@@ -11,6 +12,8 @@ from torch.nn import functional as F
 
 import pathspace as ps
 from pathspace.inference.registry import RULES
+from pathspace.inference.rules.experts import _is_sorted
+from pathspace.invariance import rescaled_in_place
 
 
 class Between(nn.Module):
@@ -376,3 +379,52 @@ def test_steps_of_a_decomposition_do_not_replace_its_operand() -> None:
     certificate = ps.verify(Renormed(), torch.randn(2, 3))
     assert certificate.holds, certificate
     assert certificate.units == 0
+
+
+class Cell(nn.Module):
+    """A cell, or so many steps of a layer, whose input and states are rectified."""
+
+    def __init__(self, kind: str, steps: int = 0) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList([nn.Linear(3, 4), nn.Linear(3, 5), nn.Linear(3, 5)])
+        self.cell, self.last, self.kind, self.steps = getattr(nn, kind)(4, 5), nn.Linear(5, 2), kind, steps
+
+    def forward(self, x: Tensor) -> Tensor:
+        x, *states = (F.relu(layer(x)) for layer in self.layers)
+        if self.steps:
+            x, states = x.expand(self.steps, *x.shape), [state[None] for state in states]
+        found = self.cell(x, tuple(states) if "LSTM" in self.kind else states[0])
+        return self.last(found if isinstance(found, Tensor) else found[0])
+
+
+@pytest.mark.parametrize(
+    ("kind", "steps", "units", "fixed"),
+    [("LSTMCell", 0, 9, 5), ("GRUCell", 0, 4, 5), ("RNNCell", 0, 9, 0), ("LSTM", 1, 9, 5), ("LSTM", 2, 4, 10),
+     ("GRU", 1, 4, 5), ("RNN", 1, 9, 0), ("RNN", 2, 4, 5)],
+)  # fmt: skip
+def test_states_that_gates_are_multiplied_with_are_fixed(kind: str, steps: int, units: int, fixed: int) -> None:
+    """Inputs are free, and the hidden states of one step of an LSTM and of a plain cell; that of a GRU is not."""
+    model, x = Cell(kind, steps).double(), torch.randn(2, 3).double()
+    graph = ps.trace(model, x)
+    assert (graph.num_units, sum(pin.elements for pin in graph.pinned)) == (units, fixed)
+    before = model(x)
+    with rescaled_in_place(model, graph, torch.randn(units, dtype=torch.float64)):
+        assert torch.allclose(model(x), before, rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.parametrize(("kernel", "padding", "stride", "length"), [(1, 1, 1, 6), (3, 3, 2, 9), (1, 2, 1, 7)])
+def test_transposed_convolutions_that_leave_out_borders(kernel: int, padding: int, stride: int, length: int) -> None:
+    layers = nn.Conv1d(2, 4, 1), nn.ReLU(), nn.ConvTranspose1d(4, 3, kernel, stride, padding), nn.ReLU()
+    graph = ps.trace(nn.Sequential(*layers, nn.Conv1d(3, 2, 1)), torch.randn(2, 2, length))
+    assert graph.num_units == 7 and not graph.pinned
+
+
+def test_only_a_sort_in_ascending_order_is_sorted() -> None:
+    graph = torch.fx.Graph()
+    x = graph.placeholder("x")
+    ascending = graph.call_function(torch.ops.aten.sort.default, (x,))
+    descending = graph.call_function(torch.ops.aten.sort.default, (x, -1, True))
+    largest = graph.call_function(torch.ops.aten.topk.default, (x, 2))
+    first = [graph.call_function(operator.getitem, (node, 0)) for node in (ascending, descending, largest)]
+    assert [_is_sorted(node) for node in first] == [True, False, False]
+    assert not _is_sorted(graph.call_function(operator.getitem, (ascending, 1))) and not _is_sorted(ascending)

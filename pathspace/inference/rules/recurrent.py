@@ -114,7 +114,8 @@ def _gated(semantics: Semantics, x: Value, state: Any, weights: Any, *args: Any)
     per, directions = (4 if biases else 2) + projected, 2 if bidirectional else 1
     time = 1 if batch_first and sequence.dim() == 3 else 0
     length = sequence.shape[time]
-    if not projected:
+    # a single step reads the hidden state through its weights alone, as a cell does
+    if name == "aten.gru" or (not projected and length > 1):
         semantics.pin(states[:1], "a state is combined with fixed scales")
     finals = []
     for layer in range(layers):
@@ -148,11 +149,15 @@ def _gated(semantics: Semantics, x: Value, state: Any, weights: Any, *args: Any)
 def gated_cell(
     semantics: Semantics, x: Value, state: Any, w_ih: Value, w_hh: Value, b_ih: Any = None, b_hh: Any = None
 ) -> Any:
-    """One step of a gated layer: every pre-activation and every state is fixed."""
+    """One step of a gated layer: every pre-activation is fixed, and every state that a gate is multiplied with.
+
+    The hidden state of an LSTM passes its weights alone; that of a GRU is also mixed with its successor.
+    """
     states = [semantics.activation(entry) for entry in (state if isinstance(state, list | tuple) else [state])]
     for entry in (linear(semantics, x, w_ih, b_ih), linear(semantics, states[0], w_hh, b_hh)):
         semantics.fix(entry)
-    semantics.pin(states if "rnn" not in semantics.place.op else [], "a state is combined with fixed scales")
+    gated = {"aten.lstm_cell": states[1:], "aten.gru_cell": states}.get(semantics.place.op, [])
+    semantics.pin(gated, "a state is combined with fixed scales")
     shown = semantics.place.result
     if isinstance(shown, Tensor):
         return constant(shape_of(shown))
