@@ -27,6 +27,29 @@ class SameDraws:
             yield
 
 
+@pytest.fixture
+def rules_that_failed(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Errors of rules during a test: torch's decomposition then takes the rule's place, and often hides the error."""
+    from pathspace.inference import interpreter
+
+    found: list[str] = []
+    shortened = interpreter.first_line
+
+    def noted(error: Exception) -> str:
+        found.append(repr(error))
+        return shortened(error)
+
+    monkeypatch.setattr(interpreter, "first_line", noted)
+    return found
+
+
+@pytest.fixture
+def no_rule_fails(rules_that_failed: list[str]) -> Iterator[None]:
+    """Every operation of the test is treated by its own rule, where it has one."""
+    yield
+    assert rules_that_failed == []
+
+
 def pytest_configure(config: pytest.Config) -> None:
     """Seed the examples in the packages as well: they lie outside this folder."""
     config.pluginmanager.register(SameDraws())

@@ -13,6 +13,8 @@ from torch.nn import functional as F
 
 import pathspace as ps
 
+pytestmark = pytest.mark.usefixtures("no_rule_fails")
+
 INF, EVERY_SECOND = math.inf, torch.tensor([True, False] * 3)
 LAST = torch.finfo(torch.float64).max
 

@@ -21,6 +21,8 @@ from torch import Tensor, nn
 
 import pathspace as ps
 
+pytestmark = pytest.mark.usefixtures("no_rule_fails")
+
 ENUMERABLE = [name for name in CASES if name not in NORMALISED]
 
 

@@ -6,6 +6,7 @@ and with "copy the ids" in place of the rule the number of units differs, or the
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -41,7 +42,21 @@ SAVED = (
     "_native_batch_norm_legit_no_training", "native_group_norm", "_fused_rms_norm", "_weight_norm_interface",
 )  # fmt: skip
 
+# forms that rules leave to torch's decomposition
+LEFT = {
+    *("column_stack", "dstack", "hstack", "vstack", "chain_matmul", "trapezoid", "trapezoid0", "trapezoid1"),
+    *("as_strided", "scatter_reduce0", "take_along_dim"),
+}
+
 pytestmark = pytest.mark.filterwarnings("ignore")
+
+
+@pytest.fixture(autouse=True)
+def rules_do_not_fail(request: pytest.FixtureRequest, rules_that_failed: list[str]) -> Iterator[None]:
+    """Wrong rules, which some tests put in the place of right ones, may fail."""
+    yield
+    case = getattr(request.node, "callspec", None)
+    assert not rules_that_failed or (case is not None and case.id in LEFT), rules_that_failed
 
 
 def test_every_rule_is_in_one_group() -> None:

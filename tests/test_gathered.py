@@ -14,6 +14,8 @@ from torch.nn import functional as F
 
 import pathspace as ps
 
+pytestmark = pytest.mark.usefixtures("no_rule_fails")
+
 WORDS, WIDTH, HIDDEN, EXPERTS = 7, 4, 5, 3
 Sample = tuple[Tensor, ...]
 

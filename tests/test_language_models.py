@@ -19,7 +19,7 @@ from pathspace.diagnostics.report.page import report
 from pathspace.diagnostics.signal import signal
 from pathspace.training import penalize
 
-pytestmark = [pytest.mark.filterwarnings("ignore")]
+pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.usefixtures("no_rule_fails")]
 WORDS = 41
 SIZES = {
     "vocab_size": WORDS, "hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 40,

@@ -58,6 +58,7 @@ OPERATIONS: dict[str, tuple[Callable[[Tensor], Tensor], int, int]] = {
 }
 
 
+@pytest.mark.usefixtures("no_rule_fails")
 @pytest.mark.parametrize("name", OPERATIONS)
 def test_units_are_those_counted_by_hand(name: str) -> None:
     operation, features, units = OPERATIONS[name]
@@ -397,6 +398,7 @@ class Cell(nn.Module):
         return self.last(found if isinstance(found, Tensor) else found[0])
 
 
+@pytest.mark.usefixtures("no_rule_fails")
 @pytest.mark.parametrize(
     ("kind", "steps", "units", "fixed"),
     [("LSTMCell", 0, 9, 5), ("GRUCell", 0, 4, 5), ("RNNCell", 0, 9, 0), ("LSTM", 1, 9, 5), ("LSTM", 2, 4, 10),

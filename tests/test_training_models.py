@@ -24,6 +24,8 @@ from pathspace.training.experiments.models import (
     translator,
 )
 
+pytestmark = pytest.mark.usefixtures("no_rule_fails")
+
 PAPERS = [toy, language_model, recurrent_cnn, cifar_resnet, translator]
 
 

@@ -18,6 +18,8 @@ from pathspace.cli import app
 from pathspace.inference.registry import RULES
 from pathspace.inference.values import constant
 
+pytestmark = pytest.mark.usefixtures("no_rule_fails")
+
 
 def bracket(model: nn.Module, *args: Any, **kwargs: Any) -> ps.Certificate:
     return ps.verify(model, *args, upper_bound=True, **kwargs)

@@ -12,6 +12,8 @@ from zoo.soundness import rescaled, scaling_dimension, spread, trace_double, unb
 import pathspace as ps
 from pathspace.explain import account
 
+pytestmark = pytest.mark.usefixtures("no_rule_fails")
+
 FAST = [entry for entry in load().values() if entry.fast]
 PAIRS = [pytest.param(entry, mode, id=f"{entry.name}-{mode}") for entry in FAST for mode in entry.modes]
 # relative; sums of gradients lose a few digits more than outputs do
