@@ -43,12 +43,13 @@ FIRST = 6  # tests that are tried before all others
 # group -> how many mutants, modules, tests (the quickest first)
 GROUPS: dict[str, tuple[int, Sequence[str], Sequence[str]]] = {
     "rules": (80, ["pathspace/inference/rules/*.py"],
-              ["rules", "every_rule", "constants", "gathered", "facts", "path_norm_operations", "odd_models", "zoo"]),
+              ["rules", "every_rule", "constants", "gathered", "facts", "path_norm_operations", "odd_models", "zoo",
+               "channels"]),
     "units and relations": (
         70, [f"pathspace/inference/{name}.py" for name in
              ("units", "relations", "elimination", "union_find", "build", "assemble", "layout", "values", "folding",
               "eps_detection", "gathered")],
-        ["rules", "gathered", "eps", "levels", "constants", "dimension", "odd_models", "zoo"]),
+        ["rules", "gathered", "eps", "levels", "constants", "dimension", "odd_models", "zoo", "upper_bound"]),
     "trees and basis": (
         50, [f"pathspace/{name}.py" for name in
              ("two_trees", "trees", "spanning_tree", "skeleton", "basis", "log_prefix", "local_paths")],

@@ -263,3 +263,36 @@ def test_a_tree_of_largest_weights_takes_the_largest_tap_of_a_kernel(dims: int) 
     skeleton = graph.skeleton(rule="magnitude")
     assert sorted(skeleton.tree_in.gather(graph)[1:].tolist()) == [5.0, 6.0, 7.0]
     assert sorted(skeleton.tree_out.gather(graph)[1:].tolist()) == [7.0, 8.0, 9.0]
+
+
+class Twice(nn.Module):
+    """Units that two weights enter, one of them with few numbers or small ones."""
+
+    def __init__(self, other: nn.Parameter | nn.Linear) -> None:
+        super().__init__()
+        self.a, self.other, self.last = nn.Linear(4, 4, bias=False), other, nn.Linear(4, 2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        second = self.other(x) if isinstance(self.other, nn.Linear) else self.other * x
+        return self.last(torch.relu(second + self.a(x)))
+
+
+def entered(graph: ps.ReductionGraph, rule: str) -> set[str]:
+    """The parameters whose edges connect the units to the root."""
+    tree = graph.skeleton(rule=rule).tree_in
+    return {graph.blocks[int(block)].name for block in tree.block[1:]}
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_matrices_come_before_single_numbers(rule: str) -> None:
+    graph = ps.trace(Twice(nn.Parameter(torch.tensor(2.0))), torch.randn(2, 4))
+    assert graph.num_units == 1 and entered(graph, rule) == {"a.weight"}
+
+
+@pytest.mark.parametrize("small", ["a", "other"])
+def test_a_unit_waits_for_a_large_weight_whatever_comes_first(small: str) -> None:
+    model = Twice(nn.Linear(4, 4, bias=False))
+    with torch.no_grad():
+        getattr(model, small).weight.mul_(1e-4)
+    graph = ps.trace(model, torch.randn(2, 4))
+    assert entered(graph, "magnitude") == {f"{'other' if small == 'a' else 'a'}.weight"}

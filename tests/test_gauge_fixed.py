@@ -7,6 +7,7 @@ import io
 import pickle
 from collections.abc import Callable
 from itertools import pairwise
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -21,6 +22,7 @@ import pathspace as ps
 from pathspace.training import GaugeFixed
 from pathspace.training.experiments.models import CharacterGPT, CifarResNet, VisionTransformer
 from pathspace.training.optim.canonical_gauge import Side
+from pathspace.training.optim.sweeps import _width
 
 Build = Callable[[], tuple[nn.Module, Tensor, Tensor]]
 
@@ -567,3 +569,13 @@ def test_a_compiled_step_is_the_same_step_and_compiled_once() -> None:
         assert len(frames) == known
     assert frames and len(losses[0]) == len(losses[1])
     np.testing.assert_allclose(losses[0], losses[1], rtol=1e-9)
+
+
+def test_the_width_of_a_sweep_is_the_largest_sum_of_powers_at_one_weight() -> None:
+    """By hand: two sides of w have at most 3 and 1.5 scales at one entry, the side of v has 4."""
+    sides = [SimpleNamespace(name=name) for name in ("w", "w", "v")]
+    starts, entry = np.array([0, 3, 5, 6]), np.array([0, 0, 2, 3, 5])
+    power = np.array([1.0, -2.0, 1.0, 1.5, 4.0])
+    assert _width(sides, starts, entry, power) == 4.5  # type: ignore[arg-type]
+    power[-1] = 5.0
+    assert _width(sides, starts, entry, power) == 5.0  # type: ignore[arg-type]
