@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -388,10 +389,10 @@ def _collect(found: Channels, model: nn.Module, groups: dict[str, ChannelGroup])
     order = {name: number for number, name in enumerate(tensors_of(model))}
     parameters = {name for name, _ in model.named_parameters(remove_duplicate=False)}
     known = {side for group in groups.values() for side in group.slices}
-    members: dict[int, dict[Side, Tensor]] = {}
+    members: dict[int, dict[Side, np.ndarray]] = {}
     for side in sorted(positions, key=lambda side: (order[side[0]], side[1])):
-        numbers, counts = positions[side].unique(return_counts=True)
-        places = positions[side].argsort(stable=True).split(counts.tolist())
+        numbers, counts = np.unique(positions[side].numpy(), return_counts=True)
+        places = np.split(np.argsort(positions[side].numpy(), kind="stable"), counts.cumsum()[:-1])
         for channel, where in zip(numbers.tolist(), places, strict=True):
             if channel:
                 members.setdefault(channel, {})[side] = where
@@ -409,12 +410,12 @@ def _collect(found: Channels, model: nn.Module, groups: dict[str, ChannelGroup])
 
 
 def _group(
-    together: Sequence[Mapping[Side, Tensor]], reads: set[Side], reason: str, others: Mapping[str, ChannelGroup]
+    together: Sequence[Mapping[Side, np.ndarray]], reads: set[Side], reason: str, others: Mapping[str, ChannelGroup]
 ) -> ChannelGroup:
     """One group, its channels in the order of their first positions, named after the tensor that writes it."""
     first = next(iter(together[0]))
     together = sorted(together, key=lambda slices: int(slices[first][0]))
-    slices = {side: torch.stack([one[side] for one in together]) for side in together[0]}
+    slices = {side: torch.from_numpy(np.stack([one[side] for one in together])) for side in together[0]}
     readers = frozenset(side for side in slices if side in reads)
     writers = [name for name, dim in slices if (name, dim) not in readers] or [first[0]]
     name = next((name for name in writers if name.endswith("weight")), writers[0])
