@@ -1,7 +1,9 @@
 """Settings that all tests and examples share."""
 
 import os
+import shutil
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import torch
@@ -9,6 +11,11 @@ from hypothesis import settings
 
 # what 'make mutants' runs, with a library that only it needs
 collect_ignore = ["mutants.py"]
+
+# Runs write a checkpoint every few steps, and wait for the disk each time; in memory this takes no time.
+MEMORY = Path("/dev/shm")
+if MEMORY.is_dir() and os.access(MEMORY, os.W_OK) and shutil.disk_usage(MEMORY).free > 4 << 30:
+    os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", str(MEMORY))
 
 # no test depends on time: a loaded machine is slow, not wrong
 settings.register_profile("pathspace", deadline=None)

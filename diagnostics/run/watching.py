@@ -21,9 +21,10 @@ from torch.optim.optimizer import (
 from pathspace import ReductionGraph, Skeleton, path_statistics, trace
 from pathspace.diagnostics.chain import MarkovChain
 from pathspace.diagnostics.efficiency import ChainRecord, Observer
-from pathspace.diagnostics.run.alarms import Alarm, judge, not_held, same_batch
+from pathspace.diagnostics.run.alarms import Alarm, judge, not_held
 from pathspace.diagnostics.run.log import RunLog
 from pathspace.diagnostics.run.outputs import Csv, Page, TensorBoard
+from pathspace.diagnostics.run.passes_judged import same_batch
 from pathspace.diagnostics.run.probe import Pass, Probe
 from pathspace.diagnostics.run.snapshot import Snapshot, UnitFacts
 from pathspace.diagnostics.run.weights import TensorFacts, Units, eps_share, fan_in, moves, tensor_facts, usual_squares
