@@ -432,3 +432,23 @@ def test_between_two_models():
         groups.permute({"0.weight": [0, 0, 1, 2, 3, 4, 5]})
     with pytest.raises(ps.InputError, match="expected 'weights'"):
         groups.match(two, by="luck")
+
+
+class Chunks(nn.Module):
+    """A layer whose outputs are cut into equal parts, each with a head of its own."""
+
+    def __init__(self, parts: int) -> None:
+        super().__init__()
+        self.parts, self.wide = parts, nn.Linear(4, 6)
+        self.heads = nn.ModuleList(nn.Linear(6 // parts, 3) for _ in range(parts))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return sum(head(part.relu()) for head, part in zip(self.heads, self.wide(x).chunk(self.parts, -1), strict=True))
+
+
+@pytest.mark.parametrize("parts", [1, 2, 3])
+def test_equal_parts_of_a_layer_lose_the_same_channels(parts):
+    model, x = Chunks(parts).double(), torch.randn(5, 4).double()
+    groups = ps.channels(model, x)
+    assert [len(group) for group in groups] == [6 // parts]
+    assert torch.equal(groups.remove(0.5)(x), groups.masked(0.5)(x))
