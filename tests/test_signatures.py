@@ -50,6 +50,9 @@ def lines(module: ModuleType) -> Iterator[str]:
                 if method.startswith("_"):
                     continue
                 function = raw.__func__ if isinstance(raw, classmethod | staticmethod) else raw
+                # torch gives optimizers a step of their own, with hooks, when the first of them is made
+                if getattr(function, "__qualname__", "").partition(".")[0] not in ("", found.__name__):
+                    continue
                 yield f"{at}.{method}{signature(function) if inspect.isfunction(function) else ''}"
         elif callable(found):
             yield at + signature(found)
