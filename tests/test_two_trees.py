@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from oracles.exact import exact_rank, integer_inverse
 from oracles.gsgd import basis_rows, ends, signed_walk
 from oracles.strategies import modest, rooted_multigraphs, seeds, spanning_tree
+
+from pathspace.trees import _at
 
 
 def units_of(edges: list[tuple[int, int]]) -> int:
@@ -127,3 +132,9 @@ def test_every_circulation_is_an_integer_combination(drawn: tuple, seed: int) ->
         put(signed_walk(v, edges, inward, False), -through)
         put(signed_walk(v, edges, outward, True), -through)
     assert np.array_equal(combined, z)
+
+
+@pytest.mark.parametrize("sizes", [(2, 1, 3), (1, 2, 3), (2, 2, 1), (1, 1, 1), (2, 2, 3)])
+def test_a_table_is_read_at_positions_of_the_shape_to_which_it_broadcasts(sizes: tuple[int, ...]) -> None:
+    table, shape = torch.arange(math.prod(sizes)).view(sizes), (2, 2, 3)
+    assert torch.equal(_at(table, shape, torch.arange(12)), table.expand(shape).reshape(-1))
