@@ -155,6 +155,8 @@ def test_two_processes_of_which_one_is_killed_find_what_one_finds(tmp_path: Path
     journal.write_text(text + text[:100])
     known = TrialCache(tmp_path / "empty", journal)
     assert [known.find(trial) for trial in trials] == apart and len(text.splitlines()) == 4
+    # a dry run has no folder, and counts what the journal knows
+    assert [TrialCache(None, journal).find(trial) for trial in trials] == apart
     record = json.loads(text.splitlines()[0])
     assert record["provenance"]["code"] == code_digest() and record["provenance"]["processor"]
     # trials of another computer say so

@@ -65,10 +65,12 @@ class TrialCache:
 
     def record(self, trial: Trial) -> dict[str, Any] | None:
         """Return what is kept of a trial: its outcome and its provenance; ``None`` if it has not been run."""
-        if self.folder is None:
-            return None
         try:
-            record = self._known.get(trial.key) or json.loads(self._path(trial).read_text(encoding="utf-8"))
+            record = self._known.get(trial.key)
+            if record is None:
+                if self.folder is None:
+                    return None
+                record = json.loads(self._path(trial).read_text(encoding="utf-8"))
             Outcome.from_dict(record["outcome"])
             return dict(record) if record["format"] == FORMAT else None
         except (OSError, ValueError, KeyError, TypeError):
@@ -120,11 +122,11 @@ class TrialCache:
         Raises:
             InputError: the trial cannot be run, or a file cannot be written.
         """
-        if self.folder is None:
-            return run_trial(trial)
         known = self.find(trial)
         if known is not None:
             return known
+        if self.folder is None:
+            return run_trial(trial)
         begun = make_folder(self.folder / f"{trial.key}.begun")
         try:
             with FileLock(begun / "lock", blocking=False):
