@@ -28,6 +28,7 @@ from typer.testing import CliRunner, Result
 
 import pathspace.training.cli
 from pathspace.cli_errors import ErrorSentenceGroup
+from pathspace.diagnostics import MarkovChain
 from pathspace.errors import InputError
 from pathspace.training.experiments.intervals import t_interval
 from pathspace.training.experiments.models import Toy
@@ -56,7 +57,7 @@ from pathspace.training.experiments.reproduce.trial import CHECKPOINT_SECONDS, P
 from pathspace.training.experiments.reproduce.trial_cache import TrialCache, run_all
 from pathspace.training.experiments.reproduce.tuning import Arm, Measured, best_rate, measure, measure_enough, versus
 from pathspace.training.penal import penalize
-from pathspace.training.recipe import OPTIMIZERS
+from pathspace.training.recipe import OPTIMIZERS, Recipe, prepare
 from pathspace.training.task import _BUILDERS, Split, Task, load_task
 
 SMALL = Trial("digits-rows", "sgd", 0.1, 0, 2, batch_size=400, options=(("hidden", 3),))
@@ -220,6 +221,21 @@ def test_efficiency_is_measured_before_training_and_after_every_epoch() -> None:
     assert plain.efficiencies[2] != penal.efficiencies[2]
     # Looking changes nothing.
     assert plain.valid_losses == run_trial(replace(trial, efficiency=False)).valid_losses
+
+
+def test_efficiency_on_the_test_split_is_that_of_all_its_pairs(monkeypatch: pytest.MonkeyPatch) -> None:
+    options = (("hidden", 8), ("limit", 8), ("tests", 40))
+    # (a rate that moves no weight: the model is the one that the recipe makes)
+    trial = Trial("number-words", "adam", 1e-30, 0, 1, batch_size=8, options=options, efficiency=True)
+    assert run_trial(trial).test_efficiency is None
+    monkeypatch.setattr("pathspace.training.experiments.reproduce.trial.AT_A_TIME", 7)
+    task = load_task("number-words", **dict(options))
+    model, _ = prepare(task, Recipe("adam", 1e-30, None, "modulo", 0))
+    whole = MarkovChain.trace(model, *task.example_inputs()).observe(task.loss, task.test.inputs, task.test.targets)
+    assert len(task.test) == whole.samples == 40
+    found = run_trial(replace(trial, test=True))
+    assert found.test_efficiency == pytest.approx(whole.mean_efficiency, abs=1e-6)
+    assert found.test_efficiency != pytest.approx(found.efficiencies[-1], abs=1e-6)
 
 
 DIGITS = Trial("digits-rows", "adam", 0.01, 0, 2, batch_size=32, options=(("hidden", 24),))

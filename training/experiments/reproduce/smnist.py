@@ -103,17 +103,15 @@ def run(setting: Setting) -> Record:
 
 
 def _arms(task: str, setting: Setting) -> list[Arm]:
-    """Return the arms of a data set; torch's own start is tried on the first only, where it says what it can say."""
-    first = task in {next(iter(names)) for names in TASKS.values()}
-    chosen = [arm for arm in ARMS if first or arm[2] == "unit-skeleton"]
+    """Return the arms of a data set."""
     if setting.scale == "full":
-        recipes = [(label, init, full_arm(label, _recipe(FULL[task], label), setting)) for label, _, init, _ in chosen]
+        recipes = [(label, init, full_arm(label, _recipe(FULL[task], label), setting)) for label, _, init, _ in ARMS]
         return [replace(arm, label=label, base=replace(arm.base, init=init)) for label, init, arm in recipes]
     epochs = setting.budget({"embedded": EPOCHS, "fetched": FETCHED_EPOCHS}[setting.scale])
     base = Trial(task, "sgd", 0.0, 0, epochs, BATCH, options=(("hidden", 100),))
     if setting.scale == "fetched":
         base = replace(base, schedule="linear", clip=CLIP)
-    return [Arm(label, replace(base, optimizer=kind, init=init), rates) for label, kind, init, rates in chosen]
+    return [Arm(label, replace(base, optimizer=kind, init=init), rates) for label, kind, init, rates in ARMS]
 
 
 def _recipe(printed: str, label: str) -> Cell:

@@ -116,13 +116,13 @@ def translation(setting: Setting) -> Record:
         remarks=(
             "The effect of tau relative to a mean loss depends on the batch size.",
             "Error is one minus the accuracy of the next token, given the true tokens before it. Efficiency is the "
-            "mean over examples of the cosine with the gradient of the loss alone, on 64 validation pairs; the paper "
-            "does not say how it averages.",
+            "mean over examples of the cosine with the gradient of the loss alone: of 64 validation pairs during the "
+            "training, of all test pairs after it; the paper does not say how it averages.",
         ),
         caption="Validation error, and efficiency of the chain, against epochs: mean over seeds and range",
         show=PERCENT,
     )
-    final = {label: [o.efficiencies[-1] if o.efficiencies else 0.0 for o in m.outcomes] for label, m in by.items()}
+    final = {label: [o.test_efficiency or 0.0 for o in m.outcomes] for label, m in by.items()}
     claims = []
     for row in rows:
         plain, penal = (f"{row}{column}" for column in columns)

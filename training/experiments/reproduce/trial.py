@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from pathspace.diagnostics import MarkovChain
+from pathspace.diagnostics import ChainRecord, MarkovChain
 from pathspace.training.experiments.augment import augmentation
 from pathspace.training.experiments.reproduce.provenance import code_digest, data_digest, task_data
 from pathspace.training.history import Tick
@@ -20,8 +20,8 @@ from pathspace.training.task import Split, Task
 from pathspace.training.threads import one_thread
 from pathspace.training.trainer import Trainer
 
-# How many validation examples the efficiency of a chain is measured on.
-OBSERVED = 64
+# How many validation examples the efficiency of a chain is measured on after each epoch, and how many at a time.
+OBSERVED, AT_A_TIME = 64, 500
 # A killed run loses at most this much work.
 CHECKPOINT_SECONDS = 30.0
 # Into how many parts the test split is cut, to see how much depends on its items.
@@ -102,6 +102,7 @@ class Outcome:
         test_loss: on the test split, ``None`` if nobody looked.
         test_metric: on the test split, ``None`` if nobody looked.
         efficiencies: ``eps'`` before training and after every epoch, empty if nobody looked.
+        test_efficiency: ``eps'`` after the last epoch on the test split, ``None`` if nobody looked.
         test_parts: test metric of each of :data:`PARTS` parts of the test split, empty if nobody looked. Consecutive
             items stay together: neighbours in a text depend on each other.
     """
@@ -115,6 +116,7 @@ class Outcome:
     test_metric: float | None = None
     efficiencies: tuple[float, ...] = ()
     test_parts: tuple[float, ...] = ()
+    test_efficiency: float | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain values."""
@@ -173,6 +175,7 @@ def run_trial(trial: Trial, folder: Path | None = None) -> Outcome:
         looks = trial.test and not history.diverged
         score = trainer.evaluate(task.test) if looks else None
         parts = [trainer.evaluate(part).metric for part in cut(task.test)] if looks else []
+        test_efficiency = probe.measure(task.test) if probe and looks else None
     return Outcome(
         train_losses=tuple(record.train_loss for record in sound),
         valid_losses=tuple(record.valid_loss for record in sound),
@@ -183,6 +186,7 @@ def run_trial(trial: Trial, folder: Path | None = None) -> Outcome:
         test_metric=score.metric if score else None,
         efficiencies=tuple(probe.values) if probe else (),
         test_parts=tuple(parts),
+        test_efficiency=test_efficiency,
     )
 
 
@@ -203,14 +207,15 @@ class _Probe:
 
     def __init__(self, task: Task, model: Any, trial: Trial) -> None:
         self.task, self.model = task, model
+        self.observed = Split(task.valid.inputs[:OBSERVED], task.valid.targets[:OBSERVED])
         self.chain = MarkovChain.trace(model, *task.example_inputs())
         # steps per epoch, the last batch may be smaller
         self.every = -(-len(task.train) // trial.batch_size)
-        self.values = [self._measure()]
+        self.values = [self.measure(self.observed)]
 
     def __call__(self, tick: Tick) -> None:
         if tick.step % self.every == 0:
-            self.values.append(self._measure())
+            self.values.append(self.measure(self.observed))
 
     def state_dict(self) -> dict[str, list[float]]:
         """Return what a checkpoint keeps."""
@@ -220,9 +225,11 @@ class _Probe:
         """Go on from a checkpoint."""
         self.values = list(state["values"])
 
-    def _measure(self) -> float:
+    def measure(self, split: Split) -> float:
+        """Return the mean of ``eps'`` over the examples of a split."""
         weight = next(self.model.parameters())
-        inputs, targets = (a[:OBSERVED].to(weight.device) for a in (self.task.valid.inputs, self.task.valid.targets))
-        if inputs.is_floating_point():
-            inputs = inputs.to(weight.dtype)
-        return self.chain.observe(self.task.loss, inputs, targets).mean_efficiency
+        records = []
+        for inputs, targets in zip(split.inputs.split(AT_A_TIME), split.targets.split(AT_A_TIME), strict=True):
+            some = inputs.to(weight.device, weight.dtype if inputs.is_floating_point() else None)
+            records.append(self.chain.observe(self.task.loss, some, targets.to(weight.device)))
+        return ChainRecord.merge(records).mean_efficiency
