@@ -158,7 +158,7 @@ def draw(record: Record) -> Figure:
                     panel, place, f"{label}, lr {arm['lr']:g}" if len(tasks) == 1 else label, arm["valid_metrics"]
                 )
             panel.set(title=task, xlabel="epoch", ylabel="validation error", yscale="log")
-            panel.yaxis.set_major_locator(LogLocator(subs=(1.0, 1.2, 1.5, 2.0, 2.5, 3.0, 4.0, 6.0)))
+            panel.yaxis.set_major_locator(LogLocator(subs=(1.0, 1.2, 1.3, 1.5, 1.7, 2.0, 2.5, 3.0, 4.0, 6.0)))
             panel.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{100 * value:g}%"))
             panel.yaxis.set_minor_formatter(FuncFormatter(lambda _value, _: ""))
         legend(figure, axes[0])
