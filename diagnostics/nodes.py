@@ -79,6 +79,8 @@ class Nodes:
     dismissed: tuple[Dismissed, ...]
     example: tuple[tuple[Any, ...], dict[str, Any]] = field(repr=False)
     additions: Mapping[str, frozenset[Kinds]] = field(repr=False, default_factory=dict)
+    # dimension of the samples in the inputs -> their dimensions at the nodes
+    _batch_dims: dict[int, tuple[int, ...]] = field(init=False, repr=False, compare=False, default_factory=dict)
 
     def __len__(self) -> int:
         return len(self.nodes)
@@ -107,11 +109,16 @@ class Nodes:
         return {node.site: node for node in self.nodes}
 
     def batch_dims(self, batch_dim: int = 0) -> tuple[int, ...]:
-        """The dimension of the samples in every node's ``x_l``, found by a run of the model on a doubled batch.
+        """The dimension of the samples in every node's ``x_l``, found once, by a run of the model on a doubled batch.
 
         Args:
             batch_dim: the dimension of the samples in the inputs.
         """
+        if batch_dim not in self._batch_dims:
+            self._batch_dims[batch_dim] = self._find_batch_dims(batch_dim)
+        return self._batch_dims[batch_dim]
+
+    def _find_batch_dims(self, batch_dim: int) -> tuple[int, ...]:
         double = _doubled(self.example, batch_dim)
         known = self.by_site()
         shapes: dict[int, tuple[int, ...]] = {}

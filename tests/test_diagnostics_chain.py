@@ -346,3 +346,13 @@ def test_models_without_values_are_refused_in_words() -> None:
         model = nn.TransformerEncoderLayer(8, 2, batch_first=True)
     with pytest.raises(InputError, match=r"the Markov chain found 'self_attn.* and others without values"):
         MarkovChain.trace(model, torch.ones(2, 3, 8))
+
+
+def test_the_dimensions_of_samples_are_found_once() -> None:
+    layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True, norm_first=True).eval()
+    x = torch.randn(4, 5, 8)
+    chain, runs = MarkovChain.trace(layer, x), []
+    layer.register_forward_hook(lambda *_: runs.append(1))
+    records = [chain.observe(nn.functional.mse_loss, x[:2], torch.zeros(2, 5, 8)) for _ in range(2)]
+    assert len(runs) == 3 and torch.equal(records[0].cosines, records[1].cosines)
+    assert chain.batch_dims(0) == (0, 0) and chain.batch_dims(1) == (1, 1) and len(runs) == 4
