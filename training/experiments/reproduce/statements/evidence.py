@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import fmean, stdev
 from typing import Any
 
 from pathspace.errors import expect_known
 from pathspace.training.experiments.intervals import t_interval
+from pathspace.training.experiments.reproduce.holm import seeds_needed
 from pathspace.training.experiments.reproduce.record import Record
 from pathspace.training.experiments.reproduce.statements.registry import Statement, Verdict
 
@@ -23,6 +25,7 @@ OF_CLAIMS: dict[str, Verdict] = {
 TURNED: dict[str, Verdict] = OF_CLAIMS | {"better": "false", "worse": "true"}
 TAU = 3e-4
 Figures = dict[str, Any]
+Rule = Callable[[list[Figures], list[Figures]], list[float]]
 
 
 @dataclass(frozen=True)
@@ -98,33 +101,37 @@ def _by_record(statement: Statement, record: Record | None) -> Judged:
     telling = [claim for claim in claims if not claim["nothing"]] or claims
     verdicts = [meaning[claim["verdict"]] for claim in telling]
     scale = "" if record.scale == "full" else " On a stand-in for the document's data and models."
-    parts = [f"{claim['statement']}: {claim['nothing'] or claim['verdict']}" for claim in claims]
+    parts = [f"{claim['statement']}: {claim['nothing'] or claim['verdict']}{_repetitions(claim)}" for claim in claims]
     return Judged(statement, together(verdicts), f"{'; '.join(parts)}.{scale}")
+
+
+def _repetitions(claim: Mapping[str, Any]) -> str:
+    wanted = claim["verdict"] == "undecided" and not claim["nothing"] and claim.get("needed")
+    return f" (about {claim['needed']:,} seeds)" if wanted else ""
 
 
 def _by_figures(statement: Statement, figures: Figures | None) -> Judged:
     expect_known("rule", statement.measured, RULES)
     if figures is None:
         return Judged(statement, "not tried", f"There are no figures here; {statement.command} measures them.")
-    by_net = RULES[statement.measured](figures)
-    detail = ", ".join(f"{name}: {verdict}" for name, verdict in by_net.items())
+    by_net = by_network(RULES[statement.measured], figures)
+    verdicts = {name: sign(values) if values else "false" for name, values in by_net.items()}
+    parts = [f"{name}: {verdict}{_seeds(by_net[name], verdict)}" for name, verdict in verdicts.items()]
     data = figures.get("data", "digits")
-    return Judged(statement, together(list(by_net.values())), f"By network: {detail}. Small networks on {data}.")
+    return Judged(
+        statement, together(list(verdicts.values())), f"By network: {', '.join(parts)}. Small networks on {data}."
+    )
 
 
-def _by_network(of: Callable[[list[Figures], list[Figures]], Verdict]) -> Callable[[Figures], dict[str, Verdict]]:
+def by_network(rule: Rule, figures: Figures) -> dict[str, list[float]]:
     """Apply a rule to the runs of each network: without the penal connection, and with it, seed by seed."""
-
-    def apply(figures: Figures) -> dict[str, Verdict]:
-        names = dict.fromkeys(row["network"] for row in figures["rows"])
-        return {
-            name: of(
-                *([row for row in figures["rows"] if (row["network"], row["tau"]) == (name, tau)] for tau in (0.0, TAU))
-            )
-            for name in names
-        }
-
-    return apply
+    names = dict.fromkeys(row["network"] for row in figures["rows"])
+    return {
+        name: rule(
+            *([row for row in figures["rows"] if (row["network"], row["tau"]) == (name, tau)] for tau in (0.0, TAU))
+        )
+        for name in names
+    }
 
 
 def sign(values: Sequence[float]) -> Verdict:
@@ -140,24 +147,28 @@ def sign(values: Sequence[float]) -> Verdict:
     return "false" if interval.mean + interval.half_width < 0 else "undecided"
 
 
-def _difference(key: str) -> Callable[[Figures], dict[str, Verdict]]:
-    return _by_network(lambda plain, penal: sign([b[key] - a[key] for a, b in zip(plain, penal, strict=True)]))
+def _seeds(values: Sequence[float], verdict: Verdict) -> str:
+    """How many seeds would decide, if the mean stays as it is."""
+    if verdict != "undecided" or not fmean(values):
+        return ""
+    return f" (about {seeds_needed(stdev(values), abs(fmean(values))):,} seeds)"
 
 
-# Each rule: figures of trained networks -> verdict by network.
-RULES: dict[str, Callable[[Figures], dict[str, Verdict]]] = {
-    "gradients_are_long": _by_network(
-        lambda plain, _: sign([row["trained"]["gradient_above_one"] - 0.5 for row in plain])
-    ),
+def _difference(key: str) -> Rule:
+    return lambda plain, penal: [b[key] - a[key] for a, b in zip(plain, penal, strict=True)]
+
+
+# Each rule: runs without and with the penal connection -> one value per seed, positive if the statement is true; none
+# where there is nothing to test, and the statement is false.
+RULES: dict[str, Rule] = {
+    "gradients_are_long": lambda plain, _: [row["trained"]["gradient_above_one"] - 0.5 for row in plain],
     "raises_efficiency": _difference("efficiency"),
     "generalises": _difference("accuracy"),
-    "efficient_without_help": _by_network(lambda plain, _: sign([row["efficiency"] for row in plain])),
+    "efficient_without_help": lambda plain, _: [row["efficiency"] for row in plain],
     # it says that turns vanish with the penalty and are there without it
-    "unfolds": _by_network(
-        lambda plain, penal: (
-            sign([a["trained"]["fold"] - b["fold"] for a, b in zip(plain, penal, strict=True)])
-            if any(a["trained"]["fold"] for a in plain)
-            else "false"
-        )
+    "unfolds": lambda plain, penal: (
+        [a["trained"]["fold"] - b["fold"] for a, b in zip(plain, penal, strict=True)]
+        if any(a["trained"]["fold"] for a in plain)
+        else []
     ),
 }
