@@ -203,10 +203,7 @@ def test_fetched_data_takes_the_same_networks(tmp_path: Path, monkeypatch: pytes
     for cached in (leaderboard_tasks.images, leaderboard_tasks.text, leaderboard_run.graph_of):
         cached.cache_clear()
     try:
-        assert [tuple(leaderboard_tasks.images("fetched", halved)[1].inputs.shape) for halved in (True, False)] == [
-            (20, 1, 14, 14),
-            (20, 1, 28, 28),
-        ]
+        assert tuple(leaderboard_tasks.images("fetched")[1].inputs.shape) == (20, 1, 14, 14)
         for task in TASKS:
             for arm in ("gauge-fixed AdamW", SIMPLE):
                 assert not math.isnan(carry_out(Run(task, "default", arm, 1e-3, 0, 2, "fetched")).test), (task, arm)
