@@ -46,7 +46,7 @@ class Snapshot:
         """
         scales.equations, scales.approximate = self.equations, list(self.approximate)
         scales.pins = list(self.pins)
-        uses = len(scales.uses)
+        uses = len(scales.flows.uses)
         for captured in captures:
             interpret(captured, lambda *_: scales, norm_eps=norm_eps, affine=scales.affine)
         known = {(pin.op, pin.module, pin.source, pin.reason) for pin in self.pins}

@@ -14,11 +14,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from pathspace.inference.flows import Use
 from pathspace.inference.layout import Region, layout
 from pathspace.inference.relations import Relations
 from pathspace.inference.semantics import Place
 from pathspace.inference.union_find import negated
-from pathspace.inference.units import Scales, Use
+from pathspace.inference.units import Scales
 from pathspace.inference.values import NEUTRAL, ROOT, compress, constant, distinct, has_zeros
 
 Piece = tuple[Region, Tensor, Tensor]
@@ -183,7 +184,9 @@ def assemble(scales: Scales, traced: int | None = None) -> dict[str, Ends]:
     """
     own: dict[str, int] = {}
     pieces: dict[str, list[Piece]] = {}
-    for number, (recorded, head_alive) in enumerate(zip(scales.uses, scales.alive(), strict=True)):
+    for number, (recorded, head_alive) in enumerate(
+        zip(scales.flows.uses, scales.flows.alive(scales.equations.size), strict=True)
+    ):
         if number == traced:
             own = {name: len(uses) for name, uses in pieces.items()}
         use = _living(recorded, head_alive)
@@ -201,7 +204,7 @@ def assemble(scales: Scales, traced: int | None = None) -> dict[str, Ends]:
         # equations between several uses of a weight are recorded with the weight as their place
         scales.place = Place(f"uses of {name}")
         tail, head = combine(uses, scales.shapes[name], scales.equations)
-        count = len(uses) if traced is None or traced == len(scales.uses) else own.get(name, 0)
+        count = len(uses) if traced is None or traced == len(scales.flows.uses) else own.get(name, 0)
         beyond = None if count == len(uses) else _beyond(tail, uses[:count], scales.shapes[name])
         result[name] = Ends(tail, head, beyond)
     return result

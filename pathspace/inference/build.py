@@ -134,7 +134,9 @@ def _graph(captured: Captured, scales: Scales, raw: dict[str, Ends], solution: S
         approximate=_units_of(scales.approximate, classes, solution),
         exact=exact_subgroup(solution, [lookup(classes, ids) for ids in scales.approximate]),
         folded_eps=tuple(sorted(set(scales.folded_eps))),
-        statistics=tuple(Statistic(mean, var, lookup(classes, ids), eps) for mean, var, ids, eps in scales.statistics),
+        statistics=tuple(
+            Statistic(mean, var, lookup(classes, ids), eps) for mean, var, ids, eps in scales.running.entries()
+        ),
         forms=solution.forms,
         norm_eps=norm_eps,
         affine=scales.affine,
@@ -198,7 +200,7 @@ def _divided(solution: Solution, ends: list[Tensor], scales: Scales) -> Solution
     filled = np.flatnonzero(np.diff(columns.indptr))
     common[filled] = np.gcd.reduceat(columns.data, columns.indptr[filled])
     classes = torch.from_numpy(solution.classes)
-    spoken = [*ends, *(entry[2] for entry in scales.statistics), *scales.cuts]
+    spoken = [*ends, *(entry[2] for entry in scales.running.entries()), *scales.cuts]
     common[_met(solution, [lookup(classes, ids) for ids in spoken])[1 : count + 1]] = 1
     if (common == 1).all():
         return solution
@@ -326,7 +328,7 @@ def _named(solution: Solution, ends: list[Tensor], scales: Scales) -> Solution:
     if not solution.forms.shape[0]:
         return solution
     classes = torch.from_numpy(solution.classes)
-    spoken = [*ends, *(entry[2] for entry in scales.statistics), *scales.cuts, *scales.approximate]
+    spoken = [*ends, *(entry[2] for entry in scales.running.entries()), *scales.cuts, *scales.approximate]
     met = _met(solution, [lookup(classes, ids) for ids in spoken])
     met[: solution.units + 1] = True
     number = np.where(met, np.cumsum(met) - 1, 0)

@@ -181,7 +181,7 @@ def fold(scales: Scales, raw: Mapping[str, Ends]) -> dict[str, list[Ends]]:
     if not virtual:
         return {}
     fixed = [ids for name, ends in raw.items() if name not in virtual for ids in ends]
-    template = _template(scales, virtual, [*fixed, *(entry[2] for entry in scales.statistics)])
+    template = _template(scales, virtual, [*fixed, *(entry[2] for entry in scales.running.entries())])
     base = {name: (_row(ends[0]), _row(ends[1])) for name, ends in virtual.items()}
     for name, ends in virtual.items():
         for ids, row in zip(ends, base[name], strict=True):

@@ -15,10 +15,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from pathspace.inference.flows import Flows, use_of
 from pathspace.inference.layout import layout
 from pathspace.inference.origins import constant_behind
+from pathspace.inference.powers import Memory, Powers, distinct_columns, memory, spread
 from pathspace.inference.registry import facts_of
 from pathspace.inference.relations import Relations
+from pathspace.inference.running_statistics import RunningStatistics
 from pathspace.inference.semantics import Semantics
 from pathspace.inference.values import (
     NEUTRAL,
@@ -34,83 +37,14 @@ from pathspace.inference.values import (
 )
 from pathspace.structure import Pin
 
-Memory = tuple[int, tuple[tuple[int, int, int], ...]]
 # above these numbers of different scales at one weight, all are unified, which is sound
 EXACT_USES = 20_000
 EXACT_RESULTS = 20_000
 # kinds of operations that sum
 SUMS = ("total", "mean")
 UNLIKE = "different constants are added to this parameter"
-SHARED = "norms with different eps divide by one running variance"
 # if data selects more scalars of a table than this, all of its rows are treated as one
 MOST_GATHERED = 4_000_000
-READ = "running statistics are read by something else than their normalisation"
-
-
-@dataclass(frozen=True)
-class Use:
-    """One use of a weight, with ``tail`` and ``head`` ids that broadcast to the shape of the view."""
-
-    weight: Weight
-    tail: Tensor
-    head: Tensor
-
-
-def _alike(columns: Tensor) -> tuple[Tensor, Tensor]:
-    """Distinct columns of ids without exact zeros.
-
-    Returns:
-        The distinct columns; and for each column the index of its distinct column, or their number if it has an exact
-        zero.
-    """
-    kept = (columns != NEUTRAL).all(0).nonzero().reshape(-1)
-    some = columns[:, kept]
-    number = some[0]
-    for row in some[1:] if len(some) > 1 else some:
-        if len(row) and int(row.abs().max()) >= 2**31:
-            row = torch.unique(row, return_inverse=True)[1]
-        # (one number for both ids)
-        number = torch.unique(number * 2**32 + row, return_inverse=True)[1]
-    count = int(number.max()) + 1 if len(number) else 0
-    first = torch.zeros(count, dtype=torch.int64).scatter_(0, number, torch.arange(len(number)))
-    which = torch.full((columns.shape[1],), count)
-    which[kept] = number
-    return some[:, first], which
-
-
-def _memory(ids: Tensor) -> Memory:
-    """A key for the ids of a tensor and their order, without expanded dimensions."""
-    steps = zip(range(-ids.dim(), 0), ids.shape, ids.stride(), strict=True)
-    return ids.data_ptr(), tuple((dim, size, stride) for dim, size, stride in steps if size > 1 and stride)
-
-
-def _spread(ids: Tensor, shape: Sequence[int]) -> Tensor:
-    """Ids expanded to a shape; leading dimensions in which they are constant are dropped if it has fewer."""
-    ids = distinct(ids)
-    while ids.dim() > len(shape):
-        ids = ids.select(0, 0)
-    return ids.expand(tuple(shape))
-
-
-def _reach(reached: np.ndarray, source: np.ndarray, target: np.ndarray, zeros: int) -> np.ndarray:
-    """Mark ids that flow into marked ids, elementwise after broadcasting.
-
-    Args:
-        reached: marks by id; the last one is never set.
-        source: ids.
-        target: the ids that they flow into, with as many dimensions.
-        zeros: the place in ``reached`` that stands for exact zeros.
-
-    Returns:
-        The marks of ``target``.
-    """
-    marked = np.asarray(reached[np.where(target == NEUTRAL, zeros, np.abs(target))])
-    lost = tuple(dim for dim, size in enumerate(marked.shape) if size > 1 and source.shape[dim] == 1)
-    hit = marked.any(axis=lost, keepdims=True) if lost else marked
-    met = source if hit.all() else source[np.broadcast_to(hit, source.shape)]
-    reached[np.where(met == NEUTRAL, zeros, np.abs(met))] = True
-    reached[-1] = False
-    return marked
 
 
 @dataclass(frozen=True)
@@ -134,26 +68,18 @@ class Scales(Semantics):
     def __init__(self, offsets: dict[str, int], shapes: dict[str, tuple[int, ...]]) -> None:
         super().__init__(offsets, shapes)
         self.equations = Relations()
-        self.uses: list[Use] = []
-        # in order of execution: the number of a use, ids that reach a fixed scale, or ids that flow into others
-        self._log: list[int | Tensor | tuple[Tensor, Tensor]] = []
+        self.running = RunningStatistics(self.equations)
+        self.flows = Flows()
         # memory of ids -> these ids, and fewer ids with the same scales
         self._tied: dict[Memory, tuple[Tensor, Tensor]] = {}
         self._tied_at: set[int] = set()
-        # memory of ids -> these ids, the ids of which they are a power, and the exponent
-        self._powers: dict[Memory, tuple[Tensor, Tensor, Fraction]] = {}
+        self._powers = Powers()
         # operation -> its operand ids, its result ids, and the captured graph
         self._made: dict[tuple[Any, ...], list[tuple[Tensor, Tensor, Any]]] = {}
         self.cuts: list[Tensor] = []
         self.observes = False
         # ids of the scalars of parameters used as activations, laid out like the parameter
         self._tables: dict[str, Tensor] = {}
-        # running statistic -> (its power of the channels' scales, ids of the channels); pairs of mean and variance
-        self._running: dict[str, tuple[int, Tensor]] = {}
-        self._pairs: dict[tuple[str, str], None] = {}
-        # running variance -> the eps that is added to it, and whether a frozen normalisation divides by their sum
-        self._eps: dict[str, tuple[float, bool]] = {}
-        self._read: set[str] = set()
         # parameter -> the constant that is added to it in every use
         self.shifts: dict[str, float] = {}
         # virtual weight -> its table and index
@@ -197,8 +123,8 @@ class Scales(Semantics):
         ids = super().activation(value)
         if hasattr(ids, "base"):
             return self.product(ids.base)
-        held = self._tied.get(_memory(ids)) if ids.data_ptr() in self._tied_at else None
-        return ids if held is None else _spread(held[1], ids.shape)
+        held = self._tied.get(memory(ids)) if ids.data_ptr() in self._tied_at else None
+        return ids if held is None else spread(held[1], ids.shape)
 
     def moved(self, function: Callable[[Tensor], Tensor], value: Value) -> Value:
         """Apply a movement of data to the ids."""
@@ -240,7 +166,7 @@ class Scales(Semantics):
         if differ:
             self._flow(ids, first)
             if not has_zeros(few):
-                self._tied[_memory(ids)] = ids, first
+                self._tied[memory(ids)] = ids, first
                 self._tied_at.add(ids.data_ptr())
         return first
 
@@ -249,7 +175,7 @@ class Scales(Semantics):
         pairs = self.equations.unify(source, target)
         if pairs is not None:
             source, target = torch.broadcast_tensors(source, target)
-            self._log.append((distinct(source), distinct(target)))
+            self.flows.into(distinct(source), distinct(target))
             left, right = pairs
             if not (left.all() and right.all()):
                 self._meets_constant(int(((left == ROOT) | (right == ROOT)).sum()))
@@ -266,24 +192,8 @@ class Scales(Semantics):
             else:
                 self.pins[number] = replace(self.pins[number], elements=self.pins[number].elements + elements)
 
-    def alive(self) -> list[Tensor]:
-        """For every use, a mask of the heads that reach a fixed scale or a normalisation, by one backward pass."""
-        reached = np.zeros(self.equations.size + 1, bool)
-        result: list[Tensor] = [torch.zeros(0)] * len(self.uses)
-        for event in reversed(self._log):
-            if isinstance(event, int):
-                use = self.uses[event]
-                head = _reach(reached, use.tail.numpy(), use.head.numpy(), zeros=ROOT)
-                result[event] = torch.from_numpy(head)
-            elif isinstance(event, tuple):
-                source, target = event
-                _reach(reached, source.numpy(), target.numpy(), zeros=-1)
-            else:
-                reached[event.numpy()] = True
-        return result
-
     def _sink(self, ids: Tensor) -> None:
-        self._log.append(self.equations.present(ids))
+        self.flows.end(self.equations.present(ids))
 
     def reduce(self, value: Value, dims: Iterable[int], keepdim: bool = False) -> Tensor:
         """Unify along the reduced dimensions."""
@@ -329,7 +239,7 @@ class Scales(Semantics):
         if head is None:
             head = self.equations.fresh(sizes)
             self._made.setdefault((*view, sizes), []).append((small, head, self.graph))
-        self._use(weight, tail, head)
+        self.flows.use(use_of(weight, tail, head))
         if void is not None:
             # the head of exact zeros only (masked scalars) is an exact zero
             for dim in reduced:
@@ -379,7 +289,8 @@ class Scales(Semantics):
         if void is not None:
             baseline = torch.where(void, NEUTRAL, baseline)
         self.equations.relate((1, small), (-1, baseline), (-1, change))
-        self._log += [(small, distinct(target.expand(small.shape))) for target in (baseline, change)]
+        for target in (baseline, change):
+            self.flows.into(small, distinct(target.expand(small.shape)))
         return baseline.expand(full), change
 
     def _note_shift(self, weight: Weight) -> None:
@@ -409,7 +320,7 @@ class Scales(Semantics):
         if name not in self._tables:
             shape = self.shapes[name]
             head = self.equations.fresh(shape) if ids is None else ids
-            self._use(Weight.of(name, shape), constant([1] * len(shape)), head)
+            self.flows.use(use_of(Weight.of(name, shape), constant([1] * len(shape)), head))
             self._tables[name] = head.expand(shape)
         return self._tables[name]
 
@@ -445,58 +356,16 @@ class Scales(Semantics):
         new = torch.where(known, torch.from_numpy(first)[torch.where(known, signed, 0).abs()] * signed.sign(), NEUTRAL)
         return compress(new).expand(value.shape)
 
-    def _use(self, weight: Weight, tail: Tensor, head: Tensor) -> None:
-        """Record a use, with size 1 for expanded dimensions of the view."""
-        view = distinct(weight.index)  # expanded dimensions hold one scalar
-        lead = tail.dim() - view.dim()
-        view = view.reshape((1,) * lead + tuple(view.shape)) if weight.name is None else view[(None,) * lead]
-
-        def fit(ids: Tensor) -> Tensor:
-            for dim, size in enumerate(view.shape):
-                if size == 1 and ids.shape[dim] > 1:
-                    ids = ids.narrow(dim, 0, 1)
-            return ids
-
-        self._log.append(len(self.uses))
-        self.uses.append(Use(Weight(weight.name, view), fit(distinct(tail)), fit(distinct(head))))
-
     def statistics_of(self, mean: str, var: str, channels: Tensor, eps: float, frozen: bool) -> None:
-        """Record the channels of the running mean and variance, which must be the same in all their uses.
-
-        ``var + eps`` is rescaled, so normalisations with the same variance must have the same ``eps``.
-        """
+        """Record the channels of the running mean and variance, which must be the same in all their uses."""
         ids = self._representative(channels, range(1, channels.dim())).reshape(-1)
-        self._pairs[mean, var] = None
-        first, divides = self._eps.get(var, (eps, False))
-        self._eps[var] = (eps if first == eps else 0.0), divides or frozen
-        if first != eps and (divides or frozen):
-            self.pin([ids], SHARED)
-        for power, name in ((1, mean), (2, var)):
-            before, known = self._running.get(name, (power, ids))
-            self.equations.unify(known, ids)
-            # (a channel can be zero in one use, and not in another)
-            self._running[name] = before, torch.where(known == NEUTRAL, ids, known)
-            if before != power:
-                self.read(name)
-            elif name in self._read:
-                self.pin([ids], READ)
+        for some, reason in self.running.add(mean, var, ids, eps, frozen):
+            self.pin([some], reason)
 
     def read(self, buffer: str) -> None:
         """Fix the channels of statistics that are used as data, now or later."""
-        if buffer in self._running and buffer not in self._read:
-            self.pin([self._running[buffer][1]], READ)
-        self._read.add(buffer)
-
-    @property
-    def statistics(self) -> list[tuple[str | None, str | None, Tensor, float]]:
-        """Running mean, running variance, ids of their channels, and eps; every statistic once."""
-        left, found = set(self._running), []
-        for pair in self._pairs:
-            mean, var = (name if name in left else None for name in pair)
-            left -= set(pair)
-            if mean or var:
-                found.append((mean, var, self._running[pair[0]][1], self._eps[pair[1]][0]))
-        return found
+        for some, reason in self.running.read(buffer):
+            self.pin([some], reason)
 
     def loop(self, weight: Weight, value: Tensor) -> Tensor:
         """An edge from the root to the root: tail and head are one unit, so no gauge changes the scalar."""
@@ -518,45 +387,38 @@ class Scales(Semantics):
             return known
         sizes = [n if any(entry.stride(dim) for entry in wide) else 1 for dim, n in enumerate(shape)]
         small = [entry[tuple(slice(0, n) for n in sizes)] for entry in wide]
-        rows, which = _alike(torch.stack([entry.reshape(-1) for entry in small]))
+        rows, which = distinct_columns(torch.stack([entry.reshape(-1) for entry in small]))
         key = (self.place.node and self.place.node.name, *(power for power, _ in factors))
         out = self._same(key, rows)
         if out is None:
             out = self.equations.fresh((rows.shape[1],))
             self.equations.relate((1, out), *((-power, row) for (power, _), row in zip(factors, rows, strict=True)))
             self._made.setdefault(key, []).append((rows, out, self.graph))
-        self._log += [(row, out) for row in rows]
+        for row in rows:
+            self.flows.into(row, out)
         # exact zeros are unchanged
         result = torch.cat([out, torch.tensor([NEUTRAL])])[which].reshape(sizes).expand(shape)
-        self._note_power(result, wide, powers)
+        if len(wide) == 1:
+            self._powers.note(result, wide[0], powers[0])
         return result
 
     def _single(self, powers: Sequence[Fraction], ids: Sequence[Tensor]) -> Tensor | None:
         """A product of powers of the same ids, if the total power is 0, 1 or -1; otherwise ``None``."""
-        known = [self._powers.get(_memory(entry), (entry, entry, Fraction(1))) for entry in ids]
-        bases = [_spread(base, entry.shape) for (_, base, _), entry in zip(known, ids, strict=True)]
-        total = sum((power * own for power, (_, _, own) in zip(powers, known, strict=True)), Fraction(0))
-        if abs(total) not in (0, 1) or len({_memory(base) for base in bases}) > 1:
+        found = self._powers.common(powers, ids)
+        if found is None or abs(found[1]) not in (0, 1):
             return None
-        if not bases[0].numel() or has_zeros(bases[0]):
-            return None
+        result, total = found
         if total == 0:
             # (a normalisation written out by hand)
             for entry in ids:
                 self._sink(entry)
-            return constant(bases[0].shape)
-        result = bases[0]
+            return constant(result.shape)
         if total == -1:
-            result = (-distinct(result)).expand(result.shape)
-            self._note_power(result, bases[:1], [total])
-        self._log += [(distinct(entry), distinct(result)) for entry in ids]
+            base, result = result, (-distinct(result)).expand(result.shape)
+            self._powers.note(result, base, total)
+        for entry in ids:
+            self.flows.into(distinct(entry), distinct(result))
         return result
-
-    def _note_power(self, made: Tensor, ids: Sequence[Tensor], powers: Sequence[Fraction]) -> None:
-        """Store that ids are a power of others."""
-        if len(ids) == 1 and made.numel():
-            _, base, own = self._powers.get(_memory(ids[0]), (ids[0], ids[0], Fraction(1)))
-            self._powers[_memory(made)] = made, _spread(base, made.shape), own * powers[0]
 
     def root(self, value: Tensor, degree: int) -> Tensor:
         """A new id whose log-scale times ``degree`` is that of the operand."""
@@ -568,9 +430,9 @@ class Scales(Semantics):
         small = value[tuple(slice(0, n) for n in sizes)]
         out = torch.where(small == NEUTRAL, NEUTRAL, self.equations.fresh(sizes))
         self.equations.relate((degree, out), (-1, small))
-        self._log.append((small, out))
+        self.flows.into(small, out)
         result = out.expand(value.shape)
-        self._note_power(result, [value], [Fraction(1, degree)])
+        self._powers.note(result, value, Fraction(1, degree))
         return result
 
     def fix(self, value: Tensor) -> None:

@@ -1,0 +1,86 @@
+"""Ids that are known to be powers of other ids, and the memory that tells tensors of ids apart."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from fractions import Fraction
+
+import torch
+from torch import Tensor
+
+from pathspace.inference.values import NEUTRAL, distinct, has_zeros
+
+Memory = tuple[int, tuple[tuple[int, int, int], ...]]
+
+
+def memory(ids: Tensor) -> Memory:
+    """A key for the ids of a tensor and their order, without expanded dimensions."""
+    steps = zip(range(-ids.dim(), 0), ids.shape, ids.stride(), strict=True)
+    return ids.data_ptr(), tuple((dim, size, stride) for dim, size, stride in steps if size > 1 and stride)
+
+
+def spread(ids: Tensor, shape: Sequence[int]) -> Tensor:
+    """Ids expanded to a shape; leading dimensions in which they are constant are dropped if it has fewer."""
+    ids = distinct(ids)
+    while ids.dim() > len(shape):
+        ids = ids.select(0, 0)
+    return ids.expand(tuple(shape))
+
+
+def distinct_columns(columns: Tensor) -> tuple[Tensor, Tensor]:
+    """Distinct columns of ids without exact zeros.
+
+    Returns:
+        The distinct columns; and for each column the index of its distinct column, or their number if it has an exact
+        zero.
+    """
+    kept = (columns != NEUTRAL).all(0).nonzero().reshape(-1)
+    some = columns[:, kept]
+    number = some[0]
+    for row in some[1:] if len(some) > 1 else some:
+        if len(row) and int(row.abs().max()) >= 2**31:
+            row = torch.unique(row, return_inverse=True)[1]
+        # (one number for both ids)
+        number = torch.unique(number * 2**32 + row, return_inverse=True)[1]
+    count = int(number.max()) + 1 if len(number) else 0
+    first = torch.zeros(count, dtype=torch.int64).scatter_(0, number, torch.arange(len(number)))
+    which = torch.full((columns.shape[1],), count)
+    which[kept] = number
+    return some[:, first], which
+
+
+class Powers:
+    """Tensors of ids with the ids of which they are a power, and the exponent."""
+
+    def __init__(self) -> None:
+        # (the tensors are kept, so that their memory is not given to others)
+        self._known: dict[Memory, tuple[Tensor, Tensor, Fraction]] = {}
+
+    def _of(self, ids: Tensor) -> tuple[Tensor, Fraction]:
+        _, base, exponent = self._known.get(memory(ids), (ids, ids, Fraction(1)))
+        return base, exponent
+
+    def note(self, made: Tensor, base: Tensor, exponent: Fraction) -> None:
+        """Store that ids are a power of others."""
+        if made.numel():
+            first, own = self._of(base)
+            self._known[memory(made)] = made, spread(first, made.shape), own * exponent
+
+    def common(self, exponents: Sequence[Fraction], ids: Sequence[Tensor]) -> tuple[Tensor, Fraction] | None:
+        """The base and the total exponent of a product of powers of the same ids.
+
+        Args:
+            exponents: one per factor.
+            ids: of the factors, of one shape.
+
+        Returns:
+            The base with that shape and the exponent; ``None`` if there is no common base, or exact zeros are in it.
+        """
+        known = [self._of(entry) for entry in ids]
+        bases = [spread(base, entry.shape) for (base, _), entry in zip(known, ids, strict=True)]
+        if len({memory(base) for base in bases}) > 1 or not bases[0].numel() or has_zeros(bases[0]):
+            return None
+        return bases[0], sum((power * own for power, (_, own) in zip(exponents, known, strict=True)), Fraction(0))
+
+
+__all__ = ["Memory", "Powers", "distinct_columns", "memory", "spread"]
