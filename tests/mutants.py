@@ -47,9 +47,10 @@ GROUPS: dict[str, tuple[int, Sequence[str], Sequence[str]]] = {
                "channels"]),
     "units and relations": (
         70, [f"pathspace/inference/{name}.py" for name in
-             ("units", "relations", "elimination", "union_find", "build", "assemble", "layout", "values", "folding",
-              "eps_detection", "gathered")],
-        ["rules", "gathered", "eps", "levels", "constants", "dimension", "odd_models", "zoo", "upper_bound"]),
+             ("units", "flows", "powers", "running_statistics", "relations", "elimination", "union_find", "build",
+              "assemble", "layout", "values", "folding", "eps_detection", "gathered")],
+        ["relations", "rules", "gathered", "eps", "levels", "constants", "dimension", "odd_models", "zoo",
+         "upper_bound"]),
     "trees and basis": (
         50, [f"pathspace/{name}.py" for name in
              ("two_trees", "trees", "spanning_tree", "skeleton", "basis", "log_prefix", "local_paths")],

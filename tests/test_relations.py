@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pathspace.inference import union_find
-from pathspace.inference.elimination import compress
+from pathspace.inference.elimination import compress, implied
 from pathspace.inference.relations import Relations, Solution
 from pathspace.inference.union_find import UnionFind
 
@@ -181,3 +181,27 @@ def test_equations_solved_in_portions_are_those_of_single_steps(
         found = scales.solve().tolist()
         assert twin.solve()[1] == 0
     assert found == [numbers[abs(v)] * (1 if v > 0 else -1) for v in expected]
+
+
+@pytest.mark.parametrize(
+    ("coefficients", "variables", "expected"),
+    [
+        # x + 2 y + a = 0 and x + 2 y + b = 0, with the other variable at each place
+        ([[1, 1, 2], [1, 1, 2]], [[3, 7, 8], [4, 7, 8]], {(3, 4)}),
+        ([[1, 1, 2], [1, 1, 2]], [[3, 7, 9], [3, 8, 9]], {(7, 8)}),
+        ([[1, 2, 1], [1, 2, 1]], [[3, 4, 7], [3, 4, 8]], {(7, 8)}),
+        # one of them negated
+        ([[1, -1, 2], [-1, 1, -2]], [[3, 7, 8], [4, 7, 8]], {(3, 4)}),
+        # not the same other terms, or another factor
+        ([[1, 1, 2], [-1, 1, 2]], [[3, 7, 8], [4, 7, 8]], set()),
+        ([[2, 1, 2], [1, 1, 2]], [[3, 7, 8], [4, 7, 8]], set()),
+        ([[1, 1, 2], [1, 1, 2]], [[3, 7, 8], [4, 7, 9]], set()),
+        # the second has a term more
+        ([[1, 1, 0], [1, 1, 2]], [[3, 7, 0], [4, 7, 8]], set()),
+    ],
+)
+def test_two_relations_with_the_same_other_terms_imply_an_equation(
+    coefficients: list[list[int]], variables: list[list[int]], expected: set[tuple[int, int]]
+) -> None:
+    left, right = implied(np.array(coefficients), np.array(variables), 3)
+    assert {(min(pair), max(pair)) for pair in zip(left.tolist(), right.tolist(), strict=True)} == expected
