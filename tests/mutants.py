@@ -49,7 +49,7 @@ GROUPS: dict[str, tuple[int, Sequence[str], Sequence[str]]] = {
         70, [f"pathspace/inference/{name}.py" for name in
              ("units", "flows", "powers", "running_statistics", "relations", "elimination", "union_find", "build",
               "assemble", "layout", "values", "folding", "eps_detection", "gathered")],
-        ["relations", "rules", "gathered", "eps", "levels", "constants", "dimension", "odd_models", "zoo",
+        ["values", "relations", "rules", "gathered", "eps", "levels", "constants", "dimension", "odd_models", "zoo",
          "upper_bound"]),
     "trees and basis": (
         50, [f"pathspace/{name}.py" for name in

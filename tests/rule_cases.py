@@ -256,7 +256,10 @@ TABLE: list[tuple[str, tuple[Any, ...], dict[str, Any]]] = [
     ("grid_sampler_3d", (C3, act(1, 2, 2, 2, 3, low=-0.9, high=0.9), 0, 0, False), {}),
     ("affine_grid_generator", (act(1, 2, 3), [1, 1, 2, 2], False), {}),
     ("im2col", (IMAGE, [2, 2], [1, 1], [0, 0], [1, 1]), {}),
+    ("im2col", (IMAGE, [2, 2], [2, 1], [1, 0], [1, 2]), {}),
     ("col2im", (act(1, 4, 9), [4, 4], [2, 2], [1, 1], [0, 0], [1, 1]), {}),
+    ("col2im", (act(1, 4, 9), [4, 4], [2, 2], [1, 1], [1, 1], [2, 2]), {}),
+    ("col2im", (act(1, 6, 6), [5, 3], [3, 2], [2, 1], [1, 0], [1, 1]), {}),
     # movement
     ("t numpy_T mT mH adjoint matrix_H fliplr flipud rot90", (H,), {}),
     ("transpose movedim moveaxis swapaxes swapdims", (H, 0, 1), {}),
