@@ -24,6 +24,8 @@ _CHECKS = (30, 60, 120, 240, 480)
 class Products(LinearOperator):  # type: ignore[misc]
     """A linear map of shape ``(M, N)`` given by products on a device; numpy arrays are copied to it and back.
 
+    Each kind of map defines :meth:`push` and :meth:`pull`.
+
     Args:
         shape: ``(M, N)``.
         device: the device of the products.

@@ -16,6 +16,7 @@ class Shown:
     """A result that defines its table in :meth:`__rich__`."""
 
     def __rich__(self) -> RenderableType:
+        # (not abstract: results are data classes, some with other bases)
         raise NotImplementedError
 
     def __str__(self) -> str:

@@ -55,6 +55,8 @@ def test_a_run_has_every_figure_that_the_page_needs(tmp_path: Path, monkeypatch:
     assert rows == markov.measure(2, 3, ["MLP"], None)
     monkeypatch.setattr(markov, "measure_one", lambda *_: pytest.fail("measured again"))
     assert rows == markov.measure(2, 3, ["MLP"], tmp_path / "rows.jsonl")
+    with pytest.raises(pytest.fail.Exception, match="measured again"):
+        markov.measure(2, 4, ["MLP"], tmp_path / "rows.jsonl")
     short = markov.summary(rows, 2, 3)
     for a, b in zip(*(tree_leaves(one["vectors"]) for one in (short, json.loads(DATA.read_text()))), strict=True):
         # what is rounding is another machine's too, up to its size

@@ -176,9 +176,8 @@ def ideal_shares(model: nn.Module) -> list[float]:
     chain = MarkovChain.trace(model, x[:2])
 
     def mean(eta: float, relative: bool) -> float:
-        shares = [ideal_share(chain, each, *some, eta=eta, relative=relative).mean() for some in parts(x, y)]
-        sizes = [len(some) for some, _ in parts(x, y)]
-        return sum(float(share) * size for share, size in zip(shares, sizes, strict=True)) / len(x)
+        shares = ((len(a), ideal_share(chain, each, a, b, eta=eta, relative=relative)) for a, b in parts(x, y))
+        return sum(size * float(share.mean()) for size, share in shares) / len(x)
 
     return [mean(eta, relative) for eta, relative in STEPS]
 
@@ -259,19 +258,22 @@ def measure_one(name: str, seed: int, tau: float, steps: int) -> dict[str, Any]:
 
 
 def measure(seeds: int, steps: int, names: Sequence[str], rows_file: Path | None) -> list[dict[str, Any]]:
-    """The figures of all networks; those that `rows_file` holds are not measured again."""
+    """The figures of all networks; those that `rows_file` holds, after as many steps, are not measured again."""
     old = rows_file.read_text().splitlines() if rows_file is not None and rows_file.exists() else []
-    known = {(row["network"], row["seed"], row["tau"]): row for row in map(json.loads, old)}
+    known = {
+        (one["steps"], *(one["row"][key] for key in ("network", "seed", "tau"))): one["row"]
+        for one in map(json.loads, old)
+    }
     rows: list[dict[str, Any]] = []
     for name in names:
         for seed, tau in track(list(itertools.product(range(seeds), TAUS)), name):
-            if (name, seed, tau) in known:
-                rows.append(known[name, seed, tau])
+            if (steps, name, seed, tau) in known:
+                rows.append(known[steps, name, seed, tau])
                 continue
             rows.append(measure_one(name, seed, tau, steps))
             if rows_file is not None:
                 with rows_file.open("a") as file:
-                    file.write(json.dumps(rows[-1]) + "\n")
+                    file.write(json.dumps({"steps": steps, "row": rows[-1]}) + "\n")
     return rows
 
 
