@@ -10,8 +10,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from benchmarks import markov
-from benchmarks.markov import DATA, END, NETWORKS, PAGE, START, TAUS, render
+from benchmarks import markov_run
+from benchmarks.markov import DATA, END, PAGE, START, render
+from benchmarks.markov_run import NETWORKS, TAUS
 from torch.utils._pytree import tree_leaves
 
 from pathspace.training.experiments.tasks.digits import image_splits
@@ -47,17 +48,19 @@ def test_a_run_has_every_figure_that_the_page_needs(tmp_path: Path, monkeypatch:
     train, _, test = image_splits()
     small = [part[:200].squeeze(1).double() if part.is_floating_point() else part[:200]
              for part in (train.inputs, train.targets, test.inputs, test.targets)]  # fmt: skip
-    monkeypatch.setattr(markov, "data", lambda: tuple(small))
-    monkeypatch.setattr(markov, "NETWORKS", {"MLP": NETWORKS["MLP"]})
-    monkeypatch.setattr(markov, "TAUS", (0.0, 3e-4))
-    monkeypatch.setattr(markov, "AT_A_TIME", 70)
-    rows = markov.measure(2, 3, ["MLP"], tmp_path / "rows.jsonl")
-    assert rows == markov.measure(2, 3, ["MLP"], None)
-    monkeypatch.setattr(markov, "measure_one", lambda *_: pytest.fail("measured again"))
-    assert rows == markov.measure(2, 3, ["MLP"], tmp_path / "rows.jsonl")
+    monkeypatch.setattr(markov_run, "data", lambda: tuple(small))
+    monkeypatch.setattr(markov_run, "NETWORKS", {"MLP": NETWORKS["MLP"]})
+    monkeypatch.setattr(markov_run, "TAUS", (0.0, 3e-4))
+    monkeypatch.setattr(markov_run, "AT_A_TIME", 70)
+    rows = markov_run.measure(2, 3, ["MLP"], tmp_path / "rows.jsonl")
+    assert rows == markov_run.measure(2, 3, ["MLP"], None)
+    with (tmp_path / "rows.jsonl").open("a") as file:
+        file.write('\n{"steps": 3, "row": {"net')
+    monkeypatch.setattr(markov_run, "measure_one", lambda *_: pytest.fail("measured again"))
+    assert rows == markov_run.measure(2, 3, ["MLP"], tmp_path / "rows.jsonl")
     with pytest.raises(pytest.fail.Exception, match="measured again"):
-        markov.measure(2, 4, ["MLP"], tmp_path / "rows.jsonl")
-    short = markov.summary(rows, 2, 3)
+        markov_run.measure(2, 4, ["MLP"], tmp_path / "rows.jsonl")
+    short = markov_run.summary(rows, 2, 3)
     for a, b in zip(*(tree_leaves(one["vectors"]) for one in (short, json.loads(DATA.read_text()))), strict=True):
         # what is rounding is another machine's too, up to its size
         assert a == pytest.approx(b, rel=1e-6, abs=1e-12)

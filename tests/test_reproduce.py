@@ -160,6 +160,10 @@ def test_two_processes_of_which_one_is_killed_find_what_one_finds(tmp_path: Path
     assert [TrialCache(None, journal).find(trial) for trial in trials] == apart
     record = json.loads(text.splitlines()[0])
     assert record["provenance"]["code"] == code_digest() and record["provenance"]["processor"]
+    # the trial after it is kept
+    short = replace(SMALL, seed=9)
+    run_all([short], TrialCache(tmp_path, journal))
+    assert TrialCache(tmp_path / "empty", journal).find(short) is not None
     # trials of another computer say so
     journal.write_text(text.replace(record["provenance"]["processor"], "another", 1))
     mixed = TrialCache(tmp_path / "more", journal)

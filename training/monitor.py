@@ -14,7 +14,6 @@ bitwise those of a run without them. A value that does not apply to a model or a
 
 from __future__ import annotations
 
-import json
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -30,6 +29,7 @@ from pathspace.diagnostics.chain import MarkovChain
 from pathspace.diagnostics.conservation import conserved
 from pathspace.errors import InputError, PathspaceError
 from pathspace.files import replacing
+from pathspace.json_lines import append_lines, read_lines
 from pathspace.training.history import Tick
 from pathspace.training.task import Task
 
@@ -119,8 +119,8 @@ class Monitor:
         self._step, self.seconds, self._start = state["step"], state["seconds"], state["start"]
         if self.path is None or not self.path.exists():
             return
-        rows = (_parse(line) for line in self.path.read_text(encoding="utf-8").splitlines())
-        self.rows = [row for row in rows if row is not None and row["step"] <= self._step] or self.rows
+        rows = (row for row in read_lines(self.path) if "step" in row)
+        self.rows = [row for row in rows if row["step"] <= self._step] or self.rows
         self._begun = False
         self._write(self.rows)
 
@@ -174,15 +174,13 @@ class Monitor:
     def _write(self, rows: list[dict[str, Any]]) -> None:
         if self.path is None:
             return
-        text = "".join(json.dumps(row) + "\n" for row in rows)
         if not self._begun:
             with replacing(self.path) as temporary:
-                temporary.write_text(text, encoding="utf-8")
+                append_lines(temporary, rows)
             self._begun = True
             return
         try:
-            with open(self.path, "a", encoding="utf-8") as file:
-                file.write(text)
+            append_lines(self.path, rows)
         except OSError as error:
             reason = (error.strerror or "unknown reason").lower()
             raise InputError(f"Cannot write '{self.path}': {reason}; make room and resume the run.") from error
@@ -232,12 +230,3 @@ def _evaluating(model: nn.Module) -> Iterator[None]:
         yield
     finally:
         model.train(training)
-
-
-def _parse(line: str) -> dict[str, Any] | None:
-    """Read a row; ``None`` for an incomplete line of a killed run."""
-    try:
-        row = json.loads(line)
-    except ValueError:
-        return None
-    return row if isinstance(row, dict) and "step" in row else None

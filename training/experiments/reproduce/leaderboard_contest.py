@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import multiprocessing
 import time
@@ -14,6 +13,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from pathspace.files import make_folder
+from pathspace.json_lines import append_lines, read_lines
 from pathspace.training.experiments.intervals import t_interval
 from pathspace.training.experiments.reproduce.experiment import TUNING_SEEDS, Setting
 from pathspace.training.experiments.reproduce.holm import Claim, gain, seeds_needed
@@ -65,16 +65,13 @@ class Journal:
         self._most = 2 * jobs
         self.known: dict[Run, Result] = {}
         self.origins: list[dict[str, str]] = []
-        if path is not None and path.exists():
-            for line in path.read_text(encoding="utf-8").splitlines():
-                entry = json.loads(line)
-                if "computed" in entry:
-                    self.origins.append(entry["computed"])
-                    continue
-                values: dict[str, Any] = {
-                    key: math.nan if value is None else value for key, value in entry["result"].items()
-                }
-                self.known[Run(**entry["run"])] = Result(**values)
+        for entry in read_lines(path) if path is not None else ():
+            if "computed" in entry:
+                self.origins.append(entry["computed"])
+                continue
+            found: dict[str, Any] = entry["result"]
+            values: dict[str, Any] = {key: math.nan if value is None else value for key, value in found.items()}
+            self.known[Run(**entry["run"])] = Result(**values)
 
     def __enter__(self) -> Self:
         return self
@@ -102,11 +99,11 @@ class Journal:
         self.known[run] = result
         if self.path is not None:
             make_folder(str(self.path.parent))
-            with self.path.open("a", encoding="utf-8") as file:
-                if self.origins[-1:] != [provenance()]:
-                    self.origins.append(provenance())
-                    file.write(json.dumps({"computed": provenance()}) + "\n")
-                file.write(json.dumps({"run": asdict(run), "result": result.to_dict()}) + "\n")
+            lines: list[dict[str, Any]] = [{"run": asdict(run), "result": result.to_dict()}]
+            if self.origins[-1:] != [provenance()]:
+                self.origins.append(provenance())
+                lines.insert(0, {"computed": provenance()})
+            append_lines(self.path, lines)
 
 
 @dataclass(frozen=True)

@@ -19,6 +19,7 @@ from filelock import FileLock, Timeout
 
 from pathspace.errors import InputError, PathspaceError
 from pathspace.files import make_folder, replacing
+from pathspace.json_lines import append_lines, read_lines
 from pathspace.training.experiments.reproduce.provenance import code_digest, data_digest, provenance
 from pathspace.training.experiments.reproduce.trial import Outcome, Trial, run_trial
 
@@ -56,7 +57,8 @@ class TrialCache:
         self.folder = None if folder is None else make_folder(folder)
         self.journal = journal
         self.origins: list[dict[str, str]] = []
-        self._known = dict(_lines(journal)) if journal is not None and journal.is_file() else {}
+        lines = read_lines(journal) if journal is not None else ()
+        self._known = {record["key"]: record for record in lines if "key" in record}
 
     def find(self, trial: Trial) -> Outcome | None:
         """Return the outcome of a trial, ``None`` if it has not been run."""
@@ -156,8 +158,7 @@ class TrialCache:
         if self.journal is None or trial.key in self._known:
             return
         try:
-            with open(self.journal, "a", encoding="utf-8") as file:
-                file.write(json.dumps(record) + "\n")
+            append_lines(self.journal, [record])
         except OSError as error:
             raise InputError(f"The journal '{self.journal}' cannot be written ({error.strerror}).") from error
         self._known[trial.key] = record
@@ -263,13 +264,3 @@ def _work(trials: Sequence[Trial], folder: Path) -> None:
             pass
     except PathspaceError:
         raise SystemExit(1) from None
-
-
-def _lines(journal: Path) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Read a journal; a last line that was cut off is left out."""
-    for line in journal.read_text(encoding="utf-8").splitlines():
-        try:
-            record = json.loads(line)
-            yield record["key"], record
-        except (ValueError, KeyError, TypeError):
-            continue

@@ -1,0 +1,281 @@
+"""Train the networks of the chain paper's statements, and measure the statements on them."""
+
+# ruff: noqa: E501
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.progress import track
+from sklearn.linear_model import LogisticRegression
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from pathspace.diagnostics import MarkovChain
+from pathspace.diagnostics.efficiency import ChainRecord, NodeTensors, observe, tensors
+from pathspace.diagnostics.lemmas import ideal_share, lemma1, lemma2, lemma4, penalty_gradient, simulate_lemma3, walk
+from pathspace.json_lines import append_lines, read_lines
+from pathspace.training import penalize
+from pathspace.training.experiments.tasks.fetched import fashion_splits
+
+TAUS = (0.0, 1e-5, 3e-4, 3e-3)
+DATA_NAME, TRAINED, LOOKED, AT_A_TIME = "Fashion-MNIST, 8 x 8 pixels", 5000, 10_000, 200
+LARGE, TINY = 1000.0, 1e-3
+STEPS = ((1e-4, False), (1e-2, False), (1.0, False), (10.0, False), (1e-4, True), (1.0, True), (10.0, True))
+LENGTHS = (50, 200, 1000)
+
+
+class Branches(nn.Module):
+    """A stem, residual blocks and a head; `after` follows each sum."""
+
+    def __init__(self, stem: nn.Module, blocks: Iterable[nn.Module], after: nn.Module, head: nn.Module) -> None:
+        super().__init__()
+        self.stem, self.blocks, self.after, self.head = stem, nn.ModuleList(blocks), after, head
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.stem(x)
+        for block in self.blocks:
+            x = self.after(x + block(x))
+        return self.head(x)
+
+
+def mlp() -> nn.Module:
+    """Four blocks of width 32."""
+    blocks = [nn.Sequential(nn.Linear(32, 32), nn.ReLU(), nn.Linear(32, 32)) for _ in range(4)]
+    return Branches(nn.Sequential(nn.Flatten(), nn.Linear(64, 32)), blocks, nn.Identity(), nn.Linear(32, 10))
+
+
+def cnn() -> nn.Module:
+    """Three blocks of 16 channels with batch norm, ReLU after the sum."""
+
+    def block() -> nn.Module:
+        first, second = (nn.Conv2d(16, 16, 3, padding=1, bias=False) for _ in range(2))
+        return nn.Sequential(first, nn.BatchNorm2d(16), nn.ReLU(), second, nn.BatchNorm2d(16))
+
+    stem = nn.Sequential(nn.Unflatten(1, (1, 8)), nn.Conv2d(1, 16, 3, padding=1, bias=False), nn.BatchNorm2d(16))
+    head = nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(16, 10))
+    return Branches(stem.append(nn.ReLU()), [block() for _ in range(3)], nn.ReLU(), head)
+
+
+class Positions(nn.Module):
+    """What tells one row of the picture from another."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Parameter(torch.randn(8, 32) / 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.table
+
+
+class Mean(nn.Module):
+    """Mean over tokens."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x.mean(1)
+
+
+def transformer() -> nn.Module:
+    """Two pre-norm blocks of width 32 over the rows of the picture: four nodes."""
+    layers = [nn.TransformerEncoderLayer(32, 4, 64, 0.0, batch_first=True, norm_first=True) for _ in range(2)]
+    return nn.Sequential(nn.Linear(8, 32), Positions(), *layers, nn.LayerNorm(32), Mean(), nn.Linear(32, 10))
+
+
+NETWORKS: dict[str, Callable[[], nn.Module]] = {"MLP": mlp, "CNN": cnn, "transformer": transformer}
+
+
+def each(outputs: Tensor, targets: Tensor) -> Tensor:
+    """One loss per sample."""
+    return F.cross_entropy(outputs, targets, reduction="none")
+
+
+@cache
+def data() -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Fashion-MNIST at 8 x 8 pixels in float64: the first images to train on, and the whole test set."""
+    train, _, test = fashion_splits("markov", limit=TRAINED)
+    x, held_out = (F.adaptive_avg_pool2d(part.inputs, 8).squeeze(1).double() for part in (train, test))
+    return x, train.targets, held_out, test.targets
+
+
+def train(name: str, tau: float, seed: int, steps: int, batch: int = 64) -> nn.Module:
+    """Adam on the mean loss; the paper's hook adds `tau z`. Returned in evaluation mode, without the penalty."""
+    x, y, *_ = data()
+    torch.manual_seed(seed)
+    model = NETWORKS[name]().double()
+    optimizer = torch.optim.Adam(model.parameters(), lr=3e-3)
+    order = torch.Generator().manual_seed(seed)
+    if tau:
+        penalize(model, x[:batch], tau=tau)
+    for _ in range(steps):
+        chosen = torch.randint(len(x), (batch,), generator=order)
+        optimizer.zero_grad()
+        F.cross_entropy(model(x[chosen]), y[chosen]).backward()
+        optimizer.step()
+    if tau:
+        model.penal_connection.remove()  # type: ignore[union-attr, operator]
+    return model.eval()
+
+
+def parts(x: Tensor, y: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+    """Few samples at a time: convolutions in float64 are twice as fast where they stay in the processor's cache."""
+    return zip(x.split(AT_A_TIME), y.split(AT_A_TIME), strict=True)
+
+
+def observed(chain: MarkovChain, x: Tensor, y: Tensor) -> ChainRecord:
+    """One record of all samples."""
+    return ChainRecord.merge(observe(chain, each, *some) for some in parts(x, y))
+
+
+def batch_cosine(record: ChainRecord) -> float:
+    """One cosine for the whole batch, mean over nodes."""
+    sizes = record.direction_norms.norm(dim=1) * record.gradient_norms.norm(dim=1)
+    return float((-record.products.sum(1) / sizes).nanmean())
+
+
+def outcome(model: nn.Module) -> dict[str, float]:
+    """Test figures and efficiencies of one trained network, on all that was held out."""
+    *_, x, y = data()
+    with torch.no_grad():
+        outputs = model(x)
+    record = observed(MarkovChain.trace(model, x[:2]), x, y)
+    return {
+        "loss": float(F.cross_entropy(outputs, y)),
+        "accuracy": float((outputs.argmax(1) == y).double().mean()),
+        "efficiency": record.mean_efficiency,
+        "batch": batch_cosine(record),
+        "all_positive": record.convex_share,
+    }
+
+
+def share(top: int, bottom: int) -> float | None:
+    return top / bottom if bottom else None
+
+
+def ideal_shares(model: nn.Module) -> list[float]:
+    """Share of (node, sample) pairs with a lower loss, for each of :data:`STEPS`."""
+    *_, x, y = data()
+    x, y = x[:LOOKED], y[:LOOKED]
+    chain = MarkovChain.trace(model, x[:2])
+
+    def mean(eta: float, relative: bool) -> float:
+        shares = ((len(a), ideal_share(chain, each, a, b, eta=eta, relative=relative)) for a, b in parts(x, y))
+        return sum(size * float(share.mean()) for size, share in shares) / len(x)
+
+    return [mean(eta, relative) for eta, relative in STEPS]
+
+
+def statements(model: nn.Module) -> dict[str, Any]:
+    """What the statements say of one network, on :data:`LOOKED` held-out samples."""
+    *_, x, y = data()
+    x, y = x[:LOOKED], y[:LOOKED]
+    chain = MarkovChain.trace(model, x[:2])
+    record = observed(chain, x, y)
+    nodes = tensors(chain, each, x, y)
+    holds, converse = lemma2(record, LARGE)
+    norms, cosines = record.direction_norms, record.cosines
+    # both vectors have to be there for a cosine
+    pairs = [(p.direction, p.gradient, (p.direction.norm(dim=1) > 0) & (p.gradient.norm(dim=1) > 0)) for p in nodes]
+    pairs_there = [(z[there], g[there]) for z, g, there in pairs if bool(there.any())]
+    appendix = [penalty_gradient(z, g, eta=0.1, lam=1.0) for z, g in pairs_there]
+    signs = [
+        bool(torch.equal(a.cancelling_tau > 0, (z * g).sum(1) > 0))
+        for a, (z, g) in zip(appendix, pairs_there, strict=True)
+    ]
+    four = lemma4(nodes)
+    return {
+        "efficiency": record.mean_efficiency,
+        "all_positive": record.convex_share,
+        "convex_small": lemma2(record, TINY)[0].premise / LOOKED,
+        "convex_large": holds.premise / LOOKED,
+        "lemma2": [holds.conclusion, holds.premise],
+        "converse": [converse.conclusion, converse.premise],
+        "defect": float((record.eps(TINY) - 1).mean()),
+        "printed": float((TINY * record.efficiency).mean()),
+        "corrected": float((-(TINY**2) / 2 * ((1 - cosines**2) / norms**2).nanmean(0)).mean()),
+        "gradient_above_one": float((record.gradient_norms >= 1).double().mean()),
+        "orthogonality": max(a.orthogonality for a in appendix),
+        "kept_over_ignored": float(torch.cat([a.kept_over_ignored for a in appendix]).mean()),
+        "best_tau": max(float(a.best_tau.abs().max()) for a in appendix),
+        "cancelling_tau_follows_product": all(signs),
+        "lemma4_products": [four.products.conclusion, four.products.premise],
+        "lemma4_cosines": [four.cosines.conclusion, four.cosines.premise],
+        "premise_on_convex": None if math.isnan(four.premise_on_convex) else four.premise_on_convex,
+        "fold": walk(chain, x)[1],
+    }
+
+
+def vectors() -> dict[str, Any]:
+    """The statements that need no network, on random vectors."""
+    generator = torch.Generator().manual_seed(0)
+    a, b = torch.randn(2, 10_000, 4, generator=generator, dtype=torch.float64)
+    square = lambda v: v.square().sum(1)  # noqa: E731
+    mixtures = {f"{mu:g}": lemma1(square, a, b, mu) for mu in (0.3, 1.0, 3.0)}
+    nearer = torch.minimum(square(a), square(b))
+    z, g = torch.randn(2, 200, 10, generator=generator, dtype=torch.float64)
+    moved = z - 0.01 * penalty_gradient(z, g, eta=0.1, lam=1.0).exact
+    cosine = lambda v: -(v * g).sum(1) / (v.norm(dim=1) * g.norm(dim=1))  # noqa: E731
+    random = lemma4((NodeTensors(*torch.randn(3, 5000, 3, generator=generator, dtype=torch.float64)),))
+    three = {}
+    for length in LENGTHS:
+        good, printed = simulate_lemma3(length, seed=length), simulate_lemma3(length, full_steps=True, seed=length)
+        three[str(length)] = {"error": good.error, "bound": good.bound, "printed_error": printed.error, "printed_bound": printed.bound}  # fmt: skip
+    return {
+        "lemma1": {mu: share(check.conclusion, check.premise) for mu, check in mixtures.items()},
+        "definition2_lower_violated": float((square((a + b) / 2) < nearer).double().mean()),
+        "cosine_lowered": int((cosine(moved) < cosine(z)).sum()),
+        "lemma4_cosines": share(random.cosines.conclusion, random.cosines.premise),
+        "lemma3": three,
+    }
+
+
+def measure_one(name: str, seed: int, tau: float, steps: int) -> dict[str, Any]:
+    """The figures of one trained network."""
+    *_, x, _ = data()
+    model = train(name, tau, seed, steps)
+    row = {"network": name, "seed": seed, "tau": tau, **outcome(model)}
+    if tau:
+        return row | {"fold": walk(MarkovChain.trace(model, x[:2]), x[:LOOKED])[1]}
+    start = statements(train(name, 0.0, seed, 0))
+    return row | {"start": start, "trained": statements(model) | {"ideal": ideal_shares(model)}}
+
+
+def measure(seeds: int, steps: int, names: Sequence[str], rows_file: Path | None) -> list[dict[str, Any]]:
+    """The figures of all networks; those that `rows_file` holds, after as many steps, are not measured again."""
+    known = {
+        (one["steps"], *(one["row"][key] for key in ("network", "seed", "tau"))): one["row"]
+        for one in (read_lines(rows_file) if rows_file is not None else ())
+    }
+    rows: list[dict[str, Any]] = []
+    for name in names:
+        for seed, tau in track(list(itertools.product(range(seeds), TAUS)), name):
+            if (steps, name, seed, tau) in known:
+                rows.append(known[steps, name, seed, tau])
+                continue
+            rows.append(measure_one(name, seed, tau, steps))
+            if rows_file is not None:
+                append_lines(rows_file, [{"steps": steps, "row": rows[-1]}])
+    return rows
+
+
+def summary(rows: list[dict[str, Any]], seeds: int, steps: int) -> dict[str, Any]:
+    """The record of a run: what was measured on what, and beside which linear model."""
+    x, y, held_out, answers = data()
+    bar = LogisticRegression(max_iter=300, C=0.1).fit(x.flatten(1), y).score(held_out.flatten(1), answers)
+    return {
+        "data": DATA_NAME,
+        "seeds": seeds,
+        "steps": steps,
+        "trained_on": len(x),
+        "held_out": len(held_out),
+        "checked": LOOKED,
+        "logistic": bar,
+        "torch": torch.__version__,
+        "vectors": vectors(),
+        "rows": rows,
+    }
