@@ -184,6 +184,7 @@ def test_monomials_evaluate_to_the_values(name: str) -> None:
     assert len(monomials) == len(basis) == graph.dimension
     for monomial, value in zip(monomials, values.tolist(), strict=True):
         assert {symbol.name for symbol in monomial.free_symbols} <= set(weights)
+        assert all(symbol.is_real and symbol.is_nonzero for symbol in monomial.free_symbols)
         numbers = {symbol: sympy.Float(weights[symbol.name], 20) for symbol in monomial.free_symbols}
         assert float(monomial.subs(numbers)) == pytest.approx(value, rel=1e-10)
 

@@ -248,6 +248,7 @@ NORMS: dict[str, tuple[Callable[[Tensor, float], Tensor], int]] = {
     "standardised": (lambda h, eps: (h - h.mean(-1, True)) / (h.std(-1, keepdim=True) + eps), 1),
     "length one": (lambda h, eps: F.normalize(h, dim=-1, eps=eps), 1),
     "clamped in place": (lambda h, eps: h / h.norm(dim=-1, keepdim=True).clamp_(min=eps), 1),
+    "a sum of sizes": (lambda h, eps: h / (h.abs() + eps).sum(-1, keepdim=True), 1),
     "parts of a sum": (lambda h, eps: F.relu(h) * (1 / (F.relu(h).sum(-1, keepdim=True) + eps)), 1),
 }
 # the same constant where it normalises nothing

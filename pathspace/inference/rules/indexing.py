@@ -171,7 +171,7 @@ def _sorted_in(semantics: Semantics, target: Tensor, source: Tensor, index: Tens
     Slices at one position share their scales with each other and, if they are ``added``, with the previous element.
     """
     target, source = target.movedim(dim, 0), source.movedim(dim, 0)
-    shape = broadcast_shape(target.shape[1:], source.shape[1:])
+    shape = target.shape[1:]
     order = torch.argsort(index, stable=True)
     places, counts = torch.unique_consecutive(index[order], return_counts=True)
     source = source.expand(-1, *shape)[order]

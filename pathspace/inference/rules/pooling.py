@@ -74,12 +74,6 @@ def avg_pool(
     return _pool(semantics, x, int(semantics.place.op[-2]), kernel, stride, padding, 1, ceil)
 
 
-@rule("aten.lp_pool1d", "aten.lp_pool2d", kind="norm pooling", degree=(1,))
-def lp_pool(semantics: Semantics, x: Value, p: float, kernel: Any, stride: Any = None, ceil: bool = False) -> Tensor:
-    """Norms over windows."""
-    return _pool(semantics, x, int(semantics.place.op[-2]), kernel, stride, 0, 1, ceil)
-
-
 @rule(
     "aten.adaptive_avg_pool1d",
     "aten.adaptive_avg_pool2d",

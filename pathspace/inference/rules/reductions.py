@@ -134,8 +134,6 @@ def norm(semantics: Semantics, x: Value, *args: Any, **kwargs: Any) -> Tensor:
     shown = semantics.place.result
     lists = [arg for arg in args if isinstance(arg, list | tuple)]
     dims = kwargs.get("dim", lists[0] if lists else [-2, -1] if "matrix" in semantics.place.op else None)
-    if dims is None and "linalg_vector_norm" in semantics.place.op and len(args) > 1 and isinstance(args[1], int):
-        dims = args[1]
     ids = semantics.reduce(x, _dims(dims, x), keepdim=len(shown.shape) == len(x.shape))
     if order == 0:
         semantics.observe(ids)
@@ -157,10 +155,10 @@ def spread(semantics: Semantics, x: Value, dims: Any = None, *args: Any, **kwarg
 @rule("aten.cdist", "aten._cdist_forward", kind="norm")
 def distances(semantics: Semantics, x: Value, y: Value, p: float = 2.0, *args: Any, **kwargs: Any) -> Tensor:
     """Distances between all pairs of rows; for ``p = 0``, how many entries differ."""
-    left, right = semantics.reduce(x, [-1], keepdim=True), semantics.reduce(y, [-1], keepdim=True)
     if p == 0:
-        semantics.observe(semantics.join(left, right.transpose(-1, -2)))
+        semantics.observe(semantics.join(semantics.activation(x).unsqueeze(-2), semantics.activation(y).unsqueeze(-3)))
         return constant(shape_of(semantics.place.result))
+    left, right = semantics.reduce(x, [-1], keepdim=True), semantics.reduce(y, [-1], keepdim=True)
     return semantics.join(left, right.transpose(-1, -2)).expand(shape_of(semantics.place.result))
 
 
@@ -173,7 +171,7 @@ def pairwise_distance(
     if eps and not negligible(semantics, eps, ids):
         semantics.pin([ids], "eps is added to differences")
     if p == 0:
-        semantics.observe(semantics.reduce(ids, [-1]))
+        semantics.observe(ids)
         return constant(shape_of(semantics.place.result))
     return _shared(semantics, ids, [-1], semantics.place.result)
 

@@ -1,0 +1,119 @@
+"""One network written in two ways has the same units, and keeps its outputs when they are rescaled."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+import pathspace as ps
+from pathspace.invariance import rescaled_in_place
+
+pytestmark = pytest.mark.usefixtures("no_rule_fails")
+
+
+Form = Callable[["Written", Tensor], Tensor]
+
+
+class Written(nn.Module):
+    """Linear 4 -> 6, ReLU, a few weights in a function, Linear -> 2."""
+
+    def __init__(
+        self, function: Callable[[Written, Tensor], Tensor], features: int, **weights: tuple[int, ...]
+    ) -> None:
+        super().__init__()
+        self.function, self.first, self.last = function, nn.Linear(4, 6), nn.Linear(features, 2)
+        for name, shape in weights.items():
+            self.register_parameter(name, nn.Parameter(torch.randn(shape)))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(F.relu(self.function(self, F.relu(self.first(x)))))
+
+
+def diagonal(h: Tensor) -> Tensor:
+    """The entries ``[n, i, i, j]`` of 6 features as 3 x 3 x 2 numbers."""
+    return torch.stack([h[:, :2], h[:, 2:4], h[:, 4:]], 1)
+
+
+def square(h: Tensor) -> Tensor:
+    """A tensor (n, 3, 3, 2) with 6 features on its diagonal."""
+    return diagonal(h)[:, :, None].expand(-1, 3, 3, 2)
+
+
+# plainly, in another way, features they leave, the weights they read
+PAIRS: dict[str, tuple[Form, Form, int, dict[str, tuple[int, ...]]]] = {
+    "weights glued": (
+        lambda m, h: torch.cat([F.linear(h, m.u), F.linear(h, m.v)], -1),
+        lambda m, h: F.linear(h, torch.cat([m.u, m.v])),
+        5,
+        {"u": (2, 6), "v": (3, 6)},
+    ),
+    "weight before the activation in einsum": (
+        lambda m, h: F.linear(h, m.u),
+        lambda m, h: torch.einsum("oi,bi->bo", m.u, h),
+        3,
+        {"u": (3, 6)},
+    ),
+    "diagonal before another letter in einsum": (
+        lambda m, h: (diagonal(h) @ m.u).flatten(1),
+        lambda m, h: torch.einsum("niij,jk->nik", square(h), m.u).flatten(1),
+        9,
+        {"u": (2, 3)},
+    ),
+    "rows of an activation by embedding": (
+        lambda m, h: F.linear(h[torch.tensor([0, 2, 1])], m.u),
+        lambda m, h: F.linear(F.embedding(torch.tensor([0, 2, 1]), h), m.u),
+        3,
+        {"u": (3, 6)},
+    ),
+    "margins by the word same": (
+        lambda m, h: F.conv1d(h[:, :, None].expand(-1, -1, 5), m.u, padding=1).mean(-1),
+        lambda m, h: F.conv1d(h[:, :, None].expand(-1, -1, 5), m.u, padding="same").mean(-1),
+        3,
+        {"u": (3, 6, 3)},
+    ),
+    "uneven margins by the word same": (
+        lambda m, h: F.conv1d(F.pad(h[:, :, None].expand(-1, -1, 5), (1, 2)), m.u).mean(-1),
+        lambda m, h: F.conv1d(h[:, :, None].expand(-1, -1, 5), m.u, padding="same").mean(-1),
+        3,
+        {"u": (3, 6, 4)},
+    ),
+    "a transposed convolution of one pixel": (
+        lambda m, h: torch.einsum("ni,iok->nok", h, m.u).sum(-1),
+        lambda m, h: F.conv_transpose1d(h[:, :, None], m.u, stride=2).sum(-1),
+        3,
+        {"u": (6, 3, 2)},
+    ),
+}
+
+
+@torch.no_grad()
+def graph_and_gap(model: nn.Module, x: Tensor) -> tuple[ps.ReductionGraph, float]:
+    """The graph, and how far random scales of its units move the outputs."""
+    graph = ps.trace(model, x)
+    before = model(x)
+    with rescaled_in_place(model, graph, torch.randn(graph.num_units, dtype=torch.float64)):
+        return graph, float((model(x) - before).abs().max())
+
+
+@pytest.mark.parametrize("name", PAIRS)
+def test_two_ways_to_write_a_network_have_the_same_units(name: str) -> None:
+    plain, other, features, weights = PAIRS[name]
+    x = torch.randn(3, 4).double()
+    (a, first), (b, second) = (graph_and_gap(Written(form, features, **weights).double(), x) for form in (plain, other))
+    assert max(first, second) < 1e-9
+    assert (a.num_units, a.num_weights, len(a.pinned)) == (b.num_units, b.num_weights, len(b.pinned))
+    assert a.num_units > 6
+
+
+def test_counts_of_differing_entries_leave_features_free() -> None:
+    """``p = 0`` counts entries that differ: both sides of a feature have one scale, other features have another."""
+    for distance in (
+        lambda m, h: F.pairwise_distance(h, h.flip(0), p=0, eps=0.0)[:, None] * m.u,
+        lambda m, h: torch.cdist(h, h.flip(0), p=0).mean(1, keepdim=True) * m.u,
+    ):
+        graph, gap = graph_and_gap(Written(distance, 3, u=(1, 3)).double(), torch.randn(3, 4).double())
+        assert graph.num_units == 9 and gap < 1e-9
