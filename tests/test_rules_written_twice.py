@@ -99,6 +99,11 @@ def graph_and_gap(model: nn.Module, x: Tensor) -> tuple[ps.ReductionGraph, float
         return graph, float((model(x) - before).abs().max())
 
 
+def starts(graph: ps.ReductionGraph) -> dict[str, bool]:
+    """Whether the weights of a parameter start at the inputs."""
+    return {block.name: not block.tail.any() for block in graph.blocks}
+
+
 @pytest.mark.parametrize("name", PAIRS)
 def test_two_ways_to_write_a_network_have_the_same_units(name: str) -> None:
     plain, other, features, weights = PAIRS[name]
@@ -107,6 +112,8 @@ def test_two_ways_to_write_a_network_have_the_same_units(name: str) -> None:
     assert max(first, second) < 1e-9
     assert (a.num_units, a.num_weights, len(a.pinned)) == (b.num_units, b.num_weights, len(b.pinned))
     assert a.num_units > 6
+    # a weight that is taken for an activation would start where the inputs start
+    assert starts(a) == starts(b)
 
 
 def test_counts_of_differing_entries_leave_features_free() -> None:
