@@ -48,6 +48,12 @@ FETCHED = {"fashion-28": "sMNIST-28", "fashion-28-permuted": "permuted sMNIST-28
 TASKS = {"embedded": EMBEDDED, "fetched": FETCHED, "full": FULL}
 # Gradients of this network explode now and then: without the clip no arm reaches logistic regression in few epochs.
 FETCHED_EPOCHS, CLIP = 16, 1.0
+# The paper's width, and a larger one where that width errs more than 13 % with every arm.
+WIDTH, WIDER = 100, {"fashion-28-permuted": 150}
+WIDENED = (
+    "On permuted rows the network is wider than the paper's. This was chosen after a run with the paper's width, whose "
+    "trials are in the journal and in which no arm erred less than 13 %.",
+)
 PATH_SPACE = "G-SGD", "SGD", "Path-SGD"
 # ours, its rival, and their places in PRINTED
 DUELS = (("G-SGD", "SGD", 0, 1), ("G-SGD", "Path-SGD", 0, 2), ("G-Adam", "Adam", 3, 4))
@@ -87,6 +93,7 @@ def run(setting: Setting) -> Record:
         differs=(
             *listed(pairs, setting, seeds),
             *(() if setting.scale == "full" else ("The order of arms is comparable, the sizes of errors are not.",)),
+            *(WIDENED if setting.scale == "fetched" else ()),
             "The skeleton's weights are set to ±1 for every arm, because the step of G-SGD needs this. SGD and Adam "
             "also run from torch's default start.",
             "G-SGD is the corrected step (see the page on G-SGD), with the skeleton of Algorithm 1.",
@@ -108,7 +115,7 @@ def _arms(task: str, setting: Setting) -> list[Arm]:
         recipes = [(label, init, full_arm(label, _recipe(FULL[task], label), setting)) for label, _, init, _ in ARMS]
         return [replace(arm, label=label, base=replace(arm.base, init=init)) for label, init, arm in recipes]
     epochs = setting.budget({"embedded": EPOCHS, "fetched": FETCHED_EPOCHS}[setting.scale])
-    base = Trial(task, "sgd", 0.0, 0, epochs, BATCH, options=(("hidden", 100),))
+    base = Trial(task, "sgd", 0.0, 0, epochs, BATCH, options=(("hidden", WIDER.get(task, WIDTH)),))
     if setting.scale == "fetched":
         base = replace(base, schedule="linear", clip=CLIP)
     return [Arm(label, replace(base, optimizer=kind, init=init), rates) for label, kind, init, rates in ARMS]
