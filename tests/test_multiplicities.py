@@ -9,7 +9,9 @@ from torch import Tensor, nn
 
 import pathspace as ps
 from pathspace.exact import whole_product
+from pathspace.inference.powers import distinct_columns
 from pathspace.inference.relations import Relations
+from pathspace.inference.values import NEUTRAL
 
 
 class Reused(nn.Module):
@@ -141,3 +143,18 @@ def test_multiples_that_are_too_large_fix_their_scales(count: int, units: int) -
     scales.relate((3, ids[1:]), (-4, ids[:-1]))
     solution = scales.resolve()
     assert (solution.units, scales.too_high) == (units, 0 if units else count)
+
+
+@pytest.mark.parametrize("size", [0, 1, 40])
+@pytest.mark.parametrize("rows", [1, 2, 3])
+@pytest.mark.parametrize("apart", [1, 2**32])
+def test_distinct_columns_are_those_of_a_set(rows: int, size: int, apart: int) -> None:
+    """Also for ids of more than 32 bits, of which two need not fit into one number."""
+    columns = torch.randint(-2, 3, (rows, size)) * apart + torch.randint(0, 2, (rows, size))
+    columns[torch.rand(rows, size) < 0.1] = NEUTRAL
+    distinct, which = distinct_columns(columns)
+    listed = [tuple(column) for column in columns.T.tolist()]
+    wanted = {column for column in listed if NEUTRAL not in column}
+    assert sorted(map(tuple, distinct.T.tolist())) == sorted(wanted)
+    for column, place in zip(listed, which.tolist(), strict=True):
+        assert place == len(wanted) if NEUTRAL in column else tuple(distinct[:, place].tolist()) == column

@@ -160,6 +160,19 @@ def test_padding_apart_is_padding_within(size: int) -> None:
     assert within.num_weights == (2 * 4 + 4 + 4 * 3 if size == 1 else 2 * 4 * 9 + 4 + 4 * 3 * 9)
 
 
+def test_slopes_of_margins_are_on_no_path() -> None:
+    class Sloped(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.enter, self.slopes, self.leave = nn.Linear(4, 6, bias=False), nn.PReLU(8), nn.Linear(8, 2, bias=False)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.leave(self.slopes(F.pad(self.enter(x), (1, 1))))
+
+    graph = ps.trace(Sloped(), torch.randn(3, 4))
+    assert (graph.num_units, graph.num_weights) == (6, 4 * 6 + 6 + 6 * 2)
+
+
 @pytest.mark.parametrize("size", [4, 30])
 def test_windows_over_padded_maps_keep_their_units(size: int) -> None:
     class Windows(nn.Module):
