@@ -43,14 +43,14 @@ FIRST = 6  # tests that are tried before all others
 # group -> how many mutants, modules, tests (the quickest first)
 GROUPS: dict[str, tuple[int, Sequence[str], Sequence[str]]] = {
     "rules": (80, ["pathspace/inference/rules/*.py"],
-              ["rules", "every_rule", "constants", "gathered", "facts", "path_norm_operations", "odd_models", "zoo",
-               "channels"]),
+              ["rules", "rules_written_twice", "every_rule", "constants", "gathered", "facts", "path_norm_operations",
+               "odd_models", "zoo", "channels"]),
     "units and relations": (
         70, [f"pathspace/inference/{name}.py" for name in
              ("units", "flows", "powers", "running_statistics", "relations", "elimination", "union_find", "build",
               "assemble", "layout", "values", "folding", "eps_detection", "gathered")],
-        ["values", "relations", "rules", "gathered", "eps", "levels", "constants", "dimension", "odd_models", "zoo",
-         "upper_bound"]),
+        ["values", "relations", "multiplicities", "rules", "rules_written_twice", "gathered", "eps",
+         "levels", "constants", "dimension", "odd_models", "zoo", "upper_bound"]),
     "trees and basis": (
         50, [f"pathspace/{name}.py" for name in
              ("two_trees", "trees", "spanning_tree", "skeleton", "basis", "log_prefix", "local_paths")],
