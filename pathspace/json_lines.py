@@ -22,7 +22,7 @@ def read_lines(path: str | os.PathLike[str]) -> Iterator[dict[str, Any]]:
         >>> list(read_lines("no-such-file.jsonl"))
         []
     """
-    if not Path(path).exists():
+    if not Path(path).is_file():
         return
     for line in Path(path).read_text(encoding="utf-8").splitlines():
         try:

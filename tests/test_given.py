@@ -187,11 +187,9 @@ def test_losses_by_name() -> None:
     assert choose_loss(None)(scores, classes) == pytest.approx(float(by_tokens))
     assert choose_loss(None)({"loss": scores.mean(), "logits": scores}, None) == scores.mean()
     assert choose_loss("torch.nn:L1Loss")(scores, scores + 2) == pytest.approx(2)
-    sums, own = (
-        nn.MSELoss(reduction="sum"),
-        type("Own", (), {"__call__": lambda *_: scores.mean(), "__module__": "zoo"}),
-    )
-    named = [choose_loss(loss).reduction for loss in ("mse_loss", F.mse_loss, sums, "torch.nn:L1Loss", own())]
+    own = type("Own", (), {"__call__": lambda *_: scores.mean(), "__module__": "zoo"})()
+    losses = "mse_loss", F.mse_loss, nn.MSELoss(reduction="sum"), "torch.nn:L1Loss", own
+    named = [choose_loss(loss).reduction for loss in losses]
     assert named == ["mean", "mean", "sum", "mean", None]
     for name, part in (("cross", "no loss named"), ("torch.nn:nothing", "There is no"), ("math:pi", "is a float")):
         with pytest.raises(InputError, match=part):

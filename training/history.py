@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import csv
-import json
 import math
 import os
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from pathspace.files import replacing
+from pathspace.json_lines import append_lines
 
 
 @dataclass(frozen=True)
@@ -158,7 +158,9 @@ class History:
         Raises:
             InputError: the file cannot be written.
         """
-        with replacing(path) as temporary, open(temporary, "w", encoding="utf-8") as file:
-            for row in self.rows(metric_name):
-                finite = {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in row.items()}
-                file.write(json.dumps(finite) + "\n")
+        rows = (
+            {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in row.items()}
+            for row in self.rows(metric_name)
+        )
+        with replacing(path) as temporary:
+            append_lines(temporary, rows)

@@ -36,10 +36,11 @@ def distinct_columns(columns: Tensor) -> tuple[Tensor, Tensor]:
     """
     kept = (columns != NEUTRAL).all(0).nonzero().reshape(-1)
     some = columns[:, kept]
-    number = _small(some[0])
-    for row in some[1:] if len(some) > 1 else some:
+    rows = [_small(row) for row in some]
+    number = rows[0]
+    for row in rows[1:] or rows:
         # (one number for both ids)
-        number = torch.unique(number * 2**32 + _small(row), return_inverse=True)[1]
+        number = torch.unique(number * 2**32 + row, return_inverse=True)[1]
     count = int(number.max()) + 1 if len(number) else 0
     first = torch.zeros(count, dtype=torch.int64).scatter_(0, number, torch.arange(len(number)))
     which = torch.full((columns.shape[1],), count)
