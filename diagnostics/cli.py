@@ -218,20 +218,18 @@ def _signal(table: Table[LayerSignal]) -> Any:
 
 def _draw_signal(table: Table[LayerSignal], folder: str) -> None:
     from pathspace.diagnostics.phase import draw_signal
-    from pathspace.files import replacing
+    from pathspace.pictures import save
 
-    with replacing(f"{folder}/signal.png") as temporary:
-        draw_signal(table).savefig(temporary, dpi=150)
+    save(draw_signal(table), f"{folder}/signal.png", dpi=150)
 
 
 def _draw(chain: MarkovChain, record: ChainRecord, batch: Any, folder: str) -> None:
     from pathspace.diagnostics.lemmas import walks
     from pathspace.diagnostics.plots import cosines_by_depth, walk_picture
-    from pathspace.files import replacing
+    from pathspace.pictures import save
 
     for name, figure in (("cosines", cosines_by_depth(record)), ("walk", walk_picture(walks(chain, batch)))):
-        with replacing(f"{folder}/{name}.png") as temporary:
-            figure.savefig(temporary, dpi=150)
+        save(figure, f"{folder}/{name}.png", dpi=150)
 
 
 __all__ = ["register"]

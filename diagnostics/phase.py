@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
-from pathlib import Path
 
-import matplotlib
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.colors import TwoSlopeNorm
@@ -19,31 +16,8 @@ from pathspace.diagnostics.signal import LayerSignal
 from pathspace.diagnostics.spectra import Spectrum
 from pathspace.diagnostics.tables import Table
 from pathspace.errors import InputError
-from pathspace.files import replacing
 
 BLUE, ORANGE, GREEN = "#0072B2", "#E69F00", "#009E73"
-
-
-def save(figure: Figure, path: str | os.PathLike[str]) -> Path:
-    """Write a figure in the format of the suffix (``.png``, ``.svg``, ``.pdf``).
-
-    Args:
-        figure: the figure.
-        path: the file; an existing file is replaced.
-
-    Returns:
-        The file.
-
-    Raises:
-        InputError: unknown suffix, or the file cannot be written.
-    """
-    kind = Path(path).suffix.lower().lstrip(".")
-    metadata = {"png": {"Software": None}, "svg": {"Date": None}, "pdf": {"CreationDate": None}}.get(kind)
-    if metadata is None:
-        raise InputError(f"Cannot draw {os.fspath(path)!r}: a figure ends in .png, .svg or .pdf.")
-    with matplotlib.rc_context({"svg.hashsalt": "pathspace"}), replacing(path) as temporary:
-        figure.savefig(temporary, format=kind, metadata=metadata)
-    return Path(path)
 
 
 def _figure(width: float, height: float, panels: int = 1) -> tuple[Figure, list[Axes]]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Hashable, Iterable
-from pathlib import Path as FilePath
 from typing import TYPE_CHECKING, Any
 
 import networkx as nx
@@ -12,7 +11,8 @@ import numpy as np
 
 from pathspace.basis import Path
 from pathspace.errors import InputError, UnsupportedError, expect_arguments
-from pathspace.files import expect_suffix, replacing
+from pathspace.files import expect_suffix
+from pathspace.pictures import FORMATS, save
 from pathspace.skeleton import Skeleton
 
 if TYPE_CHECKING:
@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 
     from pathspace.structure import Structure
 
-FORMATS = (".svg", ".png", ".pdf")
 SCALAR = 150
 MOST_SCALAR = 1_000
 MOST_GROUPS = 2_000
@@ -94,8 +93,7 @@ def draw(
     title = _short(f"{title}; blue: {chosen}", room) if chosen is not None else title
     axes.set_title(title, loc="left", fontsize=10, x=0.1 / size[0], y=1.0, pad=-16)
     if file is not None:
-        with replacing(file) as temporary:
-            figure.savefig(temporary, dpi=150, format=FilePath(file).suffix[1:].lower())
+        save(figure, file, dpi=150)
     return figure
 
 

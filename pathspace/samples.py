@@ -54,7 +54,8 @@ class Sampler:
         self.scales, self.model, self.seed = scales, model, seed
         self.examples = tuple(examples)
         self.generator = torch.Generator().manual_seed(seed)
-        wanted = {name for entry in scales.entries for name, _, _ in entry.factors}
+        # (not a set: random numbers are drawn in this order)
+        wanted = dict.fromkeys(name for entry in scales.entries for name, _, _ in entry.factors)
         held = dict(model.named_parameters(remove_duplicate=False)) | dict(model.named_buffers(remove_duplicate=False))
         self.weights = {name: held[name].detach() for name in wanted}
         self.buffers = {n: b.detach() for n, b in model.named_buffers(remove_duplicate=False) if n not in wanted}

@@ -12,8 +12,9 @@ from torch import nn
 
 from pathspace.diagnostics.criticality import critical_point, exponent, growth_exponent, redraw, sweep
 from pathspace.diagnostics.meanfield import critical_scale, growth
-from pathspace.diagnostics.phase import draw_phase, draw_sweep, save
+from pathspace.diagnostics.phase import draw_phase, draw_sweep
 from pathspace.errors import InputError
+from pathspace.pictures import save
 
 
 def mlp(width: int, depth: int, act: type[nn.Module], bias: bool = False) -> nn.Sequential:

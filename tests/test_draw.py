@@ -36,6 +36,8 @@ def test_pictures_are_files(suffix: str, tmp_path: Path) -> None:
         assert ElementTree.fromstring(head).tag.endswith("svg")
         assert RED.encode() in head and BLUE.encode() in head
     assert [entry.name for entry in tmp_path.iterdir()] == [file.name]
+    ps.draw(skeleton_of("mlp_2x3x5x2"), file)
+    assert file.read_bytes() == head
 
 
 def test_every_weight_is_an_arrow_and_the_skeleton_is_red() -> None:

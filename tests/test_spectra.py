@@ -11,9 +11,10 @@ from scipy.sparse.linalg import aslinearoperator
 from torch import nn
 from torch.autograd.functional import jacobian as explicit
 
-from pathspace.diagnostics.phase import draw_spectrum, save
+from pathspace.diagnostics.phase import draw_spectrum
 from pathspace.diagnostics.spectra import Jacobian, jacobian, spectrum, top_singular, trace_k
 from pathspace.errors import InputError, UnsupportedError
+from pathspace.pictures import save
 
 
 def model_and_batch(seed: int = 0) -> tuple[nn.Sequential, torch.Tensor]:

@@ -17,6 +17,8 @@ from pathspace import upper_bound
 from pathspace.cli import app
 from pathspace.inference.registry import RULES
 from pathspace.inference.values import constant
+from pathspace.logscales import family
+from pathspace.samples import Sampler
 
 pytestmark = pytest.mark.usefixtures("no_rule_fails")
 
@@ -284,3 +286,11 @@ def test_the_bracket_is_in_json_and_on_the_command_line(tmp_path: Path) -> None:
     plain = bracket(mlp(3, 4, 2), torch.randn(2, 3))
     assert plain.to_dict()["units_at_most"] == 4
     assert ps.verify(mlp(3, 4, 2), torch.randn(2, 3)).units_at_most is None
+
+
+def test_random_weights_are_drawn_in_the_order_of_the_model() -> None:
+    # in the order of a set, every process would have a bound of other samples
+    model, args = CASES["mlp_2x4x1x3x2"]()
+    graph = ps.trace(model, *args)
+    sampler = Sampler(graph, family(graph, model, True), model, [(args, {})], 0)
+    assert list(sampler.weights) == [name for name, _ in model.named_parameters()]

@@ -26,12 +26,12 @@ from torch.utils._pytree import tree_map
 
 import pathspace as ps
 from pathspace.files import make_folder, replacing
+from pathspace.pictures import save
 from pathspace.quantise import decibels, quantised_weights, weight_axes
 from pathspace.training.experiments.models import residual_cnn
 from pathspace.training.experiments.reproduce.command import run_counted, show
 from pathspace.training.experiments.reproduce.experiment import Setting
 from pathspace.training.experiments.reproduce.paired_comparison import draw_paired_comparison
-from pathspace.training.experiments.reproduce.pictures import save_png
 from pathspace.training.experiments.reproduce.race import run as run_race
 from pathspace.training.experiments.reproduce.trial_cache import TrialCache
 from pathspace.training.progress import counting
@@ -78,7 +78,10 @@ def llama() -> Built:
     config = LlamaConfig(
         vocab_size=128, hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4
     )
-    return LlamaForCausalLM(config).eval(), (), {"input_ids": torch.arange(10)[None]}  # type: ignore[no-untyped-call]
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        model = LlamaForCausalLM(config).eval()  # type: ignore[no-untyped-call]
+    return model, (), {"input_ids": torch.arange(10)[None]}
 
 
 def residual() -> Built:
@@ -258,7 +261,7 @@ def race(folder: Path, seeds: int, shrink: int, console: Console) -> None:
         record = run_race(replace(setting, run=run), rates=(0.05, 0.1, 0.2))
     show(record, console)
     record.write(folder / "race.json")
-    save_png(draw_paired_comparison(record), folder / "race.png")
+    save(draw_paired_comparison(record), folder / "race.png")
 
 
 def write_report(folder: Path, console: Console) -> None:

@@ -14,12 +14,12 @@ from rich.table import Table as RichTable
 
 from pathspace.errors import InputError, expect_known
 from pathspace.files import ensure_writable, make_folder
+from pathspace.pictures import save
 from pathspace.training.experiments.reproduce import EXPERIMENTS, Experiment, Setting
 from pathspace.training.experiments.reproduce.cluster import connected, run_on
 from pathspace.training.experiments.reproduce.estimate import show_estimate
 from pathspace.training.experiments.reproduce.experiment import TUNING_SEEDS
 from pathspace.training.experiments.reproduce.page import write_page
-from pathspace.training.experiments.reproduce.pictures import save_png
 from pathspace.training.experiments.reproduce.provenance import together
 from pathspace.training.experiments.reproduce.recipes import load_cells
 from pathspace.training.experiments.reproduce.recipes.page import write_recipes
@@ -108,7 +108,7 @@ def run_reproduction(
     if experiment is None:
         for record in records(folder):
             judged_again(record).write(folder / f"{record.name}.json")
-            save_png(EXPERIMENTS[record.name].draw(record), folder / f"{record.name}.png")
+            save(EXPERIMENTS[record.name].draw(record), folder / f"{record.name}.png")
         _write_pages(folder)
         console.print(f"Wrote {folder.with_suffix('.md')} from {len(records(folder))} records.", highlight=False)
         return None
@@ -122,7 +122,7 @@ def run_reproduction(
     # trials of an earlier run may come from other code or another computer
     record = replace(record, versions=together(cache.origins) or record.versions)
     record.write(folder / f"{name}.json")
-    save_png(experiment.draw(record), folder / f"{name}.png")
+    save(experiment.draw(record), folder / f"{name}.png")
     _write_pages(folder)
     show(record, console)
     console.print(f"Wrote {folder / name}.json, {folder / name}.png and {folder.with_suffix('.md')}.", highlight=False)

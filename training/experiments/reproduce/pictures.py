@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -11,8 +10,6 @@ import matplotlib
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-
-from pathspace.files import replacing
 
 # Okabe and Ito's colours, told apart by colour-blind readers, too; the markers help in grey print.
 COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#555555")
@@ -71,17 +68,3 @@ def draw_curves(axes: Axes, place: int, label: str, lines: Sequence[Sequence[flo
 def legend(figure: Figure, axes: Axes, columns: int = 4) -> None:
     """Put one legend below all panels."""
     figure.legend(*axes.get_legend_handles_labels(), loc="outside lower center", ncols=columns, frameon=False)
-
-
-def save_png(figure: Figure, path: str | os.PathLike[str]) -> None:
-    """Write a figure as PNG; the same figure gives the same bytes.
-
-    Args:
-        figure: what to write.
-        path: the file.
-
-    Raises:
-        InputError: the file cannot be written.
-    """
-    with replacing(path) as temporary:
-        figure.savefig(temporary, metadata={"Software": None})
