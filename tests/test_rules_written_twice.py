@@ -116,11 +116,13 @@ def test_two_ways_to_write_a_network_have_the_same_units(name: str) -> None:
     assert starts(a) == starts(b)
 
 
-def test_counts_of_differing_entries_leave_features_free() -> None:
-    """``p = 0`` counts entries that differ: both sides of a feature have one scale, other features have another."""
-    for distance in (
+def test_counts_leave_features_free() -> None:
+    """Norms of order 0 count entries that are not 0, distances those that differ: each feature has its own scale."""
+    for counted in (
         lambda m, h: F.pairwise_distance(h, h.flip(0), p=0, eps=0.0)[:, None] * m.u,
         lambda m, h: torch.cdist(h, h.flip(0), p=0).mean(1, keepdim=True) * m.u,
+        lambda m, h: torch.linalg.vector_norm(h, 0, dim=1, keepdim=True) * m.u,
+        lambda m, h: h.norm(p=0, dim=1, keepdim=True) * m.u,
     ):
-        graph, gap = graph_and_gap(Written(distance, 3, u=(1, 3)).double(), torch.randn(3, 4).double())
+        graph, gap = graph_and_gap(Written(counted, 3, u=(1, 3)).double(), torch.randn(3, 4).double())
         assert graph.num_units == 9 and gap < 1e-9

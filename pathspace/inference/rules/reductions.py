@@ -128,16 +128,16 @@ def product(semantics: Semantics, x: Value, dim: Any = None, keepdim: bool = Fal
 @rule("aten.linalg_vector_norm", "aten.norm", "aten.frobenius_norm", "aten.nuclear_norm", "aten.linalg_norm",
       "aten.linalg_matrix_norm", kind="norm", infinite=True)  # fmt: skip
 def norm(semantics: Semantics, x: Value, *args: Any, **kwargs: Any) -> Tensor:
-    """Norms have the scale of their operand."""
+    """Norms have the scale of their operand; of order 0, they count the entries that are not 0."""
     numbers = [arg for arg in args if arg is None or isinstance(arg, int | float | str)]
     order = 2 if "fro" in semantics.place.op or "nuc" in semantics.place.op else (numbers or [2])[0]
     shown = semantics.place.result
+    if order == 0:
+        semantics.observe(semantics.activation(x))
+        return constant(shape_of(shown))
     lists = [arg for arg in args if isinstance(arg, list | tuple)]
     dims = kwargs.get("dim", lists[0] if lists else [-2, -1] if "matrix" in semantics.place.op else None)
     ids = semantics.reduce(x, _dims(dims, x), keepdim=len(shown.shape) == len(x.shape))
-    if order == 0:
-        semantics.observe(ids)
-        return constant(shape_of(shown))
     return ids.reshape(shape_of(shown)) if ids.numel() == 1 else ids
 
 
