@@ -39,7 +39,7 @@ class Problem:
             init_skeleton(self.model, self.skeleton(self.model))
 
     def skeleton(self, model: nn.Module) -> ps.Skeleton:
-        return ps.trace(model, *self.args).skeleton(self.rule, seed=6)
+        return ps.trace(model, *self.args, sizes="given").skeleton(self.rule, seed=6)
 
     def oracle(self) -> PathProblem:
         skeleton = self.skeleton(self.model)
@@ -51,7 +51,7 @@ class Problem:
 
     def twins(self, count: int = 2, spread: float = 1.0) -> Iterator[nn.Module]:
         """Copies of the model moved along the symmetry; the first is not moved."""
-        graph = ps.trace(self.model, *self.args)
+        graph = ps.trace(self.model, *self.args, sizes="given")
         for seed in range(count):
             generator = torch.Generator().manual_seed(seed)
             phi = spread * torch.randn(graph.num_units, generator=generator, dtype=torch.float64)

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.func import functional_call, jacrev
+from torch.func import functional_call
 
 
 def jacobian_rank(model: nn.Module, *args: Any, draws: int = 4, seed: int = 0) -> int:
@@ -39,16 +39,20 @@ def jacobian_rank(model: nn.Module, *args: Any, draws: int = 4, seed: int = 0) -
                 parameters[name] = noise.abs() if draw % 2 else noise
             else:
                 parameters[name] = noise.sign() * (0.3 + noise.abs())
+        wanted = [parameter.requires_grad_() for parameter in parameters.values()]
         rows: list[torch.Tensor] = []
         while sum(map(len, rows)) < max(200, 3 * weights):
             inputs = [2 * torch.randn(arg.shape, generator=generator, dtype=torch.float64) for arg in args]
 
-            def outputs(parameters: dict[str, torch.Tensor], inputs: list[torch.Tensor] = inputs) -> torch.Tensor:
-                leaves = torch.utils._pytree.tree_leaves(functional_call(twin, parameters, tuple(inputs)))
-                return torch.cat([leaf.flatten() for leaf in leaves])
-
-            blocks = jacrev(outputs)(parameters)
-            rows.append(torch.cat([block.flatten(1) for block in blocks.values()], 1))
+            leaves = torch.utils._pytree.tree_leaves(functional_call(twin, parameters, tuple(inputs)))
+            outputs = torch.cat([leaf.flatten() for leaf in leaves])
+            every = torch.eye(len(outputs), dtype=torch.float64)
+            grads = torch.autograd.grad(outputs, wanted, every, is_grads_batched=True, allow_unused=True)
+            blocks = [
+                every.new_zeros(len(every), weight.numel()) if grad is None else grad.flatten(1)
+                for weight, grad in zip(wanted, grads, strict=True)
+            ]
+            rows.append(torch.cat(blocks, 1))
         matrix = torch.cat(rows)
         # each column is scaled to unit length: weights of deep layers would drown the others otherwise
         norms = matrix.norm(dim=0)
