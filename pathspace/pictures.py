@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from pathspace.files import expect_suffix, replacing
+from pathspace.files import expect_path, expect_suffix, replacing
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -28,10 +28,11 @@ def save(figure: Figure, path: str | os.PathLike[str], dpi: float | Literal["fig
         The file.
 
     Raises:
-        InputError: unknown suffix, or the file cannot be written.
+        InputError: it is not a path, its suffix is unknown, or the file cannot be written.
     """
     import matplotlib
 
+    expect_path(path, "save")
     expect_suffix(path, "save", FORMATS)
     suffix = Path(path).suffix.lower()
     # (names of parts of an SVG are random without a salt)

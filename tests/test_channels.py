@@ -451,4 +451,5 @@ def test_equal_parts_of_a_layer_lose_the_same_channels(parts):
     model, x = Chunks(parts).double(), torch.randn(5, 4).double()
     groups = ps.channels(model, x)
     assert [len(group) for group in groups] == [6 // parts]
-    assert torch.equal(groups.remove(0.5)(x), groups.masked(0.5)(x))
+    # (a shorter sum may be rounded otherwise)
+    torch.testing.assert_close(groups.remove(0.5)(x), groups.masked(0.5)(x), rtol=1e-13, atol=1e-13)
