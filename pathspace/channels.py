@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from numbers import Real
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -13,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from pathspace.capture import Captured, capture
-from pathspace.errors import InputError, UnsupportedError
+from pathspace.errors import InputError, InputTypeError, UnsupportedError
 from pathspace.finite import check_finite
 from pathspace.importance import importance
 from pathspace.inference.channels import Channels, InnerChannels, Side
@@ -78,7 +79,7 @@ class ChannelGroups(Shown):
 
     def __getitem__(self, key: int | str) -> ChannelGroup:
         """A group by its number, or its name."""
-        if isinstance(key, int):
+        if isinstance(key, int) and -len(self.groups) <= key < len(self.groups):
             return self.groups[key]
         found = next((group for group in self.groups if group.name == key), None)
         if found is None:
@@ -162,7 +163,7 @@ class ChannelGroups(Shown):
               (2): Linear(in_features=2, out_features=2, bias=True)
             )
         """
-        if not isinstance(keep, Mapping) and keep < 1 and not self.removable:
+        if not isinstance(keep, Mapping) and _share(keep) < 1 and not self.removable:
             reasons = "; ".join(dict.fromkeys(self.refused.values())) or "nothing in it is a channel"
             raise UnsupportedError(
                 f"No channel of {type(self.model).__name__} can be removed ({reasons}); use the model unchanged."
@@ -195,10 +196,10 @@ class ChannelGroups(Shown):
             Group -> ascending numbers of channels, for every group of which some are left out.
         """
         if isinstance(keep, Mapping):
-            chosen = {self[name].name: value for name, value in keep.items()}
+            chosen = {self[name].name: _scalar(value) for name, value in keep.items()}
         else:
-            chosen = {group.name: keep for group in self.removable}
-        scores = self.importance(by) if any(isinstance(value, float | int) for value in chosen.values()) else {}
+            chosen = {group.name: _share(keep) for group in self.removable}
+        scores = self.importance(by) if any(isinstance(value, Real) for value in chosen.values()) else {}
         found = {}
         for name, value in chosen.items():
             numbers = _numbers(self[name], value, scores.get(name))
@@ -233,7 +234,7 @@ class ChannelGroups(Shown):
         """
         chosen = {}
         for name, order in orders.items():
-            chosen[self[name].name] = numbers = torch.as_tensor(order).long()
+            chosen[self[name].name] = numbers = _whole(name, order).long().reshape(-1)
             if sorted(numbers.tolist()) != list(range(len(self[name]))):
                 raise InputError(
                     f"{name!r} found no permutation of its {len(self[name])} channels; give every number once."
@@ -316,15 +317,53 @@ class ChannelGroups(Shown):
         return f"ChannelGroups({type(self.model).__name__}, {count} channels in {len(self.groups)} groups)"
 
 
+def _scalar(value: Any) -> Any:
+    """A tensor with one number and no dimension as that number; anything else as it is."""
+    return value.item() if isinstance(value, Tensor) and value.dim() == 0 else value
+
+
+def _share(keep: Any) -> float:
+    """One share of channels for all groups.
+
+    Raises:
+        InputTypeError: it is not a number.
+    """
+    share = _scalar(keep)
+    if not isinstance(share, Real) or isinstance(share, bool):
+        raise InputTypeError(
+            f"Channels to keep were given as {keep!r}, expected a share, or a dict from groups to shares, masks or "
+            f"numbers of channels."
+        )
+    return float(share)
+
+
+def _whole(name: str, value: Any) -> Tensor:
+    """Numbers of channels, or a boolean mask, as a tensor.
+
+    Raises:
+        InputTypeError: it is neither.
+    """
+    try:
+        numbers: Tensor = torch.as_tensor(value)
+    except (TypeError, ValueError, RuntimeError):
+        numbers = torch.zeros(1)
+    if numbers.numel() and (numbers.is_floating_point() or numbers.is_complex()):
+        raise InputTypeError(
+            f"{name!r} found {value!r}, expected a share of channels, a boolean mask, or the numbers of channels."
+        )
+    return numbers
+
+
 def _numbers(group: ChannelGroup, value: Any, scores: Tensor | None) -> Tensor:
     """The channels to keep, ascending."""
     size = len(group)
-    if isinstance(value, float | int) and not isinstance(value, bool):
-        if not 0 < value <= 1:
-            raise InputError(f"{group.name!r} found keep={value!r}, expected a share of channels above 0 and up to 1.")
+    if isinstance(value, Real) and not isinstance(value, bool):
+        share = float(value)
+        if not 0 < share <= 1:
+            raise InputError(f"{group.name!r} found keep={share!r}, expected a share of channels above 0 and up to 1.")
         assert scores is not None
-        return scores.topk(max(1, math.ceil(value * size - 1e-9))).indices.sort().values
-    numbers: Tensor = torch.as_tensor(value)
+        return scores.topk(max(1, math.ceil(share * size - 1e-9))).indices.sort().values
+    numbers: Tensor = _whole(group.name, value)
     if numbers.dtype == torch.bool:
         if tuple(numbers.shape) != (size,):
             raise InputError(f"{group.name!r} found a mask of shape {tuple(numbers.shape)}, expected ({size},).")

@@ -74,7 +74,7 @@ def describe(values: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
     def one(value: Any) -> str:
         if isinstance(value, torch.Tensor):
             return f"{'x'.join(map(str, value.shape)) or 'scalar'}:{str(value.dtype).removeprefix('torch.')}"
-        return type(value).__name__
+        return repr(value) if isinstance(value, bool | int | float | str | None) else type(value).__name__
 
     parts = [one(value) for value in values] + [f"{key}={one(value)}" for key, value in kwargs.items()]
     return ", ".join(parts) or "no inputs"

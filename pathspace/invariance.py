@@ -9,8 +9,9 @@ arithmetic carries out without rounding, and the outputs are compared.
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -132,7 +133,11 @@ def run(
     # models that differentiate in their forward ask for gradients by their parameters
     wanted = {name for name, parameter in model.named_parameters(remove_duplicate=False) if parameter.requires_grad}
     given = {n: w.detach().requires_grad_() if n in wanted else w for n, w in (weights or {}).items()}
-    with quiet(), computing_in(precision(model)), torch.no_grad(), recorder:
+    # torch.cond compiles its branches, and what is compiled while operations are recorded fails from then on (a model
+    # with branches has been captured by now, and its capture has imported the compiler)
+    compiler = "torch._dynamo" in sys.modules
+    as_written = torch.compiler.set_stance("force_eager") if compiler else nullcontext()
+    with quiet(), computing_in(precision(model)), torch.no_grad(), as_written, recorder:
         torch.manual_seed(seed)
         outputs = evaluate(model, {**buffers, **given}, args, kwargs)
     leaves = [

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,7 +10,7 @@ import torch
 from scipy.optimize import linear_sum_assignment
 from torch import Tensor, nn
 
-from pathspace.errors import InputError
+from pathspace.errors import InputError, UnsupportedError
 from pathspace.inference.channels import Side
 from pathspace.safe_deepcopy import safe_deepcopy
 from pathspace.surgery import outputs, tensors_of
@@ -189,6 +189,12 @@ def by_activations(
             if side[0] in features[0] and side[0] in features[1]:
                 rows = [_standard(held[side[0]][:, slices[side]]) for held in features]
                 like = like + torch.einsum("nap,nbp->ab", *rows)
+        if not any(side[0] in features[0] and side[0] in features[1] for side in sides[name]):
+            weights = ", ".join(repr(weight) for weight, _ in sides[name]) or "no weight"
+            raise UnsupportedError(
+                f"match found the channels of {name!r} read by {weights}, expected a linear or convolutional layer, "
+                "whose inputs can be observed; use by='weights'."
+            )
         orders[name] = torch.from_numpy(linear_sum_assignment(like.numpy(), maximize=True)[1])
     return orders
 
@@ -199,20 +205,24 @@ def _standard(values: Tensor) -> Tensor:
 
 
 def _read(model: nn.Module, sides: set[Side], inputs: tuple[Sequence[Any], Mapping[str, Any]]) -> dict[str, Tensor]:
-    """Inputs of layers, recorded by hooks: weight -> ``(samples, features)``."""
+    """Inputs of linear and convolutional layers, recorded by hooks: weight -> ``(samples, features)``."""
     found: dict[str, Tensor] = {}
     hooks = []
-    for name, _ in sides:
-        layer = model.get_submodule(name.rpartition(".")[0])
-        hook: Callable[..., None] | None = None
-        if isinstance(layer, nn.Linear | nn.modules.conv._ConvNd):
+    for name, dim in sides:
+        place, _, own = name.rpartition(".")
+        layer = model.get_submodule(place)
+        # (a weight that is used transposed elsewhere reads other channels there)
+        transposed = isinstance(layer, nn.ConvTranspose1d | nn.ConvTranspose2d | nn.ConvTranspose3d)
+        if own == "weight" and isinstance(layer, nn.Linear | nn.modules.conv._ConvNd) and dim == 1 - transposed:
             last = isinstance(layer, nn.Linear)
 
-            def hook(_module: nn.Module, args: tuple[Tensor, ...], name: str = name, last: bool = last) -> None:
-                x = args[0].detach().double()
+            def hook(
+                _module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], name: str = name, last: bool = last
+            ) -> None:
+                x = (args[0] if args else kwargs["input"]).detach().double()
                 found[name] = (x if last else x.movedim(1, -1)).flatten(0, -2)
 
-            hooks.append(layer.register_forward_pre_hook(hook))
+            hooks.append(layer.register_forward_pre_hook(hook, with_kwargs=True))
     try:
         outputs(model, *inputs)
     finally:

@@ -13,7 +13,7 @@ from pathspace.errors import InputError, InputTypeError, expect_arguments
 from pathspace.finite import expect_scales
 from pathspace.moves import move_
 from pathspace.structure import Structure
-from pathspace.transport import transported
+from pathspace.transport import expect_transport, transported
 from pathspace.unsharded import is_cut
 from pathspace.without_values import require_values
 
@@ -109,6 +109,8 @@ def _transport(
             f"rescale found keep_trajectory=True with {type(optimizer).__name__}, expected torch.optim.SGD, the only "
             f"optimizer whose step is linear in gradients; do not pass keep_trajectory."
         )
+    if optimizer.state:
+        expect_transport("rescale", optimizer)
     moves: list[Callable[[], None]] = [
         _move(buffer, head, tail, -1 if keep_trajectory else power)
         for parameter, (head, tail) in factors.items()

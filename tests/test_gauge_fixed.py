@@ -465,6 +465,8 @@ def test_runs_go_on_bitwise_from_a_state(kind: str) -> None:
 def test_copies_and_pickles() -> None:
     model, x, y = made(mlp)
     optimizer = GaugeFixed(torch.optim.AdamW(model.parameters(), lr=1e-2), ps.trace(model, x[:2]))
+    # a scheduler puts a step of its own in the place of the optimizer's, bound to this optimizer
+    torch.optim.lr_scheduler.StepLR(optimizer, 100)
     train(model, optimizer, x, y, 3)
     twins = [copy.deepcopy((model, optimizer)), pickle.loads(pickle.dumps((model, optimizer)))]
     wanted = train(model, optimizer, x, y, 5)
@@ -541,6 +543,9 @@ def test_wrong_use_is_refused_in_a_sentence() -> None:
             for p in self.param_groups[0]["params"]:
                 self.state[p]["whatever"] = torch.zeros_like(p)
 
+    for refused in (torch.optim.LBFGS, torch.optim.Adafactor):
+        with pytest.raises(ps.UnsupportedError, match=f"GaugeFixed found {refused.__name__}"):
+            GaugeFixed(refused(model.parameters()), graph)
     with pytest.raises(ps.PathspaceError, match="register_transport"):
         GaugeFixed(Strange(model.parameters(), lr=0.1), graph).step()
     ps.register_transport(Strange, {"whatever": 1})

@@ -174,12 +174,18 @@ def test_a_state_of_another_skeleton_or_optimizer_is_refused(make: Make) -> None
 
 
 @pathwise
+@pytest.mark.parametrize("cap", [None, 1.0])
 @pytest.mark.parametrize("way", ["deepcopy", "pickle"])
-def test_copies_go_on_alone(make: Make, way: str) -> None:
+def test_copies_go_on_alone(make: Make, way: str, cap: float | None) -> None:
     """test_deepcopy_copies_all_public_attrs, test_pickle."""
+    # (from its own start: a bound is that of the gauge at the start, which must come along)
     case, model = fresh()
-    optimizer = make(case, model)
-    case.step(model, optimizer)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(torch.linspace(0.5, 1.5, parameter.numel(), dtype=parameter.dtype).view_as(parameter))
+    optimizer = make(case, model, max_multiplier=cap)
+    for _ in range(5):
+        case.step(model, optimizer)
     pair = (model, optimizer)
     twin, copied = copy.deepcopy(pair) if way == "deepcopy" else pickle.loads(pickle.dumps(pair))
     for _ in range(3):

@@ -145,6 +145,22 @@ def test_the_scales_are_not_seen(name: str, member: str) -> None:
     assert norms[20:] == pytest.approx(norms[:20], rel=1e-9)
 
 
+@pytest.mark.parametrize("member", MEMBERS)
+def test_states_are_rescaled_with_the_weights(member: str) -> None:
+    case = Problem("rnn_op_2_layers", unit=True)
+    runs = []
+    for moves in (False, True):
+        model = copy.deepcopy(case.model)
+        graph = ps.trace(model, *case.args, sizes="given")
+        optimizer = MEMBERS[member](model, graph.skeleton("magnitude"))
+        for step in range(12):
+            if moves and step == 6:
+                ps.rescale(model, graph, torch.linspace(-2, 2, graph.num_units).double(), optimizer=optimizer)
+            last = case.step(model, optimizer)
+        runs.append(last)
+    assert runs[1] == pytest.approx(runs[0], rel=1e-9)
+
+
 @pytest.mark.parametrize("cap", [0.2, 5.0])
 @pytest.mark.parametrize("kind", [GSGD, GAdam])
 def test_clipping_goes_by_the_bounded_gradients(kind: type[Any], cap: float) -> None:

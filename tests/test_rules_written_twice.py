@@ -126,3 +126,15 @@ def test_counts_leave_features_free() -> None:
     ):
         graph, gap = graph_and_gap(Written(counted, 3, u=(1, 3)).double(), torch.randn(3, 4).double())
         assert graph.num_units == 9 and gap < 1e-9
+
+
+def test_the_dimension_of_angles_is_that_of_the_operands_together() -> None:
+    """Operands of other ranks are broadcast before a dimension is counted."""
+    prototypes = {"u": (3, 6)}
+    for dim in (1, -2):
+        written = Written(lambda m, h, dim=dim: F.cosine_similarity(h[..., None], m.u.T, dim=dim), 3, **prototypes)
+        other = Written(lambda m, h: F.cosine_similarity(h[:, None], m.u, dim=-1), 3, **prototypes)
+        (graph, gap), (same, _) = (
+            graph_and_gap(model.double(), torch.randn(3, 4).double()) for model in (written, other)
+        )
+        assert gap < 1e-9 and graph.num_units == same.num_units

@@ -300,6 +300,19 @@ def test_a_model_of_one_size_says_so() -> None:
     assert "runs the same operations" in ps.trace(nn.Linear(3, 2), torch.randn(2, 3)).range
 
 
+def test_numbers_among_the_inputs_are_named() -> None:
+    class Shifted(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b = nn.Linear(3, 4), nn.Linear(4, 2)
+
+        def forward(self, x: Tensor, shift: float, gate: bool = True) -> Tensor:
+            return self.b(self.a(x).relu() + shift if gate else self.a(x).tanh())
+
+    graph = ps.trace(Shifted(), torch.randn(2, 3), 0.0, kwargs={"gate": True})
+    assert graph.num_units == 4 and graph.range.startswith("inputs (2x3:float32, 0.0, gate=True), ")
+
+
 def test_a_way_that_no_capture_took_is_named() -> None:
     """A branch at sizes beyond those tried, ``len``, and code of packages: said, and not taken for seen."""
     x = torch.randn(2, 4)

@@ -158,6 +158,9 @@ def test_what_cannot_be_advised_is_refused() -> None:
     graph = ps.trace(model, x)
     with pytest.raises(ps.PathspaceError, match="falls over 10 steps"):
         suggest(model, graph, lambda one: 0 * one(x).sum())
+    for loss in (lambda one: one(x).sum(1), lambda one: 1.0, lambda one: one(x).sum().detach()):
+        with pytest.raises(ps.InputTypeError, match="expected one number with gradients"):
+            suggest(model, graph, loss)
     with pytest.raises(ps.PathspaceError, match="as its graph, expected a ReductionGraph"):
         suggest(model, model)
     with pytest.raises(ps.PathspaceError, match="no parameter with requires_grad"):

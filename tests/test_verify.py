@@ -239,6 +239,23 @@ def test_gradients_that_are_not_the_functions_refute_nothing() -> None:
     assert certificate.invariance["gradient_balance"] < 1e-12
 
 
+def test_branches_run_after_they_were_verified() -> None:
+    # what torch.cond compiles while operations are recorded would fail from then on
+    class Branch(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b = nn.Linear(3, 4), nn.Linear(4, 2)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.b(torch.cond(x.sum() > 0, torch.relu, torch.neg, (self.a(x),)))
+
+    model, x = Branch(), torch.randn(5, 3)
+    with torch.no_grad():
+        before = model(x)
+        assert ps.verify(model, x).holds
+        assert torch.equal(model(x), before) and Branch()(x).shape == before.shape
+
+
 def test_branches_infinite_masks_and_sparse_inputs_are_verified() -> None:
     x = torch.randn(4, 3)
 

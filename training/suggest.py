@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from pathspace import InputError, PathspaceError
+from pathspace import InputError, InputTypeError, PathspaceError
 from pathspace.errors import expect_arguments
 from pathspace.moves import moved
 from pathspace.structure import Structure
@@ -188,6 +188,10 @@ def follow(model: nn.Module, optimizer: torch.optim.Optimizer, loss: Callable[[n
     for _ in range(STEPS):
         optimizer.zero_grad()
         value = loss(model)
+        if not isinstance(value, Tensor) or value.numel() != 1 or not value.requires_grad:
+            found = f"a tensor of shape {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
+            found += "" if not isinstance(value, Tensor) or value.requires_grad else " without gradients"
+            raise InputTypeError(f"suggest found a loss that returns {found}, expected one number with gradients.")
         value.backward()
         optimizer.step()
         losses.append(value.item())

@@ -223,7 +223,9 @@ class Channels(Semantics):
         zeros = bool((distinct(ids) == NEUTRAL).all())
         for number, (sides, view) in enumerate(reads):
             if number == first and not varying(view) - summed:
-                self._unify(self._one(ids, set(range(rank)) - varying(view)), view)
+                read = self._one(ids, set(range(rank)) - varying(view))
+                # what reads an input or a constant stays, also where channels stand beside it
+                self._unify(_blank(distinct(read), ROOT, FIXED).expand(read.shape), view)
                 self.reads.update(sides)
             elif not zeros:
                 self._stay([(sides, view)])

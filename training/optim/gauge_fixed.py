@@ -23,7 +23,7 @@ from pathspace.training.optim.matching import find_names
 from pathspace.training.optim.movable import movable
 from pathspace.training.optim.sharding import refuse_shards
 from pathspace.training.optim.sweeps import unit_sets
-from pathspace.transport import transported
+from pathspace.transport import expect_transport, transported
 
 RETURNS = ("canonical", "user")
 
@@ -104,6 +104,8 @@ class GaugeFixed(Joined):
         if fused and return_to != "canonical":
             raise InputError("GaugeFixed found fused=True with return_to='user', expected 'canonical'; leave one out.")
         super().__init__(optimizer)
+        for one in self.optimizers:
+            expect_transport("GaugeFixed", one)
         self.norms, self.return_to, self.fused = norms, return_to, fused
         self._tensors = find_tensors(self.param_groups, graph, model)
         refuse_shards(

@@ -116,8 +116,8 @@ class Joined(Optimizer):
             one.load_state_dict(part)
 
     def __getstate__(self) -> dict[str, Any]:
-        """State for copies and pickles."""
-        return {key: value for key, value in self.__dict__.items() if "hook" not in key}
+        """State for copies and pickles, without hooks and without the step that a scheduler has put in its place."""
+        return {key: value for key, value in self.__dict__.items() if "hook" not in key and key != "step"}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Restore a copy or a pickle."""

@@ -160,6 +160,11 @@ class PathOptimizer(Optimizer):
         return self._rule.manner.cap
 
     @property
+    def relative(self) -> bool:
+        """Whether steps are relative to path values."""
+        return self._rule.manner.relative
+
+    @property
     def weights(self) -> dict[str, Tensor]:
         """Name in the reduction graph -> parameter in path space."""
         blocks = self.skeleton.graph.blocks
@@ -377,6 +382,8 @@ class PathOptimizer(Optimizer):
         self._connect(blocks)
         for name, value in kept.items():
             self._kept[name].copy_(value)
+        # what depends on the vectors is computed again, as for a loaded state
+        self.space.loaded = True
 
 
 __all__ = ["PathOptimizer", "Step", "StepRule"]

@@ -179,8 +179,11 @@ def pairwise_distance(
 @rule("aten.cosine_similarity", kind="normalisation")
 def cosine_similarity(semantics: Semantics, x: Value, y: Value, dim: int = 1, eps: float = 1e-8) -> Tensor:
     """Angles do not depend on the scales of the operands, except for ``eps``, the lower limit of lengths."""
+    # the dimension is one of the operands broadcast against each other, counted from the end here
+    dim -= (len(shape_of(semantics.place.result)) + 1) * (dim >= 0)
     for value in (x, y):
-        ids = semantics.reduce(value, [dim])
+        own = semantics.activation(value)
+        ids = semantics.reduce(own, [dim]) if own.dim() >= -dim else own
         if eps > EPS or semantics.exact_norms:
             semantics.pin([ids], "lengths are kept above eps")
         semantics.observe(ids)
