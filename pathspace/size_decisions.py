@@ -33,7 +33,10 @@ WATCHED = READS | PIECES | WALKS | {Tensor.__len__}
 LIBRARIES = ("/torch/", "/sympy/", "/pathspace/")
 INSTALLED = ("/site-packages/", "/dist-packages/")
 COMPARISONS = ("lt", "le", "gt", "ge", "eq", "ne")
-ARITHMETIC = ("add", "radd", "sub", "rsub", "mul", "rmul", "floordiv", "rfloordiv", "mod", "rmod", "neg", "abs")
+ARITHMETIC = (
+    *("add", "radd", "sub", "rsub", "mul", "rmul", "floordiv", "rfloordiv", "mod", "rmod", "neg", "abs"),
+    *("pow", "and", "rand", "or", "ror", "xor", "rxor", "lshift", "rshift"),
+)
 # largest number of captures for decisions, and their largest size
 MOST, LONGEST = 6, 4096
 
@@ -225,6 +228,8 @@ def other_ways(model: torch.nn.Module, inputs: Inputs, known: Sequence[tuple[Inp
     runs = deque(known)
     operands: dict[Any, set[tuple[float, float]]] = {}
     outcomes: dict[Any, set[bool]] = {}
+    # outcomes of runs that failed, which other sizes may reach without failing
+    failing: dict[Any, set[bool]] = {}
 
     def note(decisions: Sequence[Decision]) -> bool:
         new = [d for d in decisions if d.outcome not in outcomes.get(d.key, ())]
@@ -253,12 +258,15 @@ def other_ways(model: torch.nn.Module, inputs: Inputs, known: Sequence[tuple[Inp
             reached = {d.key: (d.left, d.right) for d in watch.decisions}
             # decisions with the same operands do not depend on these dimensions
             fixed |= {(d.key, dims) for d in own if reached.get(d.key) == (d.left, d.right)}
-            if note(watch.decisions):
+            if captured is None:
+                for d in watch.decisions:
+                    operands.setdefault(d.key, set()).add((d.left, d.right))
+                    failing.setdefault(d.key, set()).add(d.outcome)
+            elif note(watch.decisions):
                 runs.append((trial, watch.decisions))
-                if captured is not None:
-                    found.captures.append((captured, trial))
+                found.captures.append((captured, trial))
     lengths = {size for size, _ in together(inputs, thin_only=False)}
-    one_way = [d for _, decisions in known for d in decisions if len(outcomes[d.key]) == 1]
+    one_way = [d for _, decisions in known for d in decisions if len(outcomes[d.key] | failing.get(d.key, set())) == 1]
     depends = [d.place for d in one_way if len(operands[d.key]) > 1 or (d.installed and d.sizes & lengths)]
     found.unseen = list(dict.fromkeys(depends))
     return found
@@ -293,18 +301,18 @@ def _lengths(decision: Decision, size: int) -> Iterator[int]:
         # the operand is the input's size, or proportional to it
         return new if operand == size else operand * new / size
 
-    def flips(new: int) -> bool:
-        left, right = decision.left, decision.right
-        return any(
-            decision.falls(*pair) != decision.outcome
-            for pair in ((follows(left, new), right), (left, follows(right, new)))
-        )
+    def by_left(new: int) -> bool:
+        return decision.falls(follows(decision.left, new), decision.right) != decision.outcome
+
+    def by_right(new: int) -> bool:
+        return decision.falls(decision.left, follows(decision.right, new)) != decision.outcome
 
     near = {size * one / other for one, other in ((decision.right, decision.left), (decision.left, decision.right))
             if other}  # fmt: skip
     wanted = {round(middle) + step for middle in (*near, decision.left, decision.right) for step in (-1, 0, 1)}
-    usable = [new for new in wanted if 0 < new <= LONGEST and new != size and flips(new)]
-    nearest = sorted(usable, key=lambda new: (abs(new - size), new))[:2]
+    usable = [new for new in wanted if 0 < new <= LONGEST and new != size and (by_left(new) or by_right(new))]
+    # (an operand that is not known to be a size seldom follows the inputs)
+    nearest = sorted(usable, key=lambda new: (not decision.both and not by_left(new), abs(new - size), new))[:2]
     yield from nearest
     yield from (new for new in (size + 1, size + 2, 2 * size) if size and new <= LONGEST and new not in nearest)
 

@@ -22,7 +22,7 @@ from pathspace.inference.registry import operation_name
 from pathspace.inputs import describe, ordinary
 from pathspace.rehearsal import Rehearsal
 from pathspace.untouched import untouched
-from pathspace.without_values import with_numbers
+from pathspace.without_values import has_values, with_numbers
 
 Inputs = tuple[tuple[Any, ...], dict[str, Any]]
 # dimensions of input tensors: (number of the tensor, dimension)
@@ -31,11 +31,19 @@ Dims = tuple[tuple[int, int], ...]
 # operation -> position of its dimension argument
 APART = {"select": 1, "unbind": 1, "squeeze": 1, "split": 2, "chunk": 2, "split_with_sizes": 2, "tensor_split": 2}
 RECURRENT = frozenset(["rnn_relu", "rnn_tanh", "lstm", "gru"])
+# operations that single out a diagonal, which is everything at size 1
+DIAGONAL = frozenset(["eye", "triu", "tril", "fill_diagonal", "diagonal_scatter"])
+PARTS = frozenset(["slice", "select", "narrow"])
 
 
 def _takes_apart(node: fx.Node) -> bool:
-    """Whether an operation splits a first dimension of size 1, as loops over time and recurrent layers do."""
+    """Whether an operation splits a first dimension of size 1, as loops over time and recurrent layers do.
+
+    So does one that singles out a diagonal, as a comparison of all samples with all others does.
+    """
     name = operation_name(node.target).removeprefix("aten.")
+    if name in DIAGONAL:
+        return True
     operand = node.args[0] if node.args else None
     shown = operand.meta.get("val") if isinstance(operand, fx.Node) else None
     if not isinstance(shown, Tensor) or not shown.dim():
@@ -62,6 +70,28 @@ def thin(captured: Captured, inputs: Inputs) -> bool:
         return True
     calls = (node for node in captured.graph.graph.nodes if node.op == "call_function")
     return any(len(shape) and shape[0] == 1 for shape in shapes) and any(map(_takes_apart, calls))
+
+
+@with_numbers()
+def hides(captured: Captured) -> bool:
+    """Whether the capture cannot show what happens to a value: it is empty, or a part of a buffer with only zeros."""
+    held: dict[fx.Node, Tensor] = {}
+    for node in captured.graph.graph.nodes:
+        shown = node.meta.get("val")
+        kind, name = captured.sources.get(node.name, ("", "")) if node.op == "placeholder" else ("", "")
+        if kind == "buffer" and name in captured.buffers and has_values(captured.buffers[name]):
+            held[node] = captured.buffers[name].detach()
+        if node.op != "call_function":
+            continue
+        if isinstance(shown, Tensor) and not shown.numel():
+            return True
+        whole = held.get(node.args[0]) if node.args and isinstance(node.args[0], fx.Node) else None
+        if whole is None or operation_name(node.target).removeprefix("aten.") not in PARTS:
+            continue
+        held[node] = part = node.target(whole, *node.args[1:], **node.kwargs)
+        if not bool(part.any()) and bool(whole.any()):
+            return True
+    return False
 
 
 def resized(inputs: Inputs, sizes: Mapping[tuple[int, int], int]) -> Inputs:
@@ -156,4 +186,4 @@ def sentence(inputs: Inputs, others: Sequence[Inputs], looked: bool, unseen: Seq
     return text
 
 
-__all__ = ["larger", "recapture", "resized", "sentence", "thin", "together"]
+__all__ = ["hides", "larger", "recapture", "resized", "sentence", "thin", "together"]

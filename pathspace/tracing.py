@@ -20,7 +20,7 @@ from pathspace.inputs import arranged, describe
 from pathspace.module_walk import every_path
 from pathspace.reduction import ReductionGraph
 from pathspace.size_decisions import Watch, other_ways
-from pathspace.sizes import recapture, sentence, thin
+from pathspace.sizes import hides, recapture, sentence, thin
 from pathspace.structure import Structure, owner
 from pathspace.without_values import on_cpu
 
@@ -111,7 +111,7 @@ def _traced(
     args, kwargs = arranged(model, args, kwargs)
     if sizes == "given" and found is not None:
         return _graph(model, found, f"inputs ({describe(args, kwargs)}) only")
-    open_ends = found is None or bool(found.unused or found.beyond or found.forms.shape[0])
+    open_ends = found is None or bool(found.unused or found.beyond or found.forms.shape[0]) or hides(captured)
     looked = open_ends or thin(captured, (args, kwargs))
     walks = watch.walks((args, kwargs))
     thin_only = not (open_ends or walks)

@@ -300,6 +300,64 @@ def test_a_model_of_one_size_says_so() -> None:
     assert "runs the same operations" in ps.trace(nn.Linear(3, 2), torch.randn(2, 3)).range
 
 
+class Written(nn.Module):
+    """A layer with rectifiers, and what a function makes of it."""
+
+    def __init__(self, function: Callable[[Any, Tensor], Tensor]) -> None:
+        super().__init__()
+        self.function, self.a, self.b = function, nn.Linear(3, 4), nn.Linear(4, 2)
+        self.register_buffer("late", (torch.arange(20) > 4).double()[:, None])
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.function(self, x)
+
+
+def last(model: Any, h: Tensor) -> Tensor:
+    h = h.clone()
+    h[:, 5:] = h[:, 5:].tanh()
+    return model.b(h)
+
+
+def others(model: Any, h: Tensor) -> Tensor:
+    return model.b(h) + ((h @ h.T) * (1 - torch.eye(len(h)).to(h))).sum(1, keepdim=True)
+
+
+def masked(model: Any, h: Tensor) -> Tensor:
+    return model.b(h) + (h @ h.T).masked_fill(torch.eye(len(h)).bool(), 0).sum(1, keepdim=True)
+
+
+HIDDEN = {
+    "an empty slice": (lambda m, h: m.b(h) + h[:, 4:].tanh().sum((1, 2), keepdim=True), (2, 4, 3), (2, 6, 3)),
+    "empty differences": (lambda m, h: m.b(h) + h.diff(n=2, dim=1).tanh().sum((1, 2), True), (2, 2, 3), (2, 5, 3)),
+    "an empty part that is written": (last, (2, 4, 3), (2, 7, 3)),
+    "a part of a buffer with only zeros": (lambda m, h: m.b(h + m.late[: h.shape[1]]), (2, 4, 3), (2, 6, 3)),
+    "one sample compared with all others": (others, (1, 3), (4, 3)),
+    "one sample masked by itself": (masked, (1, 3), (4, 3)),
+    "a comparison with as many steps as features": (
+        lambda m, h: m.b(h.tanh() if h.shape[1] > 4 else h), (2, 3, 3), (2, 6, 3)
+    ),
+    "a remainder with as many steps as features": (
+        lambda m, h: m.b(h.tanh() if h.shape[1] % 2 == 0 else h), (2, 3, 3), (2, 6, 3)
+    ),
+    "a power of a size": (lambda m, h: m.b(h.tanh() if h.shape[1] ** 2 > 16 else h), (2, 4, 3), (2, 6, 3)),
+    "a bit of a size": (lambda m, h: m.b(h.tanh() if h.shape[1] & 1 else h), (2, 4, 3), (2, 7, 3)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", HIDDEN)
+def test_what_the_example_is_too_small_to_show(name: str) -> None:
+    function, small, large = HIDDEN[name]
+    model = Written(lambda m, x: function(m, m.a(x).relu())).double()
+    x = torch.randn(large).double()
+    graph = ps.trace(model, torch.randn(small).double())
+    assert "captured at" in graph.range
+    before = model(x)
+    ps.rescale(model, graph, torch.randn(graph.num_units).double())
+    torch.testing.assert_close(model(x), before)
+    # (at its own size the example has scales that other sizes do not have)
+    assert ps.trace(model, torch.randn(small).double(), sizes="given").num_units > graph.num_units
+
+
 def test_numbers_among_the_inputs_are_named() -> None:
     class Shifted(nn.Module):
         def __init__(self) -> None:
