@@ -77,6 +77,25 @@ class Activations(TorchDispatchMode):
         return max([1e-9, *(ROUNDED * torch.finfo(dtype).eps for dtype in self.types)])
 
 
+class Disturbed(Activations):
+    """Change the results of some rectifiers, to see whether an output reads them.
+
+    Args:
+        chosen: for every call of a rectifier, a mask of what to change.
+    """
+
+    def __init__(self, chosen: Sequence[Tensor]) -> None:
+        super().__init__()
+        self._chosen = iter(chosen)
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        known = len(self.seen)
+        result = super().__torch_dispatch__(func, types, args, kwargs)
+        if len(self.seen) > known:
+            result.copy_(torch.where(next(self._chosen), 2 * result.abs() + 1, result))
+        return result
+
+
 @dataclass(frozen=True)
 class Run:
     """Outputs of one run, flattened and joined, the activations passed on the way, and the types it computed in."""
@@ -126,9 +145,10 @@ def run(
     kwargs: Mapping[str, Any],
     weights: Mapping[str, Tensor] | None = None,
     seed: int = 0,
+    recorder: Activations | None = None,
 ) -> Run:
     """Run a model with some parameters replaced; random operations draw the same numbers every time."""
-    recorder = Activations()
+    recorder = Activations() if recorder is None else recorder
     buffers = {name: buffer.clone() for name, buffer in model.named_buffers()}
     # models that differentiate in their forward ask for gradients by their parameters
     wanted = {name for name, parameter in model.named_parameters(remove_duplicate=False) if parameter.requires_grad}
@@ -185,6 +205,15 @@ def switched(before: Run, after: Run) -> tuple[int, int]:
         wrong += int(((one != other) & (one != 0) & (other != 0)).sum())
         total += one.numel()
     return wrong, total
+
+
+def unread(
+    model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any], seed: int, before: Run, after: Run
+) -> bool:
+    """Whether no output reads the rectifiers that are switched differently: rows may be left out after them."""
+    pairs = zip(before.activations, after.activations, strict=True)
+    disturbed = Disturbed([(one != other) & (one != 0) & (other != 0) for one, other in pairs])
+    return torch.equal(run(model, args, kwargs, seed=seed, recorder=disturbed).outputs, before.outputs)
 
 
 def rescaled_weights(model: nn.Module, graph: Structure, phi: Tensor) -> dict[str, Tensor]:

@@ -17,7 +17,7 @@ from pathspace.eps import without_eps
 from pathspace.errors import UnsupportedError
 from pathspace.exact import modular_rank, whole_product
 from pathspace.inference.values import numel, shape_of
-from pathspace.invariance import LARGE, difference, resolution, run, switched
+from pathspace.invariance import LARGE, difference, resolution, run, switched, unread
 from pathspace.reduction import ReductionGraph
 from pathspace.spanning_tree import SpanningTree
 from pathspace.symbolic import MOST_WEIGHTS, symbolic
@@ -209,10 +209,15 @@ def theorem2(
     # a rectifier behind unused weights is on no path, so path values do not determine its scale
     dangling = any(block.unused is not None for block in graph.blocks) or bool(graph.unused)
     words = f"{total - wrong:,} of {total:,} rectifiers are switched alike"
+    idle = False
     if wrong and dangling:
         words += " (the others may lie on no path: some weights are unused)"
+    elif wrong:
+        with without_eps(model, graph.folded_eps):
+            idle = unread(model, *inputs, seed, before, after)
+        words += " (no output reads the others)" if idle else ""
     return {
-        "holds": gap <= tolerance and (wrong == 0 or dangling),
+        "holds": gap <= tolerance and (wrong == 0 or dangling or idle),
         "evidence": f"rebuilt from path values: outputs differ by {gap:.1e}, {words}",
         "rebuilt": True,
         "max_relative_difference": gap,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 import pytest
 import torch
@@ -158,3 +160,41 @@ def test_distinct_columns_are_those_of_a_set(rows: int, size: int, apart: int) -
     assert sorted(map(tuple, distinct.T.tolist())) == sorted(wanted)
     for column, place in zip(listed, which.tolist(), strict=True):
         assert place == len(wanted) if NEUTRAL in column else tuple(distinct[:, place].tolist()) == column
+
+
+class Attending(nn.Module):
+    """Attention without a normalisation, whose keys are made of its values."""
+
+    def __init__(self, heads: int, function: Callable[[Tensor, Tensor], Tensor]) -> None:
+        super().__init__()
+        self.heads, self.function = heads, function
+        self.q, self.o = nn.Linear(3, 4 * heads), nn.Linear(4 * heads, 2)
+        self.w = nn.ModuleList(nn.Linear(4, 4, bias=False) for _ in range(heads))
+
+    def forward(self, x: Tensor) -> Tensor:
+        parts = [self.function(w(v), v) for w, v in zip(self.w, self.q(x).chunk(self.heads, -1), strict=True)]
+        return self.o(torch.cat(parts, -1))
+
+
+ATTENDING: dict[str, tuple[Callable[[Tensor, Tensor], Tensor], int]] = {
+    "weighted by one product": (lambda u, v: (u * v).sum(-1, keepdim=True) * u, 5),
+    "all products": (lambda u, v: (u @ v.mT) @ u, 5),
+    "divided by one product": (lambda u, v: u / (u * v).sum(-1, keepdim=True), 5),
+    "weighted by a square": (lambda u, v: (u * v).sum(-1, keepdim=True).square() * v, 5),
+    "quotients": (lambda u, v: (u / v).sum(-1, keepdim=True) * u, 5),
+}
+
+
+@pytest.mark.parametrize("heads", [1, 2])
+@pytest.mark.parametrize("name", ATTENDING)
+def test_units_that_no_weight_has_alone_are_exchanged_for_others(name: str, heads: int) -> None:
+    function, each = ATTENDING[name]
+    model, x = Attending(heads, function).double(), torch.randn(2, 5, 3).double()
+    certificate = ps.verify(model, x, upper_bound=True)
+    assert certificate.holds
+    assert certificate.units == certificate.units_at_most == each * heads
+    graph = ps.trace(model, x)
+    before = model(x)
+    ps.rescale(model, graph, torch.randn(graph.num_units, generator=torch.Generator().manual_seed(1)).double())
+    torch.testing.assert_close(model(x), before, rtol=1e-8, atol=1e-8)
+    assert len(graph.skeleton().basis()) == graph.num_weights - graph.num_units

@@ -444,3 +444,17 @@ def test_only_a_sort_in_ascending_order_is_sorted() -> None:
     first = [graph.call_function(operator.getitem, (node, 0)) for node in (ascending, descending, largest)]
     assert [_is_sorted(node) for node in first] == [True, False, False]
     assert not _is_sorted(graph.call_function(operator.getitem, (ascending, 1))) and not _is_sorted(ascending)
+
+
+def test_weights_and_values_without_dimensions_have_scales() -> None:
+    class Scalars(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.v, self.t, self.w = (nn.Parameter(torch.tensor(value)) for value in (1.3, 0.2, 0.7))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.w * (self.v * x + self.t).relu()
+
+    model, x = Scalars(), torch.tensor(2.0)
+    assert ps.verify(model, x).units == 1 and not ps.trace(model, x).pinned
+    assert ps.path_norm(model, x) == pytest.approx(0.7 * (1.3 + 0.2), rel=1e-6)

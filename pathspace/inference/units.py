@@ -248,7 +248,7 @@ class Scales(Semantics):
         if change is not None:
             # change varies only along dimensions of the result, so no sum goes over it
             head = self.product((1, head), (1, change))
-        result = head.expand(*(1 if dim in reduced else size for dim, size in enumerate(full)))
+        result = head.expand([1 if dim in reduced else size for dim, size in enumerate(full)])
         for dim in sorted(reduced, reverse=True):
             result = result.select(dim, 0)
         return result

@@ -95,12 +95,12 @@ class Unrolled(Semantics):
         kept = [dim for dim in range(ids.dim()) if dim not in wanted]
         if not wanted:
             return ids
-        rows = distinct(ids).permute(*kept, *wanted)
+        rows = distinct(ids).permute([*kept, *wanted])
         rows = rows.reshape(*rows.shape[: len(kept)], -1)
         result = self._map(rows, self._union)
         for dim in wanted:
             result = result.unsqueeze(dim)
-        result = result.expand(*(1 if dim in wanted else size for dim, size in enumerate(ids.shape)))
+        result = result.expand([1 if dim in wanted else size for dim, size in enumerate(ids.shape)])
         return result if keepdim else result.reshape([ids.shape[dim] for dim in kept])
 
     def contract(self, weight: Weight, value: Value, dims: Sequence[int]) -> Tensor:
