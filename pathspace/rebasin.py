@@ -132,7 +132,10 @@ def _ordered(tensors: Mapping[str, Tensor], slices: Slices, orders: Orders) -> d
 
 
 def _by_size(a: Mapping[str, Tensor], b: Mapping[str, Tensor], slices: Slices) -> dict[str, Tensor]:
-    """Match channels by the ranks of their sizes, which the order of other groups does not change."""
+    """Match channels by the ranks of their sizes, which the order of other groups does not change.
+
+    Sums of cubes: a balanced gauge makes sums of squares equal for all units that nothing enters.
+    """
     orders = {}
     for name, sides in slices.items():
         ranks = []
@@ -140,7 +143,7 @@ def _by_size(a: Mapping[str, Tensor], b: Mapping[str, Tensor], slices: Slices) -
             size = torch.zeros(len(next(iter(sides.values()))), dtype=torch.float64)
             for (tensor, dim), where in sides.items():
                 if tensor in held:
-                    size += held[tensor].movedim(dim, 0)[where].flatten(1).square().sum(1)
+                    size += held[tensor].movedim(dim, 0)[where].flatten(1).abs().pow(3).sum(1)
             ranks.append(size.argsort())
         orders[name] = ranks[1][ranks[0].argsort()]
     return orders

@@ -365,13 +365,13 @@ def check_same(small: nn.Module, large: nn.Module, args: Sequence[Any], kwargs: 
         far = distance(*(outputs(model, args, kwargs) for model in switches))
     except Exception as error:
         raise UnsupportedError(
-            f"The smaller model does not run ({first_line(error)}); keep all channels of the groups that are new in "
-            "this call."
+            f"The model with other channels does not run ({first_line(error)}); groups of one layer may have to shrink "
+            "together: give all of them the same share, or leave out the groups that are new in this call."
         ) from error
     if far > 10 * TOLERANCE:
         raise UnsupportedError(
-            f"The smaller model differs from the masked model by {far:.1e} of the largest output, expected at most "
-            f"{TOLERANCE:.0e}; keep all channels of the groups that are new in this call."
+            f"The model with other channels differs from what it should be by {far:.1e} of the largest output, "
+            f"expected at most {TOLERANCE:.0e}; leave out the groups that are new in this call."
         )
 
 

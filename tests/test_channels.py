@@ -537,3 +537,18 @@ def test_layers_called_by_keyword_are_observed():
     groups = ps.channels(model, torch.randn(9, 5))
     order = torch.randperm(8)
     assert groups.match(groups.permute({"wide.weight": order}), by="activations").after == 0
+
+
+@pytest.mark.parametrize("wide", [8, 128])
+def test_units_that_nothing_enters_are_told_apart(wide):
+    """In the balanced gauge their weights have equal sums of squares."""
+    layers = [nn.Linear(5, wide), nn.Linear(wide, wide), nn.Linear(wide, wide), nn.Linear(wide, 4)]
+    model, x = nn.Sequential(*itertools.chain(*[(layer, nn.ReLU()) for layer in layers]))[:-1], torch.randn(16, 5)
+    with torch.no_grad():
+        for layer in layers[:3]:
+            layer.weight[::2] = 0
+            layer.bias[::2] = 0
+    groups, graph = ps.channels(model, x), ps.trace(model, x)
+    other = groups.permute({group.name: torch.randperm(len(group)) for group in groups})
+    assert groups.match(other).after == 0
+    assert ps.compare(model, ps.rescale(other, graph, torch.randn(graph.num_units)), graph).same
