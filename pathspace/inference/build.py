@@ -51,14 +51,18 @@ def build(
     if scales.equations.too_high:
         scales.pins.append(Pin("power", "", "", TOO_HIGH, scales.equations.too_high))
     spoken = [ids for ends in raw.values() for ids in (ends.tail, ends.head)]
-    solution = _on_edges(_divided(_named(solution, spoken, scales), spoken, scales), spoken)
+    solution = _divided(_named(solution, spoken, scales), spoken, scales)
+    graph = _graph(captured, scales, raw, solution, norm_eps)
+    exchanged = _on_edges(solution, spoken, graph)
     while True:
-        graph = _graph(captured, scales, raw, solution, norm_eps)
+        if exchanged is not solution:
+            solution = exchanged
+            graph = _graph(captured, scales, raw, solution, norm_eps)
         stuck = _stuck(graph)
         if not len(stuck):
             return graph
         scales.pins.append(Pin("power", "", "", POWERS_ONLY, len(stuck)))
-        solution = solution.fixed(stuck)
+        exchanged = solution.fixed(stuck)
 
 
 def ends_of(scales: Scales, traced: int | None = None) -> dict[str, Ends]:
@@ -209,8 +213,8 @@ def _divided(solution: Solution, ends: list[Tensor], scales: Scales) -> Solution
     return Solution(solution.classes, count, forms).fixed(np.zeros(0, np.int64))
 
 
-def _on_edges(solution: Solution, ends: list[Tensor]) -> Solution:
-    """Replace each base unit that no weight has by a product of scales that a weight has, so that trees can reach it.
+def _on_edges(solution: Solution, ends: list[Tensor], graph: Structure) -> Solution:
+    """Replace each base unit that no weight has and no tree reaches by a product of scales that a weight has.
 
     For example, in ``(u . v) u`` the scales of ``u`` and ``v`` have one product ``c`` for all elements; weights enter
     ``v_i = c / u_i``. With the base units ``u_i`` and ``v_1`` in place of ``u_i`` and ``c``, weights have them all.
@@ -220,7 +224,14 @@ def _on_edges(solution: Solution, ends: list[Tensor]) -> Solution:
         return solution
     classes, forms = solution.classes.copy(), csr_array(solution.forms.copy())
     met = _met(solution, [lookup(torch.from_numpy(classes), ids) for ids in ends])
-    for unit in np.flatnonzero(~met[1 : count + 1]):
+    lost = np.flatnonzero(~met[1 : count + 1])
+    if not len(lost):
+        return solution
+    trees = (SpanningTreeBuilder(graph, entering=way, rule="modulo", seed=0, blind=True) for way in (True, False))
+    lost = np.intersect1d(lost + 1, np.concatenate([tree.reach() for tree in trees])) - 1
+    if not len(lost):
+        return solution
+    for unit in lost:
         column = csr_array(forms[:, [unit]]).toarray()[:, 0]
         rows = np.flatnonzero((np.abs(column) == 1) & met[count + 1 :])
         if not len(rows):
