@@ -52,7 +52,10 @@ def register_transport(kind: type[Optimizer], powers: Mapping[str, Power]) -> No
     """
     for key, power in powers.items():
         if not isinstance(power, int) and not callable(power):
-            raise InputError(f"register_transport found power {power!r} for buffer {key!r}, expected an integer.")
+            raise InputError(
+                f"register_transport found power {power!r} for buffer {key!r}, expected an integer "
+                "or a function of the optimizer."
+            )
     _REGISTERED[kind] = {**_REGISTERED.get(kind, {}), **powers}
 
 

@@ -222,8 +222,7 @@ def _on_edges(solution: Solution, ends: list[Tensor], graph: Structure) -> Solut
     count = solution.units
     if not solution.forms.shape[0]:
         return solution
-    classes, forms = solution.classes.copy(), csr_array(solution.forms.copy())
-    met = _met(solution, [lookup(torch.from_numpy(classes), ids) for ids in ends])
+    met = _met(solution, [lookup(torch.from_numpy(solution.classes), ids) for ids in ends])
     lost = np.flatnonzero(~met[1 : count + 1])
     if not len(lost):
         return solution
@@ -231,6 +230,7 @@ def _on_edges(solution: Solution, ends: list[Tensor], graph: Structure) -> Solut
     lost = np.intersect1d(lost + 1, np.concatenate([tree.reach() for tree in trees])) - 1
     if not len(lost):
         return solution
+    classes, forms = solution.classes.copy(), csr_array(solution.forms.copy())
     for unit in lost:
         column = csr_array(forms[:, [unit]]).toarray()[:, 0]
         rows = np.flatnonzero((np.abs(column) == 1) & met[count + 1 :])
