@@ -14,8 +14,8 @@ from pathspace.calibration import Calibrated
 from pathspace.capture import quiet
 from pathspace.equalisation import Known
 from pathspace.errors import expect_arguments, expect_numbers
+from pathspace.forward_run import cast, computing_in
 from pathspace.gauge_choice import choose_gauge
-from pathspace.invariance import cast, computing_in
 from pathspace.nested import leaves
 from pathspace.objectives import ActivationRange
 from pathspace.observed import Sizes, activation_sizes

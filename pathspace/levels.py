@@ -14,18 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from pathspace.invariance import (
-    LARGE,
-    TOLERANCE,
-    difference,
-    largest_power,
-    rescaled_in_place,
-    rescaled_weights,
-    resolution,
-    rounding_tolerance,
-    run,
-    seen,
-)
+from pathspace.forward_run import LARGE, difference, resolution, run, seen
+from pathspace.invariance import TOLERANCE, largest_power, rescaled_in_place, rescaled_weights, rounding_tolerance
 from pathspace.reduction import ReductionGraph
 
 # standard deviations of log-scales; what is coarser than float64 rounds sums with a constant too much for the larger

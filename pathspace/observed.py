@@ -17,7 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from pathspace.calibration import Calibrated, cotangent
 from pathspace.capture import quiet
-from pathspace.invariance import cast, computing_in
+from pathspace.forward_run import cast, computing_in
 from pathspace.moves import moved
 from pathspace.peaks import Logs
 from pathspace.structure import Structure

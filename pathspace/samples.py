@@ -13,9 +13,9 @@ from scipy.sparse import csr_array
 from torch import Tensor, nn
 
 from pathspace.capture import experts_at_once, quiet
+from pathspace.forward_run import computing_in
 from pathspace.functional_call import evaluate
 from pathspace.in_double import InDouble
-from pathspace.invariance import computing_in
 from pathspace.logscales import Family
 from pathspace.nested import leaves as leaves_of
 from pathspace.nested import mapped

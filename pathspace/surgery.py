@@ -13,8 +13,8 @@ from torch import Tensor, nn
 
 from pathspace.capture import first_line, quiet
 from pathspace.errors import UnsupportedError
+from pathspace.forward_run import cast
 from pathspace.inference.channels import Side
-from pathspace.invariance import cast
 from pathspace.nested import leaves
 from pathspace.safe_deepcopy import safe_deepcopy
 from pathspace.stand_in import switch_off_caches

@@ -16,8 +16,8 @@ from pathspace.basis import BasisPaths
 from pathspace.eps import without_eps
 from pathspace.errors import UnsupportedError
 from pathspace.exact import modular_rank, whole_product
+from pathspace.forward_run import LARGE, difference, resolution, run, switched, unread
 from pathspace.inference.values import numel, shape_of
-from pathspace.invariance import LARGE, difference, resolution, run, switched, unread
 from pathspace.reduction import ReductionGraph
 from pathspace.spanning_tree import SpanningTree
 from pathspace.symbolic import MOST_WEIGHTS, symbolic

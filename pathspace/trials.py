@@ -15,7 +15,8 @@ import torch
 from torch import Tensor, nn
 
 from pathspace.eps import precision, without_eps
-from pathspace.invariance import LARGE, Run, difference, powers_for, rescaled_weights, run, seen
+from pathspace.forward_run import LARGE, Run, difference, run, seen
+from pathspace.invariance import powers_for, rescaled_weights
 from pathspace.nested import mapped
 from pathspace.reduction import ReductionGraph
 

@@ -23,8 +23,8 @@ from scipy.sparse import csr_array, hstack
 from torch import Tensor, nn
 
 from pathspace.eps import NoEps, precision, without_eps
+from pathspace.forward_run import LARGE, cast
 from pathspace.inputs import describe
-from pathspace.invariance import LARGE, cast
 from pathspace.left_over import NAMED, left_over
 from pathspace.logscales import Family, family
 from pathspace.nested import leaves

@@ -15,8 +15,9 @@ from pathspace.certificate import Certificate
 from pathspace.errors import InputError, expect_arguments
 from pathspace.explain import account
 from pathspace.finite import check_finite
+from pathspace.forward_run import bench_copy, cast
 from pathspace.inputs import arranged, check_inputs, ordinary
-from pathspace.invariance import bench_copy, cast, measure
+from pathspace.invariance import measure
 from pathspace.levels import levels_in_words, measure_levels
 from pathspace.nested import leaves
 from pathspace.reduction import ReductionGraph

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 import pathspace as ps
 from pathspace.eps import without_eps
 from pathspace.functional_call import evaluate
-from pathspace.invariance import balance, gradients, rounded_otherwise
+from pathspace.gradient_balance import balance, gradients, rounded_otherwise
 from pathspace.training import PathSGD
 
 NORMS: dict[str, Callable[[Tensor], Tensor]] = {

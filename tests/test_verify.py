@@ -112,6 +112,7 @@ def test_a_model_that_insists_on_single_precision() -> None:
 
 def test_large_models_are_verified_in_place_and_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(invariance, "LARGE", 10)
+    monkeypatch.setattr("pathspace.forward_run.LARGE", 10)
     monkeypatch.setattr("pathspace.theorems.LARGE", 10)
     monkeypatch.setattr("pathspace.theorems.MATRIX_WEIGHTS", 10)
     model = nn.Sequential(nn.Linear(3, 8), nn.ReLU(), nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 2))

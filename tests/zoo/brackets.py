@@ -18,7 +18,7 @@ import torch
 
 from pathspace.capture import first_line
 from pathspace.errors import PathspaceError
-from pathspace.invariance import bench_copy, cast
+from pathspace.forward_run import bench_copy, cast
 from pathspace.tracing import trace
 from pathspace.upper_bound import upper_bound
 from zoo.brackets_page import DATA, PAGE, render

@@ -28,9 +28,9 @@ from pathspace import InputError, UnsupportedError
 from pathspace import trace as trace_graph
 from pathspace.eps import precision
 from pathspace.errors import expect_arguments
+from pathspace.forward_run import cast
 from pathspace.functional_call import evaluate
 from pathspace.inference.registry import facts_of, operation_name
-from pathspace.invariance import cast
 from pathspace.training.optim.settings import check_group, expect_parameters, number
 from pathspace.training.optim.sharding import refuse_shards
 

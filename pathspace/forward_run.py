@@ -1,0 +1,201 @@
+"""Run a model once, and record its outputs, how its rectifiers are switched, and the types it computes in."""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from pathspace.capture import check_runs, quiet
+from pathspace.eps import precision
+from pathspace.functional_call import evaluate
+from pathspace.nested import leaves as leaves_of
+from pathspace.nested import mapped
+from pathspace.stand_in import repeatable, stand_in
+from pathspace.structure import Structure
+
+# above this many weights a float64 copy with gradients would cost more memory than the model itself
+LARGE = 30_000_000
+# a sum is told from 0 where it is this many times larger than its rounding error
+ROUNDED = 64
+GATES = (
+    "aten.relu",
+    "aten.relu_",
+    "aten.leaky_relu",
+    "aten.leaky_relu_",
+    "aten._prelu_kernel",
+    "aten.threshold",
+)
+
+
+class Activations(TorchDispatchMode):
+    """Record which way every rectifier is switched while a model runs."""
+
+    # branches of torch.cond run without being looked into
+    supports_higher_order_operators = True
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.seen: list[Tensor] = []
+        self.types: set[torch.dtype] = set()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if str(getattr(func, "overloadpacket", "")) in GATES and isinstance(args[0], Tensor):
+            # signs, with 0 where rounding alone could decide
+            value = args[0].detach()
+            size = value.abs().amax() if value.numel() else 0
+            self.seen.append(torch.where(value.abs() > self._rounding() * size, value.sign(), 0).to(torch.int8))
+        result = func(*args, **(kwargs or {}))
+        if isinstance(result, Tensor) and result.is_floating_point():
+            self.types.add(result.dtype)
+        return result
+
+    def _rounding(self) -> float:
+        """The error of a value, relative to the largest, that rounding may leave in the types seen so far."""
+        return max([1e-9, *(ROUNDED * torch.finfo(dtype).eps for dtype in self.types)])
+
+
+class Disturbed(Activations):
+    """Change the results of some rectifiers, to see whether an output reads them.
+
+    Args:
+        chosen: for every call of a rectifier, a mask of what to change.
+    """
+
+    def __init__(self, chosen: Sequence[Tensor]) -> None:
+        super().__init__()
+        self._chosen = iter(chosen)
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        known = len(self.seen)
+        result = super().__torch_dispatch__(func, types, args, kwargs)
+        if len(self.seen) > known:
+            result.copy_(torch.where(next(self._chosen), 2 * result.abs() + 1, result))
+        return result
+
+
+@dataclass(frozen=True)
+class Run:
+    """Outputs of one run, flattened and joined, the activations passed on the way, and the types it computed in."""
+
+    outputs: Tensor
+    activations: list[Tensor]
+    types: frozenset[torch.dtype] = frozenset()
+
+
+@contextmanager
+def computing_in(dtype: torch.dtype) -> Iterator[None]:
+    """Let the tensors that a model makes while it runs (zero states, masks) have its own type."""
+    default = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(default)
+
+
+def cast(tree: Any, dtype: torch.dtype) -> Any:
+    """Nested inputs with floating point tensors converted."""
+    return mapped(lambda leaf: leaf.to(dtype) if leaf.is_floating_point() else leaf, tree)
+
+
+def bench_copy(model: nn.Module, graph: Structure, inputs: tuple[Any, Any]) -> tuple[nn.Module, torch.dtype]:
+    """A module to measure on: a float64 copy, or where that is too large one that shares the model's tensors.
+
+    A model that insists on another precision (it names one in its forward) is measured on a copy in its own.
+    """
+    own, written = precision(model), graph.captured.written.values()
+    if graph.num_weights > LARGE:
+        return repeatable(stand_in(model), written), own
+    bench = repeatable(stand_in(model, share_tensors=False).double(), written)
+    try:
+        run(bench, *cast(inputs, torch.float64))
+    except (RuntimeError, ValueError):
+        # what can be captured need not run: then one sentence says so
+        check_runs(model, *inputs)
+        return repeatable(stand_in(model, share_tensors=False), written), own
+    return bench, torch.float64
+
+
+def run(
+    model: nn.Module,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    weights: Mapping[str, Tensor] | None = None,
+    seed: int = 0,
+    recorder: Activations | None = None,
+) -> Run:
+    """Run a model with some parameters replaced; random operations draw the same numbers every time."""
+    recorder = Activations() if recorder is None else recorder
+    buffers = {name: buffer.clone() for name, buffer in model.named_buffers()}
+    # models that differentiate in their forward ask for gradients by their parameters
+    wanted = {name for name, parameter in model.named_parameters(remove_duplicate=False) if parameter.requires_grad}
+    given = {n: w.detach().requires_grad_() if n in wanted else w for n, w in (weights or {}).items()}
+    # torch.cond compiles its branches, and what is compiled while operations are recorded fails from then on (a model
+    # with branches has been captured by now, and its capture has imported the compiler)
+    compiler = "torch._dynamo" in sys.modules
+    as_written = torch.compiler.set_stance("force_eager") if compiler else nullcontext()
+    with quiet(), computing_in(precision(model)), torch.no_grad(), as_written, recorder:
+        torch.manual_seed(seed)
+        outputs = evaluate(model, {**buffers, **given}, args, kwargs)
+    leaves = [
+        leaf.detach().reshape(-1)
+        for leaf in leaves_of(outputs)
+        if isinstance(leaf, Tensor) and leaf.is_floating_point()
+    ]
+    joined = torch.cat([leaf.double() for leaf in leaves]) if leaves else torch.zeros(0, dtype=torch.float64)
+    return Run(joined, recorder.seen, frozenset(recorder.types))
+
+
+def resolution(graph: Structure, model: nn.Module, before: Run, any_factor: bool = False) -> torch.dtype:
+    """The type to whose precision a rescaling can be seen: the model's, or a coarser one that it computes in.
+
+    Powers of two pass through any type without rounding; other factors (``any_factor``) and sums do not.
+    """
+    own = precision(model)
+    result: torch.dtype = max(
+        {own, *(before.types if graph.shifts or any_factor else ())}, key=lambda dtype: torch.finfo(dtype).eps
+    )
+    return result
+
+
+def difference(before: Run, after: Run) -> float:
+    """Largest difference of outputs, relative to the largest finite output."""
+    one, other = before.outputs, after.outputs
+    size = float(torch.where(torch.isfinite(one), one.abs(), 0).max()) if len(one) else 0.0
+    # masked outputs may be infinite or no numbers, and have to stay so
+    same = (one == other) | (one.isnan() & other.isnan())
+    worst = float(torch.where(same, 0, (one - other).abs()).max()) if len(one) else 0.0
+    if math.isnan(worst):
+        return math.inf
+    return worst / size if size else worst
+
+
+def seen(run: Run) -> bool:
+    """Whether any output is a number other than 0, which could change."""
+    return bool((run.outputs.isfinite() & (run.outputs != 0)).any())
+
+
+def switched(before: Run, after: Run) -> tuple[int, int]:
+    """Rectifiers switched differently, and rectifiers seen."""
+    wrong = total = 0
+    for one, other in zip(before.activations, after.activations, strict=True):
+        wrong += int(((one != other) & (one != 0) & (other != 0)).sum())
+        total += one.numel()
+    return wrong, total
+
+
+def unread(
+    model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any], seed: int, before: Run, after: Run
+) -> bool:
+    """Whether no output reads the rectifiers that are switched differently: rows may be left out after them."""
+    pairs = zip(before.activations, after.activations, strict=True)
+    disturbed = Disturbed([(one != other) & (one != 0) & (other != 0) for one, other in pairs])
+    return torch.equal(run(model, args, kwargs, seed=seed, recorder=disturbed).outputs, before.outputs)
