@@ -13,8 +13,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from pathspace.capture import Captured, capture
-from pathspace.errors import InputError, InputTypeError, UnsupportedError
+from pathspace.capture import Captured, capture, check_runs
+from pathspace.errors import SEED, InputError, InputTypeError, UnsupportedError, expect_arguments, expect_numbers
 from pathspace.finite import check_finite
 from pathspace.importance import importance
 from pathspace.inference.channels import Channels, InnerChannels, Side
@@ -199,7 +199,7 @@ class ChannelGroups(Shown):
             chosen = {self[name].name: _scalar(value) for name, value in keep.items()}
         else:
             chosen = {group.name: _share(keep) for group in self.removable}
-        scores = self.importance(by) if any(isinstance(value, Real) for value in chosen.values()) else {}
+        scores = self.importance(by) if any(map(_is_share, chosen.values())) else {}
         found = {}
         for name, value in chosen.items():
             numbers = _numbers(self[name], value, scores.get(name))
@@ -223,6 +223,7 @@ class ChannelGroups(Shown):
 
         Raises:
             InputError: unknown groups, or no order of all channels.
+            InputTypeError: ``orders`` is not a mapping, or an order has no numbers.
             UnsupportedError: these channels cannot be permuted.
 
         Example:
@@ -232,6 +233,10 @@ class ChannelGroups(Shown):
             >>> bool((other[0].weight == model[0].weight.flip(0)).all())
             True
         """
+        if not isinstance(orders, Mapping):
+            raise InputTypeError(
+                f"permute found a {type(orders).__name__}, expected a dict from groups to numbers of channels."
+            )
         chosen = {}
         for name, order in orders.items():
             chosen[self[name].name] = numbers = _whole(name, order).long().reshape(-1)
@@ -253,14 +258,17 @@ class ChannelGroups(Shown):
             other: the other model; it does not change.
             by: ``"weights"`` (largest ``sum a b`` over all parameters) or ``"activations"`` (largest correlation of
                 what weights read, on ``inputs``).
-            inputs: a tensor, or a tuple of positional inputs; the example inputs by default.
+            inputs: a tensor, a tuple of positional inputs, or a mapping from names of inputs; the example inputs by
+                default.
             seed: draws the order in which groups are visited.
 
         Returns:
             The other model in the new order, with distances before and after.
 
         Raises:
+            CaptureError: a model fails on ``inputs``.
             InputError: unknown ``by``, or a model of another architecture.
+            InputTypeError: ``other`` is not a model.
             UnsupportedError: channels cannot be permuted.
 
         Example:
@@ -271,6 +279,8 @@ class ChannelGroups(Shown):
             >>> groups.match(shuffled).after
             0.0
         """
+        expect_arguments("match", model=other)
+        expect_numbers("match", SEED, seed=seed)
         shapes = {name: tensor.shape for name, tensor in tensors_of(other).items()}
         if shapes != {name: tensor.shape for name, tensor in tensors_of(self.model).items()}:
             raise InputError(
@@ -281,7 +291,10 @@ class ChannelGroups(Shown):
         if by == "weights":
             orders = by_weights(self.model, other, {group.name: group.slices for group in self.groups}, seed)
         elif by == "activations":
-            given = self._inputs if inputs is None else ((inputs,) if isinstance(inputs, Tensor) else tuple(inputs), {})
+            some = tuple(inputs) if isinstance(inputs, tuple | list) else (inputs,)
+            given = self._inputs if inputs is None else arranged(self.model, some)
+            for model in (self.model, other):
+                check_runs(model, *given)
             read = [(group.name, group.slices, group.readers) for group in self.groups]
             orders = by_activations(self.model, other, read, given)
         else:
@@ -300,9 +313,13 @@ class ChannelGroups(Shown):
             A new model; statistics of its batch norms may have to be computed again.
 
         Raises:
-            InputError: the models have other tensors.
+            InputError: the models have other tensors, or ``t`` is not finite.
+            InputTypeError: ``other`` is neither a model nor a matching, or ``t`` is not a number.
         """
-        return interpolated(self.model, other.model if isinstance(other, Matching) else other, t)
+        two = other.model if isinstance(other, Matching) else other
+        expect_arguments("interpolate", model=two)
+        expect_numbers("interpolate", "a number", t=t)
+        return interpolated(self.model, two, t)
 
     def _cuts(self, keep: Keep, by: str) -> list[Cut]:
         return [self._cut(self[name], numbers) for name, numbers in self.kept(keep, by).items()]
@@ -322,6 +339,10 @@ def _scalar(value: Any) -> Any:
     return value.item() if isinstance(value, Tensor) and value.dim() == 0 else value
 
 
+def _is_share(value: Any) -> bool:
+    return isinstance(value, Real) and not isinstance(value, bool)
+
+
 def _share(keep: Any) -> float:
     """One share of channels for all groups.
 
@@ -329,7 +350,7 @@ def _share(keep: Any) -> float:
         InputTypeError: it is not a number.
     """
     share = _scalar(keep)
-    if not isinstance(share, Real) or isinstance(share, bool):
+    if not _is_share(share):
         raise InputTypeError(
             f"Channels to keep were given as {keep!r}, expected a share, or a dict from groups to shares, masks or "
             f"numbers of channels."
@@ -357,7 +378,7 @@ def _whole(name: str, value: Any) -> Tensor:
 def _numbers(group: ChannelGroup, value: Any, scores: Tensor | None) -> Tensor:
     """The channels to keep, ascending."""
     size = len(group)
-    if isinstance(value, Real) and not isinstance(value, bool):
+    if _is_share(value):
         share = float(value)
         if not 0 < share <= 1:
             raise InputError(f"{group.name!r} found keep={share!r}, expected a share of channels above 0 and up to 1.")

@@ -11,7 +11,7 @@ import numpy as np
 
 from pathspace.basis import Path
 from pathspace.errors import InputError, UnsupportedError, expect_arguments
-from pathspace.files import expect_path, expect_suffix
+from pathspace.files import expect_suffix
 from pathspace.pictures import FORMATS, save
 from pathspace.skeleton import Skeleton
 
@@ -65,7 +65,6 @@ def draw(
     if level not in ("auto", "block", "scalar"):
         raise InputError(f"draw found level={level!r}, expected 'auto', 'block' or 'scalar'.")
     if file is not None:
-        expect_path(file, "draw")
         expect_suffix(file, "draw", FORMATS)
     weights = skeleton.graph.num_weights
     scalar = level == "scalar" or (level == "auto" and weights <= SCALAR)

@@ -67,7 +67,7 @@ def expect_outputs(owner: str, output: str | None, suffixes: Sequence[str] = (),
     if given.count(STDOUT) > 1:
         raise InputError(f"{owner} was asked for two results on standard output; give one of them a file.")
     ensure_writable(*given)
-    if output is not None and suffixes:
+    if output is not None and output != STDOUT and suffixes:
         expect_suffix(output, owner, suffixes)
 
 
@@ -104,12 +104,14 @@ def existing_file(path: str | os.PathLike[str], owner: str, way_out: str) -> Pat
 
 
 def expect_suffix(path: str | os.PathLike[str], owner: str, suffixes: Sequence[str]) -> None:
-    """Refuse a file name that promises another format; ``-`` promises none.
+    """Refuse a file name that promises another format, or none.
 
     Raises:
         InputError: the name ends otherwise.
+        InputTypeError: it names no file.
     """
-    if os.fspath(path) != STDOUT and Path(path).suffix.lower() not in suffixes:
+    expect_path(path, owner)
+    if Path(path).suffix.lower() not in suffixes:
         raise InputError(
             f"{owner} found the file {os.fspath(path)!r}, expected a name ending in {', '.join(suffixes)}; rename it."
         )

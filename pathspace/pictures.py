@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from pathspace.files import expect_path, expect_suffix, replacing
+from pathspace.files import expect_suffix, replacing
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -28,11 +28,11 @@ def save(figure: Figure, path: str | os.PathLike[str], dpi: float | Literal["fig
         The file.
 
     Raises:
-        InputError: it is not a path, its suffix is unknown, or the file cannot be written.
+        InputError: its suffix is unknown, or the file cannot be written.
+        InputTypeError: it is not a path.
     """
     import matplotlib
 
-    expect_path(path, "save")
     expect_suffix(path, "save", FORMATS)
     suffix = Path(path).suffix.lower()
     # (names of parts of an SVG are random without a salt)

@@ -433,6 +433,26 @@ def test_between_two_models():
         groups.permute({"0.weight": [0, 0, 1, 2, 3, 4, 5]})
     with pytest.raises(ps.InputError, match="expected 'weights'"):
         groups.match(two, by="luck")
+    assert groups.match(two, by="activations", inputs={"input": x}).after == groups.match(two, by="activations").after
+
+
+@pytest.mark.parametrize(
+    ("wrong", "kind", "words"),
+    [
+        (lambda g, two: g.match("two"), ps.InputTypeError, "match found a str as its model"),
+        (lambda g, two: g.match(two, seed="x"), ps.InputTypeError, "match found seed='x'"),
+        (lambda g, two: g.match(two, by="activations", inputs="x"), ps.CaptureError, r"inputs \('x'\)"),
+        (lambda g, two: g.match(two, by="activations", inputs=torch.ones(2, 99)), ps.CaptureError, "2x99"),
+        (lambda g, two: g.interpolate("two"), ps.InputTypeError, "interpolate found a str as its model"),
+        (lambda g, two: g.interpolate(two, float("nan")), ps.InputError, "interpolate found t=nan"),
+        (lambda g, two: g.permute([1, 0]), ps.InputTypeError, "permute found a list, expected a dict"),
+    ],
+)
+def test_what_is_no_model_or_no_input_is_one_sentence(wrong, kind, words):
+    (one, x), (two, _) = build("plain"), build("plain", seed=1)
+    with pytest.raises(kind, match=words) as caught:
+        wrong(ps.channels(one, x), two)
+    assert "\n" not in str(caught.value)
 
 
 class Chunks(nn.Module):

@@ -83,6 +83,9 @@ def test_wrong_requests_are_refused(tmp_path: Path) -> None:
         ps.draw(skeleton, level="atom")
     with pytest.raises(ps.InputError, match=r"\.svg"):
         ps.draw(skeleton, tmp_path / "graph.gif")
+    # (only commands write to standard output)
+    with pytest.raises(ps.InputError, match="found the file '-'"):
+        ps.draw(skeleton, "-")
     with pytest.raises(ps.InputError, match="22 basis paths"):
         ps.draw(skeleton, path=22)
     with pytest.raises(ps.UnsupportedError, match="level='block'"):
