@@ -160,7 +160,8 @@ class Structure:
         captured: the captured graph.
         parameters: name -> parameter of the model (not a copy).
         range: the input sizes for which the graph was derived, in words.
-        modules: path -> module of the model (not a copy), for the modules that hold parameters.
+        modules: path -> module of the model (not a copy), for the modules that hold parameters or running
+            statistics.
 
     Example:
         >>> import torch, pathspace as ps

@@ -60,8 +60,8 @@ GROUPS: dict[str, tuple[int, Sequence[str], Sequence[str]]] = {
         50, [f"training/optim/{name}.py" for name in
              ("gsgd", "gadam", "pathwise", "space", "sweeps", "vectors", "bounds", "path_sgd", "gauge_fixed",
               "canonical_gauge", "initial", "multipliers", "layout")],
-        ["steps_by_hand", "gsgd_oracle", "optim_path_values", "optim_options", "gauge_fixed", "optim_conventions",
-         "optim_robust", "suggest"]),
+        ["steps_by_hand", "gsgd_oracle", "optim_path_values", "optim_options", "gauge_fixed", "gauge_fixed_state",
+         "optim_conventions", "optim_robust", "suggest"]),
     "diagnostics": (
         30, [f"diagnostics/{name}.py" for name in
              ("chain", "efficiency", "signal", "theory", "meanfield", "dataflow", "degeneracy", "symmetries",

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import copy
-import io
-import pickle
 from collections.abc import Callable
 from itertools import pairwise
 from types import SimpleNamespace
@@ -13,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from gauged import BUILDS, OPTIMIZERS, Lion, cnn, made, mlp, resnet, scrambled, train
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
@@ -20,97 +19,8 @@ from torch.nn import functional as F
 
 import pathspace as ps
 from pathspace.training import GaugeFixed
-from pathspace.training.experiments.models import CharacterGPT, CifarResNet, VisionTransformer
 from pathspace.training.optim.canonical_gauge import Side
 from pathspace.training.optim.sweeps import _width
-
-Build = Callable[[], tuple[nn.Module, Tensor, Tensor]]
-
-
-def mlp() -> tuple[nn.Module, Tensor, Tensor]:
-    layers = nn.Linear(5, 8), nn.ReLU(), nn.Linear(8, 6), nn.LeakyReLU(0.1), nn.Linear(6, 3)
-    return nn.Sequential(*layers).double(), torch.randn(40, 5).double(), torch.randint(0, 3, (40,))
-
-
-def cnn() -> tuple[nn.Module, Tensor, Tensor]:
-    layers = nn.Conv2d(1, 4, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(4, 6, 3), nn.ReLU(), nn.Flatten()
-    return nn.Sequential(*layers, nn.Linear(24, 3)).double(), torch.randn(40, 1, 8, 8).double(), torch.arange(40) % 3
-
-
-def resnet() -> tuple[nn.Module, Tensor, Tensor]:
-    return (
-        CifarResNet(8, channels=1, width=3, outputs=3).double(),
-        torch.randn(40, 1, 6, 6).double(),
-        torch.arange(40) % 3,
-    )
-
-
-def vit() -> tuple[nn.Module, Tensor, Tensor]:
-    return (
-        VisionTransformer(size=6, patch=3, width=8, outputs=3).double(),
-        torch.randn(40, 1, 6, 6).double(),
-        torch.arange(40) % 3,
-    )
-
-
-def gpt() -> tuple[nn.Module, Tensor, Tensor]:
-    tokens = torch.randint(0, 7, (40, 6))
-    return CharacterGPT(7, 6, width=8).double(), tokens, (tokens * 2 + 1) % 7
-
-
-BUILDS: dict[str, Build] = {build.__name__: build for build in (mlp, cnn, resnet, vit, gpt)}
-
-
-class Lion(torch.optim.Optimizer):
-    """Written by hand: the sign of an average."""
-
-    def __init__(self, params: Any, lr: float) -> None:
-        super().__init__(params, {"lr": lr})
-
-    @torch.no_grad()
-    def step(self, closure: Any = None) -> None:
-        for group in self.param_groups:
-            for p in group["params"]:
-                average = self.state[p].setdefault("exp_avg", torch.zeros_like(p))
-                p.sub_(group["lr"] * torch.sign(0.9 * average + 0.1 * p.grad))
-                average.lerp_(p.grad, 0.01)
-
-
-def muon(model: nn.Module) -> list[torch.optim.Optimizer]:
-    matrices = [p for p in model.parameters() if p.dim() == 2]
-    rest = [p for p in model.parameters() if p.dim() != 2]
-    return [torch.optim.Muon(matrices, lr=0.02), torch.optim.AdamW(rest, lr=3e-3)]
-
-
-OPTIMIZERS: dict[str, Callable[[nn.Module], Any]] = {
-    "sgd": lambda m: torch.optim.SGD(m.parameters(), lr=0.05, momentum=0.9, weight_decay=1e-3),
-    "adam": lambda m: torch.optim.Adam(m.parameters(), lr=3e-3, amsgrad=True),
-    "adamw": lambda m: torch.optim.AdamW(m.parameters(), lr=3e-3, weight_decay=0.1),
-    "rmsprop": lambda m: torch.optim.RMSprop(m.parameters(), lr=1e-3, momentum=0.5),
-    "lion": lambda m: Lion(m.parameters(), lr=1e-3),
-    "muon": muon,
-}
-
-
-def scrambled(model: nn.Module, graph: ps.ReductionGraph, largest: float = 100.0, seed: int = 0) -> nn.Module:
-    """A copy, rescaled by factors between ``1 / largest`` and ``largest``."""
-    twin = copy.deepcopy(model)
-    random = torch.rand(graph.num_units, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
-    return ps.rescale(twin, graph, (2 * random - 1) * np.log(largest))
-
-
-def train(model: nn.Module, optimizer: Any, x: Tensor, y: Tensor, steps: int, clip: float | None = None) -> np.ndarray:
-    losses = []
-    for step in range(steps):
-        some = slice(8 * step % 40, 8 * step % 40 + 8)
-        optimizer.zero_grad()
-        loss = F.cross_entropy(model(x[some]).flatten(0, -2), y[some].flatten())
-        loss.backward()
-        if clip is not None:
-            nn.utils.clip_grad_norm_(model.parameters(), clip)
-        optimizer.step()
-        losses.append(loss.item())
-    return np.array(losses)
 
 
 def both_sides(graph: ps.ReductionGraph, tensors: dict[str, Tensor]) -> tuple[np.ndarray, np.ndarray]:
@@ -123,11 +33,6 @@ def both_sides(graph: ps.ReductionGraph, tensors: dict[str, Tensor]) -> tuple[np
             (entering if head > 0 else leaving)[abs(head)] += value * value
             (leaving if tail > 0 else entering)[abs(tail)] += value * value
     return entering[1:], leaving[1:]
-
-
-def made(build: Build, seed: int = 0) -> tuple[nn.Module, Tensor, Tensor]:
-    torch.manual_seed(seed)
-    return build()
 
 
 @pytest.mark.parametrize("name", BUILDS)
@@ -441,75 +346,6 @@ def test_torchs_conventions() -> None:
     scaler.step(optimizer)
     with pytest.raises(ps.PathspaceError, match="expected all of them before"):
         optimizer.add_param_group({"params": [nn.Parameter(torch.zeros(1))]})
-
-
-@pytest.mark.parametrize("kind", ["adamw", "muon"])
-def test_runs_go_on_bitwise_from_a_state(kind: str) -> None:
-    model, x, y = made(mlp)
-    optimizer = GaugeFixed(OPTIMIZERS[kind](model), ps.trace(model, x[:2]))
-    train(model, optimizer, x, y, 7)
-    kept = io.BytesIO()
-    torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict()}, kept)
-    kept.seek(0)
-    saved = torch.load(kept)
-    other, _, _ = made(mlp, seed=1)
-    fresh = GaugeFixed(OPTIMIZERS[kind](other), ps.trace(other, x[:2]))
-    fresh.load_state_dict(saved["optimizer"])
-    other.load_state_dict(saved["model"])
-    assert np.array_equal(train(model, optimizer, x, y, 9), train(other, fresh, x, y, 9))
-    assert torch.equal(optimizer.phi, fresh.phi)
-    with pytest.raises(ps.PathspaceError, match="without the gauge"):
-        fresh.load_state_dict(torch.optim.SGD(other.parameters()).state_dict())
-
-
-def test_copies_and_pickles() -> None:
-    model, x, y = made(mlp)
-    optimizer = GaugeFixed(torch.optim.AdamW(model.parameters(), lr=1e-2), ps.trace(model, x[:2]))
-    # a scheduler puts a step of its own in the place of the optimizer's, bound to this optimizer
-    torch.optim.lr_scheduler.StepLR(optimizer, 100)
-    train(model, optimizer, x, y, 3)
-    twins = [copy.deepcopy((model, optimizer)), pickle.loads(pickle.dumps((model, optimizer)))]
-    wanted = train(model, optimizer, x, y, 5)
-    for other, again in twins:
-        assert np.array_equal(wanted, train(other, again, x, y, 5))
-
-
-def test_an_optimizer_that_has_run_already_is_taken_over() -> None:
-    model, x, y = made(mlp)
-    inner = torch.optim.AdamW(model.parameters(), lr=1e-2)
-    train(model, inner, x, y, 5)
-    before = {p: state["exp_avg"].clone() * p.detach() for p, state in inner.state.items()}
-    GaugeFixed(inner, ps.trace(model, x[:2]))
-    for p, state in inner.state.items():
-        torch.testing.assert_close(state["exp_avg"] * p.detach(), before[p])
-
-
-def test_copies_of_the_traced_model_and_wrappers() -> None:
-    model, x, y = made(resnet)
-    graph = ps.trace(model, x[:2])
-    twin = copy.deepcopy(model)
-    with pytest.raises(ps.PathspaceError, match="pass it as model="):
-        GaugeFixed(torch.optim.SGD(twin.parameters()), graph)
-    wrapped = torch.compile(nn.DataParallel(twin), backend="eager")
-    losses = [
-        train(one, GaugeFixed(torch.optim.AdamW(one.parameters()), graph, model=whole), x, y, 3)
-        for one, whole in ((twin, wrapped), (model, None))
-    ]
-    assert np.array_equal(*losses)
-
-
-def test_fabric_wraps_it_like_any_optimizer() -> None:
-    from lightning_fabric import Fabric
-
-    model, x, y = made(mlp)
-    graph, losses = ps.trace(model, x[:2]), []
-    for wrapped in (False, True):
-        one = copy.deepcopy(model)
-        optimizer: Any = GaugeFixed(torch.optim.AdamW(one.parameters(), lr=1e-2), graph, model=one)
-        if wrapped:
-            one, optimizer = Fabric(accelerator="cpu", devices=1).setup(one, optimizer)
-        losses.append(train(one, optimizer, x, y, 5))
-    assert np.array_equal(*losses)
 
 
 def test_wrong_use_is_refused_in_a_sentence() -> None:

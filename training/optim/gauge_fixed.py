@@ -13,13 +13,13 @@ from torch.optim import Optimizer
 
 from pathspace import InputError
 from pathspace.errors import expect_arguments
-from pathspace.moves import move_
+from pathspace.moves import move_, moved
 from pathspace.structure import Structure
 from pathspace.training.optim.canonical_gauge import BALANCED, KEPT, canonical
 from pathspace.training.optim.fused_sweep import FusedSweep
 from pathspace.training.optim.joined import Joined
 from pathspace.training.optim.kernels import taken, worth_compiling
-from pathspace.training.optim.matching import find_names
+from pathspace.training.optim.model_tensors import find_places, find_tensors, moved_away
 from pathspace.training.optim.movable import movable
 from pathspace.training.optim.sharding import refuse_shards
 from pathspace.training.optim.sweeps import unit_sets
@@ -107,7 +107,7 @@ class GaugeFixed(Joined):
         for one in self.optimizers:
             expect_transport("GaugeFixed", one)
         self.norms, self.return_to, self.fused = norms, return_to, fused
-        self._tensors = find_tensors(self.param_groups, graph, model)
+        self._tensors, self._places = find_tensors(self.param_groups, graph, model), find_places(graph, model)
         refuse_shards(
             "GaugeFixed",
             list(self._tensors.values()),
@@ -136,9 +136,33 @@ class GaugeFixed(Joined):
         # (raises an error before anything is changed)
         self._buffers()
         with torch.no_grad():
+            for one in self.optimizers:
+                if isinstance(before := one.__dict__.get("wrapper"), GaugeFixed):
+                    before.unwrap()
+                one.__dict__["wrapper"] = self
+            # until the first step, for states that belong to the weights as they were
+            self._given = {} if return_to == "user" else self._copies(self._phi)
             self._move(self._phi, state=True, weights=return_to == "canonical")
 
     # --- the interface of optimizers
+
+    @torch.no_grad()
+    def unwrap(self) -> tuple[Optimizer, ...]:
+        """The inner optimizers, with their state in the gauge of the weights; this wrapper takes no further step.
+
+        Example:
+            >>> import torch, pathspace as ps
+            >>> from pathspace.training import GaugeFixed
+            >>> model, x = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Linear(8, 1)), torch.randn(3, 4)
+            >>> wrapped = GaugeFixed(torch.optim.SGD(model.parameters(), lr=0.1), ps.trace(model, x))
+            >>> _ = model[0].requires_grad_(False)
+            >>> wrapped = GaugeFixed(wrapped.unwrap(), ps.trace(model, x))
+        """
+        if self.return_to == "user" and self.optimizers[0].__dict__.get("wrapper") is self:
+            self._move(-self._phi, state=True)
+        for one in self.optimizers:
+            one.__dict__.pop("wrapper", None)
+        return self.optimizers
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:  # noqa: ARG002
         """Refused, because the free scales depend on all trained parameters.
@@ -165,7 +189,7 @@ class GaugeFixed(Joined):
         return {**super()._state(), "gauge": gauge}
 
     def _load(self, state_dict: Mapping[str, Any]) -> None:
-        """Load a state; weights are loaded into the model as usual, before or after."""
+        """Load a state; weights are loaded into the model as usual, at any time before the next step."""
         gauge = state_dict.get("gauge") if isinstance(state_dict, Mapping) else None
         if not isinstance(gauge, Mapping) or getattr(gauge.get("phi"), "shape", None) != self._phi.shape:
             raise InputError(
@@ -179,8 +203,12 @@ class GaugeFixed(Joined):
             )
         super()._load(state_dict)
         found = self._canonical
-        self._phi = gauge["phi"].to(self._device, copy=True)
-        self._turns = int(gauge["turns"])
+        self._follow()
+        phi, turns = gauge["phi"].to(self._device, copy=True), int(gauge["turns"])
+        # (a wrapper may save this state and load it again)
+        if turns != self._turns or not torch.equal(phi, self._phi):
+            self._give_back(torch.from_numpy(found.phi))
+        self._phi, self._turns = phi, turns
         self._canonical = type(found)(
             gauge["kinds"].cpu().numpy().copy(),
             found.phi,
@@ -190,10 +218,11 @@ class GaugeFixed(Joined):
 
     def __getstate__(self) -> dict[str, Any]:
         """State for copies and pickles, without the traced model."""
-        graph = replace(self._graph, captured=None, parameters={})  # type: ignore[arg-type]
+        graph = replace(self._graph, captured=None, parameters={}, modules={})  # type: ignore[arg-type]
         return {
             **{key: value for key, value in super().__getstate__().items() if key not in ("sets", "_kernels")},
             "_graph": graph,
+            "_places": {},
         }
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -231,7 +260,7 @@ class GaugeFixed(Joined):
         return taken(self._take, closure, self._compiles)
 
     def _take(self, closure: Callable[[], Any] | None) -> Any:
-        self._check_frozen()
+        self._look_at_model()
         user = self.return_to == "user"
         if user:
             self._move(self._phi, weights=True, gradients=True)
@@ -246,14 +275,46 @@ class GaugeFixed(Joined):
         return loss
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
-    def _check_frozen(self) -> None:
+    def _look_at_model(self) -> None:
+        """Follow what other code has done to the model since the last step."""
+        self._given = {}
+        self._follow()
         for name, asked in self._asked.items():
             if self._tensors[name].requires_grad is not asked:
                 change = "frozen" if asked else "released"
                 raise InputError(
                     f"GaugeFixed found parameter {name!r} {change} since it was made, which changes the free scales; "
-                    "go on with GaugeFixed(gauge_fixed.optimizers, graph), which keeps the state."
+                    "go on with GaugeFixed(gauge_fixed.unwrap(), graph), which keeps the state."
                 )
+
+    def _follow(self) -> None:
+        """Follow the model to another device or type: parameters remain the same objects there, buffers do not."""
+        others = moved_away(self._tensors, self._places)
+        self._tensors |= others
+        device = next((self._tensors[block.name].device for block in self._graph.blocks), self._device)
+        if others or device != self._device:
+            self._device, self._phi = device, self._phi.to(device)
+            self._find_sets()
+
+    def _copies(self, phi: Tensor) -> dict[str, Tensor]:
+        """Copies of the tensors that a gauge transformation changes."""
+        ones = {name: bool((up == down).all()) for name, (up, down) in self._graph.gauge_factors(phi.cpu()).items()}
+        return {name: tensor.clone() for name, tensor in self._tensors.items() if not ones.get(name, True)}
+
+    @torch.no_grad()
+    def _give_back(self, phi: Tensor) -> None:
+        """Undo the rescaling at construction in tensors that nothing has changed since: a state belongs to them.
+
+        Args:
+            phi: the log-scales of that rescaling.
+        """
+        factors = self._graph.gauge_factors(phi)
+        for name, before in self._given.items():
+            up, down = (side.to(before.device) for side in factors[name])
+            tensor, there = self._tensors[name], moved(before, up, down, self._graph.shifts.get(name, 0.0))
+            if torch.equal(tensor, there.to(tensor)):
+                tensor.copy_(before)
+        self._given = {}
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def _sweep(self) -> None:
@@ -290,6 +351,10 @@ class GaugeFixed(Joined):
                 return transported(one, tensor)
         return ()
 
+    def _fresh(self, tensor: Tensor) -> bool:
+        """Whether a state is that of no step, such as Adagrad's first sums: constants without a scale."""
+        return any(one.state[tensor].get("step", 1) == 0 for one in self.optimizers if tensor in one.state)
+
     def _buffers(self) -> list[tuple[Tensor, int]]:
         return [pair for block in self._graph.blocks for pair in self._buffers_of(self._tensors[block.name])]
 
@@ -303,7 +368,7 @@ class GaugeFixed(Joined):
             up, down = head.to(self._device), tail.to(self._device)
             if gradients and tensor.grad is not None:
                 move_(tensor.grad, down, up)
-            if state:
+            if state and not self._fresh(tensor):
                 for buffer, power in self._buffers_of(tensor):
                     buffer.mul_(((down / up) ** power).to(buffer.dtype))
             if weights:
@@ -315,51 +380,6 @@ def in_rows(tensor: Tensor, factor: Tensor) -> tuple[Tensor, Tensor]:
     if factor.dim() < 3 or len(factor) > 1 or not tensor.is_contiguous():
         return tensor, factor
     return tensor.view(len(tensor), -1), factor.expand(1, *tensor.shape[1:]).reshape(1, -1)
-
-
-def find_tensors(groups: Iterable[Mapping[str, Any]], graph: Structure, model: nn.Module | None) -> dict[str, Tensor]:
-    """Parameters and running statistics of a graph by name.
-
-    They are those of ``model``, if it is given; otherwise those of the traced model, if the optimizer has them; else
-    the optimizer's parameters with the names in the graph (without prefixes of wrappers).
-
-    Args:
-        groups: the parameter groups of the optimizer.
-        graph: the reduction graph.
-        model: the model, or ``None``.
-
-    Raises:
-        InputError: a tensor is missing, or has another shape.
-    """
-    statistics = [name for entry in graph.statistics for name in (entry.mean, entry.var) if name is not None]
-    own: dict[str, Tensor] = {**graph.captured.buffers, **graph.parameters}
-    if model is not None:
-        own = dict(model.named_buffers(remove_duplicate=False))
-        own |= dict(model.named_parameters(remove_duplicate=False))
-    else:
-        known = {id(p) for p in graph.parameters.values()}
-        if not any(id(p) in known for group in groups for p in group["params"]):
-            given = [
-                pair for group in groups for pair in zip(group.get("param_names", ()), group["params"], strict=False)
-            ]
-            own = dict(given)
-    found: dict[str, Tensor] = {}
-    wanted = [*(block.name for block in graph.blocks), *statistics]
-    names = find_names(own, wanted)
-    for name in wanted:
-        if name not in names:
-            raise InputError(
-                f"GaugeFixed found no tensor {name!r} of the reduction graph; trace the model that is trained, or pass "
-                "it as model=."
-            )
-        found[name] = own[names[name]]
-    for block in graph.blocks:
-        if tuple(found[block.name].shape) != block.shape:
-            raise InputError(
-                f"GaugeFixed found parameter {block.name!r} of shape {tuple(found[block.name].shape)}, expected "
-                f"{block.shape} as traced; trace the model that is trained."
-            )
-    return found
 
 
 __all__ = ["GaugeFixed"]
