@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from numbers import Real
@@ -169,9 +169,7 @@ class ChannelGroups(Shown):
                 f"No channel of {type(self.model).__name__} can be removed ({reasons}); use the model unchanged."
             )
         cuts = self._cuts(keep, by)
-        small = without(self.model, cuts, self._adjustments)
-        check_same(small, masked(self.model, cuts), *self._inputs)
-        return small
+        return self._checked(self.model, lambda model: (without(model, cuts, self._adjustments), masked(model, cuts)))
 
     def masked(self, keep: Keep = 0.5, by: str = "weights") -> nn.Module:
         """The model at its full size, with zeros in the weights that read the removed channels.
@@ -247,8 +245,19 @@ class ChannelGroups(Shown):
         return self._permuted(self.model, chosen)
 
     def _permuted(self, model: nn.Module, orders: Mapping[str, Tensor]) -> nn.Module:
-        found = permuted(model, {group.name: group.slices for group in self.groups}, orders)
-        check_same(found, model, *self._inputs)
+        slices = {group.name: group.slices for group in self.groups}
+        return self._checked(model, lambda one: (permuted(one, slices, orders), one))
+
+    def _checked(self, model: nn.Module, change: Callable[[nn.Module], tuple[nn.Module, nn.Module]]) -> nn.Module:
+        """A changed model, after a comparison with what should have the same outputs.
+
+        They are also compared with random numbers in the place of biases and gains, because rectifiers that are off on
+        the example inputs hide differences.
+        """
+        found, wanted = change(model)
+        check_same(found, wanted, *self._inputs)
+        bench = Bench.of(model, self._inputs, self._adjustments)
+        check_same(*change(bench.model), bench.args, bench.kwargs)
         return found
 
     def match(self, other: nn.Module, by: str = "weights", inputs: Any = None, seed: int = 0) -> Matching:

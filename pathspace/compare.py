@@ -12,7 +12,7 @@ from pathspace.balanced import canonical_copy
 from pathspace.channels import channel_groups
 from pathspace.errors import InputError, expect_arguments, expect_numbers
 from pathspace.finite import check_finite
-from pathspace.rebasin import by_weights, permuted
+from pathspace.rebasin import by_weights, permuted, real
 from pathspace.structure import Structure
 from pathspace.surgery import tensors_of
 
@@ -28,7 +28,8 @@ class Comparison:
         distance: ``|a - b| / |a|`` over all parameters, after scales and order are aligned.
         as_given: the same for the given models.
         rescaled: the same after only scales are aligned.
-        differ: tensor -> its ``|a - b| / |a|`` after alignment, largest first, for the tensors that differ.
+        differ: tensor -> its ``|a - b| / |a|`` after alignment, largest first, for the tensors that differ; for
+            integers and masks, the share of entries that differ.
         orders: channel group -> order of the second model's channels.
     """
 
@@ -88,7 +89,12 @@ def compare(a: nn.Module, b: nn.Module, graph: Structure, tolerance: float = SAM
     orders = by_weights(one, two, slices)
     moved = permuted(two, slices, orders)
     parts = _parts(one, moved)
-    differ = {name: far for name, far in sorted(parts.items(), key=lambda entry: -entry[1]) if far > tolerance}
+    exact = set(parts) - set(_tensors(one))
+    differ = {
+        name: far
+        for name, far in sorted(parts.items(), key=lambda entry: -entry[1])
+        if far > (0 if name in exact else tolerance)
+    }
     distance = _distance(one, moved)
     return Comparison(
         distance <= tolerance and not differ, distance, _distance(a, b), _distance(one, two), differ, orders
@@ -96,12 +102,19 @@ def compare(a: nn.Module, b: nn.Module, graph: Structure, tolerance: float = SAM
 
 
 def _tensors(model: nn.Module) -> dict[str, Tensor]:
-    return {name: tensor.double() for name, tensor in tensors_of(model).items() if tensor.is_floating_point()}
+    found = tensors_of(model).items()
+    return {name: real(tensor) for name, tensor in found if tensor.is_floating_point() or tensor.is_complex()}
 
 
 def _parts(one: nn.Module, two: nn.Module) -> dict[str, float]:
     pairs, own = _tensors(two), _tensors(one)
-    return {name: float((own[name] - pairs[name]).norm() / own[name].norm().clamp(min=1e-30)) for name in own}
+    parts = {name: float((own[name] - pairs[name]).norm() / own[name].norm().clamp(min=1e-30)) for name in own}
+    every = tensors_of(two)
+    for name, tensor in tensors_of(one).items():
+        # integers and masks are the same or not; (batch norms count the batches that they have seen)
+        if name not in own and name in every and not name.endswith("num_batches_tracked") and tensor.numel():
+            parts[name] = float((tensor != every[name].to(tensor.device)).double().mean())
+    return parts
 
 
 def _distance(one: nn.Module, two: nn.Module) -> float:

@@ -63,12 +63,16 @@ def _moved(tensor: Tensor, dim: int, where: Tensor, order: Tensor) -> Tensor:
     return tensor.index_select(dim, index.to(tensor.device))
 
 
+def real(tensor: Tensor) -> Tensor:
+    """A tensor in float64, complex numbers as pairs along a new last dimension."""
+    own = tensor.detach()
+    return torch.view_as_real(own.to(torch.complex128)) if own.is_complex() else own.double()
+
+
 def weight_distance(one: nn.Module, two: nn.Module) -> float:
     """``(sum (a - b)^2)^(1/2)`` over all parameters."""
     pairs = zip(one.parameters(), two.parameters(), strict=True)
-    result: float = (
-        float(sum(float((a.detach().double() - b.detach().double()).square().sum()) for a, b in pairs)) ** 0.5
-    )
+    result: float = float(sum(float((real(a) - real(b)).square().sum()) for a, b in pairs)) ** 0.5
     return result
 
 
@@ -90,13 +94,13 @@ def by_weights(one: nn.Module, two: nn.Module, slices: Slices, seed: int = 0, st
     Returns:
         Group -> order.
     """
-    a = {name: p.detach().double() for name, p in one.named_parameters()}
-    squares = [sum(float(p.detach().double().square().sum()) for p in model.parameters()) for model in (one, two)]
+    a = {name: real(p) for name, p in one.named_parameters()}
+    squares = [sum(float(real(p).square().sum()) for p in model.parameters()) for model in (one, two)]
     bound = (squares[0] * squares[1]) ** 0.5
     best: tuple[float, dict[str, Tensor]] = (-float("inf"), {})
     generator = torch.Generator().manual_seed(seed)
     names = list(slices)
-    given = {name: p.detach().double() for name, p in two.named_parameters()}
+    given = {name: real(p) for name, p in two.named_parameters()}
     start = {name: torch.arange(len(next(iter(slices[name].values())))) for name in names}
     by_size = _by_size(a, given, slices)
     if _agreement(a, sorted_ := _ordered(given, slices, by_size)) >= COPIES * bound:
@@ -190,6 +194,11 @@ def by_activations(
         )
         for side in sides[name]:
             if side[0] in features[0] and side[0] in features[1]:
+                if len(features[0][side[0]]) < 2:
+                    raise InputError(
+                        f"match found one sample of what {side[0]!r} reads, expected several to correlate; pass more "
+                        "inputs, or use by='weights'."
+                    )
                 rows = [_standard(held[side[0]][:, slices[side]]) for held in features]
                 like = like + torch.einsum("nap,nbp->ab", *rows)
         if not any(side[0] in features[0] and side[0] in features[1] for side in sides[name]):
@@ -217,13 +226,19 @@ def _read(model: nn.Module, sides: set[Side], inputs: tuple[Sequence[Any], Mappi
         # (a weight that is used transposed elsewhere reads other channels there)
         transposed = isinstance(layer, nn.ConvTranspose1d | nn.ConvTranspose2d | nn.ConvTranspose3d)
         if own == "weight" and isinstance(layer, nn.Linear | nn.modules.conv._ConvNd) and dim == 1 - transposed:
-            last = isinstance(layer, nn.Linear)
+            # (counted from the end: a single sample needs no batch dimension)
+            channels = -1 if isinstance(layer, nn.Linear) else 1 - layer.weight.dim()
 
             def hook(
-                _module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], name: str = name, last: bool = last
+                _module: nn.Module,
+                args: tuple[Any, ...],
+                kwargs: dict[str, Any],
+                name: str = name,
+                channels: int = channels,
             ) -> None:
-                x = (args[0] if args else kwargs["input"]).detach().double()
-                found[name] = (x if last else x.movedim(1, -1)).flatten(0, -2)
+                # (a copy, because the model may overwrite it)
+                x = (args[0] if args else kwargs["input"]).detach().to(torch.float64, copy=True)
+                found[name] = x.movedim(channels, -1).reshape(-1, x.shape[channels])
 
             hooks.append(layer.register_forward_pre_hook(hook, with_kwargs=True))
     try:
@@ -236,7 +251,7 @@ def _read(model: nn.Module, sides: set[Side], inputs: tuple[Sequence[Any], Mappi
 
 @torch.no_grad()
 def interpolated(one: nn.Module, two: nn.Module, t: float) -> nn.Module:
-    """``(1 - t) a + t b`` for every floating-point parameter and buffer; others are those of the first model.
+    """``(1 - t) a + t b`` for every parameter and buffer but integers and masks, which are those of the first model.
 
     Raises:
         InputError: the second model lacks a tensor of the first, or has it in another shape.
@@ -248,9 +263,9 @@ def interpolated(one: nn.Module, two: nn.Module, t: float) -> nn.Module:
                 f"interpolate found no {name!r} of shape {tuple(tensor.shape)} in the second model, expected two "
                 "models of one architecture."
             )
-        if tensor.is_floating_point():
+        if tensor.is_floating_point() or tensor.is_complex():
             tensor.copy_(tensors_of(one)[name].detach().lerp(other[name].detach().to(tensor), t))
     return copy
 
 
-__all__ = ["Matching", "by_activations", "by_weights", "interpolated", "permuted", "weight_distance"]
+__all__ = ["Matching", "by_activations", "by_weights", "interpolated", "permuted", "real", "weight_distance"]

@@ -44,7 +44,7 @@ FIRST = 6  # tests that are tried before all others
 GROUPS: dict[str, tuple[int, Sequence[str], Sequence[str]]] = {
     "rules": (80, ["pathspace/inference/rules/*.py"],
               ["rules", "rules_written_twice", "every_rule", "constants", "gathered", "facts", "path_norm_operations",
-               "odd_models", "zoo", "channels"]),
+               "odd_models", "zoo", "channels", "matching"]),
     "units and relations": (
         70, [f"pathspace/inference/{name}.py" for name in
              ("units", "flows", "powers", "running_statistics", "relations", "elimination", "union_find", "build",

@@ -476,39 +476,6 @@ def test_equal_parts_of_a_layer_lose_the_same_channels(parts):
     torch.testing.assert_close(groups.remove(0.5)(x), groups.masked(0.5)(x), rtol=1e-13, atol=1e-13)
 
 
-class Beside(nn.Module):
-    """Channels beside what has none: an input, the states of gated layers in two directions, codes of numbers."""
-
-    def __init__(self, beside):
-        super().__init__()
-        self.beside = beside
-        self.wide, self.rnn, self.codes = nn.Linear(5, 8), nn.LSTM(5, 3, bidirectional=True), nn.Linear(5, 6)
-        self.head = nn.Linear({"input": 13, "states": 6, "codes": 6}[beside], 3)
-
-    def forward(self, x):
-        if self.beside == "states":
-            return self.head(self.rnn(x)[0])
-        if self.beside == "codes":
-            return self.head(self.codes(nn.functional.one_hot(x.argmax(-1), 5).to(x)).relu())
-        return self.head(torch.cat([self.wide(x).relu(), x], -1))
-
-
-@pytest.mark.parametrize(
-    ("beside", "weight", "count"), [("input", "head", 1), ("states", "head", 0), ("codes", "codes", 1)]
-)
-def test_what_reads_no_channels_keeps_its_order(beside, weight, count):
-    one, x = Beside(beside).double(), torch.randn(7, 5).double()
-    groups = ps.channels(one, x)
-    assert len(groups.groups) == count
-    other = copy.deepcopy(one)
-    with torch.no_grad():
-        other.get_parameter(f"{weight}.weight")[:, -5:] = one.get_parameter(f"{weight}.weight")[:, -5:].roll(1, 1)
-    assert not ps.compare(one, other, ps.trace(one, x)).same
-    assert groups.match(copy.deepcopy(one)).after == 0
-    moved = groups.permute({group.name: torch.randperm(len(group)) for group in groups})
-    assert ps.compare(one, moved, ps.trace(one, x)).same
-
-
 @pytest.mark.parametrize("share", [np.float32(0.5), torch.tensor(0.5), {"0.weight": torch.tensor(0.5)}])
 def test_shares_may_be_numbers_of_any_type(share):
     model = nn.Sequential(nn.Linear(4, 8), nn.GELU(), nn.Linear(8, 2))
@@ -524,39 +491,6 @@ def test_what_is_no_share_and_no_mask_is_one_sentence(keep):
         groups.remove(keep)
     with pytest.raises(ps.InputError, match="no channel group 5"):
         groups[5]
-
-
-class Tied(nn.Module):
-    """A weight that is read in both directions, and a layer that is called by keyword."""
-
-    def __init__(self, size):
-        super().__init__()
-        self.code, self.head = nn.Linear(size, 8), nn.Linear(size, 2)
-
-    def forward(self, x):
-        return self.head(input=torch.relu(self.code(x)) @ self.code.weight)
-
-
-def test_activations_that_cannot_be_observed_are_one_sentence():
-    for size in (5, 8):
-        groups = ps.channels(Tied(size), torch.randn(40, size))
-        with pytest.raises(ps.UnsupportedError, match="use by='weights'"):
-            groups.match(Tied(size), by="activations")
-
-
-def test_layers_called_by_keyword_are_observed():
-    class Named(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.wide, self.head = nn.Linear(5, 8), nn.Linear(8, 3)
-
-        def forward(self, x):
-            return self.head(input=torch.tanh(self.wide(x)))
-
-    model = Named()
-    groups = ps.channels(model, torch.randn(9, 5))
-    order = torch.randperm(8)
-    assert groups.match(groups.permute({"wide.weight": order}), by="activations").after == 0
 
 
 @pytest.mark.parametrize("wide", [8, 128])
