@@ -162,6 +162,42 @@ def test_killing_and_resuming_goes_on_bitwise(make: Make) -> None:
 
 
 @pathwise
+@pytest.mark.parametrize("first", ["model", "optimizer"])
+def test_a_state_brings_the_trees_that_its_rule_has_chosen(make: Make, first: str) -> None:
+    """The rule 'magnitude' chooses other trees for trained weights, which trainers load before they choose."""
+    case, model = fresh()
+    with torch.no_grad():
+        for p in model.parameters():
+            p.copy_(torch.randn_like(p))
+    optimizer = make(case, model, skeleton=ps.trace(model, *case.args).skeleton("magnitude"))
+    for _ in range(3):
+        case.step(model, optimizer)
+    with torch.no_grad():
+        # (as if trained for longer)
+        for p in model.parameters():
+            p.copy_(torch.randn_like(p))
+    weights, state = copy.deepcopy((model.state_dict(), optimizer.state_dict()))
+    again, twin = fresh()
+    if first == "model":
+        twin.load_state_dict(weights)
+    resumed = make(again, twin, skeleton=ps.trace(twin, *again.args).skeleton("magnitude"))
+    assert resumed.fingerprint() != optimizer.fingerprint()
+    kept = resumed.fingerprint(), resumed.space, copy.deepcopy(resumed.state_dict())
+    damaged = copy.deepcopy(state)
+    next(entry["path_space"] for entry in damaged["state"].values() if "factor" in entry["path_space"]).pop("factor")
+    with pytest.raises(InputError, match="damaged"):
+        resumed.load_state_dict(damaged)
+    assert (resumed.fingerprint(), resumed.space) == kept[:2]
+    resumed.load_state_dict(state)
+    twin.load_state_dict(weights)
+    assert resumed.fingerprint() == optimizer.fingerprint()
+    for _ in range(3):
+        case.step(model, optimizer)
+        again.step(twin, resumed)
+    assert all(torch.equal(p, q) for p, q in zip(model.parameters(), twin.parameters(), strict=True))
+
+
+@pathwise
 def test_a_state_of_another_skeleton_or_optimizer_is_refused(make: Make) -> None:
     case, model = fresh()
     optimizer = make(case, model)

@@ -117,10 +117,11 @@ def warn_of_multipliers(owner: str, skeleton: Skeleton, given: Mapping[str, Tens
     graph = replace(skeleton.graph, parameters={**known, **given})  # type: ignore[dict-item]
     found = multipliers(replace(skeleton, graph=graph))
     if found.largest > LARGE:
+        other = "" if skeleton.rule == "magnitude" else "take rule='magnitude', "
         warnings.warn(
             f"{owner} multiplies the learning rate by {found.median:.0e} at the median and {found.largest:.0e} at most "
             f"(rule {skeleton.rule!r}), so that rates which train most weights make others overflow: pass "
-            "max_multiplier=1.0 or relative=True, start from init_skeleton(model, skeleton), take rule='magnitude', or "
+            f"max_multiplier=1.0 or relative=True, start from init_skeleton(model, skeleton), {other}or "
             "see pathspace.training.suggest(model, graph).",
             stacklevel=4,
         )

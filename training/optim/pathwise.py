@@ -335,7 +335,9 @@ class PathOptimizer(Optimizer):
                 self.state.clear()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Load a state of the same skeleton; weights may be loaded before or after.
+        """Load a state of the same rule and seed; weights may be loaded before or after.
+
+        The trees are those of the state: a rule may choose others for other weights.
 
         Raises:
             InputError: the state belongs to another optimizer or another skeleton.
@@ -343,7 +345,15 @@ class PathOptimizer(Optimizer):
         owner, found = type(self).__name__, []
 
         def check(_: Optimizer, loaded: dict[str, Any]) -> None:
-            found.append(state.checked(owner, loaded, self.space, self._kept))
+            before = self.skeleton, self._space, self._kept, self._fused, self._compiles
+            if (skeleton := state.trees(loaded, self.skeleton)) is not None:
+                blocks, self.skeleton, self._space = self.space.given, skeleton, None
+                self._connect(blocks)
+            try:
+                found.append(state.checked(owner, loaded, self.space, self._kept))
+            except Exception:
+                self.skeleton, self._space, self._kept, self._fused, self._compiles = before
+                raise
 
         if not isinstance(state_dict, dict):
             raise InputError(

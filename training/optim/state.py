@@ -18,6 +18,7 @@ from torch import Tensor
 
 from pathspace import InputError, Skeleton
 from pathspace.training.optim.space import PathSpace
+from pathspace.training.optim.tree_state import packed, unpacked
 
 # names of vectors that are not stored with the first tensor
 _APART = ("factor", "tree", "steps")
@@ -71,9 +72,19 @@ def publish(
     first = min(given, key=lambda slot: (not slot.parameter.requires_grad, slot.block is None))
     state[first.parameter]["path_space"] |= {
         "fingerprint": _owned(owner, space.skeleton).to(space.device),
+        **{name: tensor.to(space.device) for name, tensor in packed(space.skeleton).items()},
         "factor": record.factor.clone(),
         **{name: vector.clone() for name, vector in _by_chain(kept).items()},
     }
+
+
+def trees(state: Any, skeleton: Skeleton) -> Skeleton | None:
+    """The skeleton of a state, where its rule has chosen other trees than for the weights now; ``None`` otherwise."""
+    entries = state.get("state") if isinstance(state, Mapping) else None
+    some = [entry.get("path_space") for entry in entries.values()] if isinstance(entries, Mapping) else []
+    inside = next((entry for entry in some if isinstance(entry, Mapping) and "fingerprint" in entry), {})
+    found = unpacked(skeleton, inside)
+    return None if found is None or fingerprint(found) == fingerprint(skeleton) else found
 
 
 def checked(owner: str, state: dict[str, Any], space: PathSpace, kept: Mapping[str, Tensor]) -> list[dict[str, Any]]:
@@ -137,4 +148,4 @@ def restore(found: list[dict[str, Any]], space: PathSpace, kept: Mapping[str, Te
     space.loaded = True
 
 
-__all__ = ["checked", "fingerprint", "publish", "restore", "without_model"]
+__all__ = ["checked", "fingerprint", "publish", "restore", "trees", "without_model"]
