@@ -35,8 +35,10 @@ INSTALLED = ("/site-packages/", "/dist-packages/")
 COMPARISONS = ("lt", "le", "gt", "ge", "eq", "ne")
 ARITHMETIC = (
     *("add", "radd", "sub", "rsub", "mul", "rmul", "floordiv", "rfloordiv", "mod", "rmod", "neg", "abs"),
-    *("pow", "and", "rand", "or", "ror", "xor", "rxor", "lshift", "rshift"),
+    *("truediv", "pow", "and", "rand", "or", "ror", "xor", "rxor", "lshift", "rshift"),
 )
+# results of these may count the steps of a loop
+COUNTING = frozenset(["sub", "rsub", "floordiv", "rfloordiv", "truediv", "rshift"])
 # largest number of captures for decisions, and their largest size
 MOST, LONGEST = 6, 4096
 
@@ -87,6 +89,7 @@ class Watch(TorchFunctionMode):
         decisions: every comparison, in order.
         pieces: line of code -> number of pieces that it took out of tensors.
         lengths: places that call ``len(tensor)``, whose result records nothing.
+        few: whether code computed a number below 2 from sizes, as for a loop of no step, or of one, at these sizes.
 
     Example:
         >>> with Watch() as watch:
@@ -104,6 +107,7 @@ class Watch(TorchFunctionMode):
         self._times: Counter[tuple[str, str]] = Counter()
         self.pieces: Counter[tuple[str, int]] = Counter()
         self.lengths: list[str] = []
+        self.few = False
 
     def __enter__(self) -> Self:
         # each run starts with empty records
@@ -123,9 +127,9 @@ class Watch(TorchFunctionMode):
         return outcome
 
     def walks(self, inputs: Inputs) -> bool:
-        """Whether a line took about as many pieces as an input has steps, which may be a loop over steps."""
+        """Whether there may be a loop over steps: a line took about as many pieces as an input has, or it has few."""
         sizes = {size for size, _ in together(inputs, thin_only=False) if size > 2}
-        return any(count in sizes or count + 1 in sizes for count in self.pieces.values())
+        return self.few or any(count in sizes or count + 1 in sizes for count in self.pieces.values())
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
@@ -185,10 +189,14 @@ def _compared(name: str) -> Callable[[Size, Any], Any]:
 
 
 def _computed(name: str) -> Callable[..., Any]:
-    compute = getattr(int, f"__{name}__")
+    compute, counting = getattr(int, f"__{name}__"), name in COUNTING
 
     def computed(self: Size, *others: Any) -> Any:
         result = compute(int(self), *others)
+        if result is NotImplemented:
+            return result
+        if counting and abs(result) < 2 and not _within(sys._getframe(1), (*LIBRARIES, *INSTALLED)):
+            self.watch.few = True
         return Size(result, self.watch) if isinstance(result, int) else result
 
     return computed

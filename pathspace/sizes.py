@@ -36,12 +36,16 @@ DIAGONAL = frozenset(["eye", "triu", "tril", "fill_diagonal", "diagonal_scatter"
 PARTS = frozenset(["slice", "select", "narrow"])
 
 
+def _name(node: fx.Node) -> str:
+    return operation_name(node.target).removeprefix("aten.")
+
+
 def _takes_apart(node: fx.Node) -> bool:
     """Whether an operation splits a first dimension of size 1, as loops over time and recurrent layers do.
 
     So does one that singles out a diagonal, as a comparison of all samples with all others does.
     """
-    name = operation_name(node.target).removeprefix("aten.")
+    name = _name(node)
     if name in DIAGONAL:
         return True
     operand = node.args[0] if node.args else None
@@ -74,7 +78,10 @@ def thin(captured: Captured, inputs: Inputs) -> bool:
 
 @with_numbers()
 def hides(captured: Captured) -> bool:
-    """Whether the capture cannot show what happens to a value: it is empty, or a part of a buffer with only zeros."""
+    """Whether the capture cannot show what happens to a value.
+
+    It is empty, the only part into which it is split, or a part of a buffer with only zeros.
+    """
     held: dict[fx.Node, Tensor] = {}
     for node in captured.graph.graph.nodes:
         shown = node.meta.get("val")
@@ -85,8 +92,10 @@ def hides(captured: Captured) -> bool:
             continue
         if isinstance(shown, Tensor) and not shown.numel():
             return True
+        if isinstance(shown, list | tuple) and len(shown) == 1 and _name(node) in APART:
+            return True
         whole = held.get(node.args[0]) if node.args and isinstance(node.args[0], fx.Node) else None
-        if whole is None or operation_name(node.target).removeprefix("aten.") not in PARTS:
+        if whole is None or _name(node) not in PARTS:
             continue
         held[node] = part = node.target(whole, *node.args[1:], **node.kwargs)
         if not bool(part.any()) and bool(whole.any()):

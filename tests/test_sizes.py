@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -356,6 +357,43 @@ def test_what_the_example_is_too_small_to_show(name: str) -> None:
     torch.testing.assert_close(model(x), before)
     # (at its own size the example has scales that other sizes do not have)
     assert ps.trace(model, torch.randn(small).double(), sizes="given").num_units > graph.num_units
+
+
+class Counted(nn.Module):
+    """A matrix, applied as often as a function of the input says."""
+
+    def __init__(self, turns: Callable[[Tensor], Sequence[Any]]) -> None:
+        super().__init__()
+        self.turns, self.a, self.again, self.b = turns, nn.Linear(3, 4), nn.Linear(4, 4), nn.Linear(4, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.a(x).relu().sum(1)
+        for part in self.turns(x):
+            h = self.again(h).relu() * (part.sum() if isinstance(part, Tensor) else 1)
+        return self.b(h)
+
+
+COUNTS = {
+    "half of the length": (lambda x: range(x.shape[1] // 2), 3),
+    "all but one": (lambda x: range(x.shape[1] - 1), 2),
+    "a quarter, rounded up": (lambda x: range(-(-x.shape[1] // 4)), 4),
+    "a quotient, rounded up": (lambda x: range(math.ceil(x.shape[1] / 4)), 4),
+    "numbers of a sample": (lambda x: range(x[0].numel() // 6), 2),
+    "parts of two steps": (lambda x: x.split(2, 1), 2),
+    "windows of two steps": (lambda x: x.unfold(1, 2, 2).unbind(1), 2),
+}
+
+
+@pytest.mark.parametrize("name", COUNTS)
+def test_a_loop_that_runs_once_on_the_example(name: str) -> None:
+    turns, length = COUNTS[name]
+    model, x = Counted(turns).double(), torch.randn(5, 9, 3).double()
+    example = torch.randn(5, length, 3).double()
+    graph = ps.trace(model, example)
+    before = model(x)
+    ps.rescale(model, graph, torch.randn(graph.num_units).double())
+    torch.testing.assert_close(model(x), before)
+    assert ps.trace(model, example, sizes="given").num_units > graph.num_units > 0
 
 
 def test_numbers_among_the_inputs_are_named() -> None:
