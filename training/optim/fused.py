@@ -14,7 +14,8 @@ from torch import Tensor
 from pathspace import UnsupportedError
 from pathspace.training.optim.layout import DYNAMIC, PLAIN, STATIC, Part
 from pathspace.training.optim.sharding import local_gradient
-from pathspace.training.optim.space import Groups, PathSpace, Slot
+from pathspace.training.optim.slots import Groups, Slot
+from pathspace.training.optim.space import PathSpace
 
 State = Mapping[Tensor, dict[str, Any]]
 TYPES = {torch.float64: 0, torch.float32: 1, torch.bfloat16: 2, torch.float16: 3}

@@ -19,14 +19,13 @@ from torch import Tensor
 from pathspace import Skeleton, UnsupportedError
 from pathspace.training.optim.bounds import balancing_factors, limited, limits
 from pathspace.training.optim.frozen import held_chains
-from pathspace.training.optim.kernels import group_size, leaving, rows_of_group, summed
-from pathspace.training.optim.layout import DYNAMIC, PLAIN, STATIC, Part, find_held, make_layout
+from pathspace.training.optim.kernels import group_size, leaving, summed
+from pathspace.training.optim.layout import DYNAMIC, PLAIN, STATIC, find_held, make_layout
 from pathspace.training.optim.matching import named
 from pathspace.training.optim.record import Record
 from pathspace.training.optim.sharding import find_spread, local, sharded, version, whole
+from pathspace.training.optim.slots import Groups, Slot, make_slots
 from pathspace.training.optim.vectors import Parts, Vectors
-
-Groups = Sequence[dict[str, Any]]
 
 
 @dataclass(frozen=True)
@@ -44,49 +43,6 @@ class Manner:
     cap: float | None = None
     relative: bool = False
     way_out: str = ""
-
-
-@dataclass(eq=False)
-class Slot:
-    """One tensor of an optimizer.
-
-    Attributes:
-        parameter: the parameter.
-        group: the position of its group.
-        block: its block of the graph; ``None`` outside path space.
-        part: its layout.
-        held: its part on this device.
-        weight: the same in the part's view.
-        flat: the view as one row of the same memory; ``None`` if a copy is needed and written back.
-        rows: number of rows that are processed together (0: all).
-        head: ``1 / s_head`` to the power in the step; ``None`` for 1.
-        tail: ``1 / pre_tail`` if no chain is involved.
-        still: whether it is frozen.
-        given: whether the optimizer has it; otherwise it is a constant weight of the traced model.
-    """
-
-    parameter: Tensor
-    group: int
-    block: int | None
-    part: Part
-    held: Tensor
-    weight: Tensor
-    flat: Tensor | None
-    rows: int
-    head: Tensor | None = None
-    tail: Tensor | None = None
-    still: bool = False
-    given: bool = True
-
-    @property
-    def grad(self) -> Tensor | None:
-        """Its gradient, if the optimizer has it."""
-        return self.parameter.grad if self.given else None
-
-    @property
-    def idle(self) -> bool:
-        """Whether this step does not change it."""
-        return self.still or (self.block is None and self.parameter.grad is None)
 
 
 def power(table: Tensor, ids: Tensor) -> Tensor:
@@ -142,7 +98,9 @@ class PathSpace:
         self.device = self.layout.first.device
         dtypes = [None if block is None else p.dtype for p, block in zip(held, blocks, strict=True)]
         self.vectors = Vectors(self.layout, dtypes, self.device, fused)
-        self.slots = self._slots(groups, held, absent)
+        self.slots = make_slots(groups, self.blocks, self.layout.parts, held, absent)
+        # with so few elements, the cost of a step is the number of operations
+        self.few = sum(p.numel() for p in held) <= group_size(sum(p.numel() for p in held), self.device)
         # factors by unit to the balanced gauge, and suffixes when it was computed; upper bounds of factors by tail
         ids = 0 if manner.cap is None else 1 + skeleton.graph.num_units + skeleton.graph.forms.shape[0]
         self.balancing = torch.ones(ids, dtype=torch.float64)
@@ -165,23 +123,6 @@ class PathSpace:
         self.resync()
 
     # --- tensors
-
-    def _slots(self, groups: Groups, held: Sequence[Tensor], absent: Mapping[int, Tensor]) -> list[Slot]:
-        owned = [(p, g) for g, group in enumerate(groups) for p in group["params"]]
-        given = len(owned)
-        owned += [(p, 0) for p in absent.values()]
-        count = sum(p.numel() for p in held)
-        size = group_size(count, self.device)
-        # with so few elements, the cost of a step is the number of operations
-        self.few = count <= size
-        slots: list[Slot] = []
-        for (parameter, g), block, part, tensor in zip(owned, self.blocks, self.layout.parts, held, strict=True):
-            weight = part.shaped(tensor.detach())
-            dense = weight.data_ptr() == tensor.data_ptr() and weight.is_contiguous()
-            flat = weight.view(-1) if dense else None
-            rows, mine = rows_of_group(part, size), len(slots) < given
-            slots.append(Slot(parameter, g, block, part, tensor, weight, flat, rows, given=mine))
-        return slots
 
     def _find_groups(self) -> None:
         """Assign to each chain the settings of the group of its first unit's entering edge."""
@@ -546,4 +487,4 @@ class PathSpace:
             self.note_step()
 
 
-__all__ = ["Manner", "PathSpace", "Slot"]
+__all__ = ["Manner", "PathSpace"]
