@@ -8,7 +8,7 @@ of the call of this module, and the number of earlier additions in the call.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -40,6 +40,29 @@ class Addition(NamedTuple):
     alpha: float
     in_place: bool
     run: Callable[[], Tensor]
+
+
+def plus(left: Tensor, right: Tensor, alpha: float = 1.0, in_place: bool = False) -> Tensor:
+    """``left + alpha * right``, an addition that a handler makes, so that no mode intercepts it.
+
+    A handler runs without the mode, but while ``torch.compile`` traces it, its additions become part of a graph, and
+    some backends run this graph in Python under the mode. So they are written there as operators of another name.
+
+    Args:
+        left: the first operand.
+        right: the second operand.
+        alpha: factor of ``right``.
+        in_place: overwrite ``left``.
+
+    Example:
+        >>> plus(torch.ones(2), torch.ones(2), -0.5)
+        tensor([0.5000, 0.5000])
+    """
+    factor: dict[str, Any] = {} if alpha == 1 else {"alpha": alpha}
+    if torch.compiler.is_compiling():
+        overload = torch.ops.aten.add_.Tensor if in_place else torch.ops.aten.add.Tensor
+        return overload(left, right, **factor)  # type: ignore[no-any-return]
+    return left.add_(right, **factor) if in_place else torch.add(left, right, **factor)
 
 
 Handler = Callable[[Addition], Tensor]
@@ -123,10 +146,11 @@ class Sites:
 
     @contextmanager
     def following(self, model: nn.Module) -> Iterator[Sites]:
-        """Follow ``model`` inside a ``with`` block."""
+        """Follow ``model`` inside a ``with`` block, in which parts that are compiled run uncompiled."""
         self.attach(model)
         try:
-            yield self
+            with _uncompiled(model):
+                yield self
         finally:
             self.detach()
 
@@ -196,12 +220,20 @@ class Sites:
         alpha = float(kwargs.get("alpha", 1)) * (-1 if name in _MINUS else 1)
         left, right = operands if name != "__radd__" else operands[::-1]
         frame[3].append((left.ndim, right.ndim, alpha))
+        if torch.compiler.is_compiling():
+            # (the graph runs it under the mode, which must not number it again)
+            run = partial(plus, left, right, alpha, name in _IN_PLACE)
         site = Site(frame[0], frame[1], frame[2] - 1)
         return self.handler(Addition(site, left, right, alpha, name in _IN_PLACE, run))
 
     def __getstate__(self) -> dict[str, Any]:
         """Reset the state in copies of a followed model, which are not inside a forward."""
         return {**self.__dict__, "stack": [], "calls": {}, "mode": None}
+
+
+def _uncompiled(model: nn.Module) -> AbstractContextManager[Any]:
+    compiled = any(vars(module).get("_compiled_call_impl") for module in model.modules())
+    return torch.compiler.set_stance("force_eager") if compiled else nullcontext()
 
 
 class _Mode(TorchFunctionMode):
@@ -217,4 +249,4 @@ class _Mode(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
 
-__all__ = ["ADDITIONS", "Addition", "End", "Handler", "Kinds", "Site", "Sites", "module_names"]
+__all__ = ["ADDITIONS", "Addition", "End", "Handler", "Kinds", "Site", "Sites", "module_names", "plus"]

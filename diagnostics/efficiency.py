@@ -454,7 +454,8 @@ def tensors(chain: Nodes, loss_fn: Callable[[Any, Any], Tensor], inputs: Any, ta
 class Watch:
     """Measures every step of a training loop; its hooks are removed at the end of the ``with`` block in any case.
 
-    It measures the gradients that the loop computes: for a penalised model, those of loss and penalty.
+    It measures the gradients that the loop computes: for a penalised model, those of loss and penalty. Steps of a model
+    that ``torch.compile`` compiled are not measured.
 
     Args:
         chain: the traced chain; the loop may train ``chain.model`` directly or wrapped (data parallel, autocast,

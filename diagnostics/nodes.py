@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -182,14 +182,8 @@ def _buffers_kept(model: nn.Module) -> Iterator[None]:
 def run_noting(model: nn.Module, example: Example, handler: Any, end: End | None = None) -> Any:
     """Run a model on its example inputs, without gradients, and pass every addition to ``handler``."""
     require_runnable("the Markov chain", model.named_parameters())
-    with uncompiled(model), _buffers_kept(model), Sites(handler, end=end).following(model):
+    with _buffers_kept(model), Sites(handler, end=end).following(model):
         return model(*example[0], **example[1])
-
-
-def uncompiled(model: nn.Module) -> AbstractContextManager[Any]:
-    """A context in which compiled parts of a model run uncompiled, because compiled code calls no hooks."""
-    compiled = any(vars(module).get("_compiled_call_impl") for module in model.modules())
-    return torch.compiler.set_stance("force_eager") if compiled else nullcontext()
 
 
 @contextmanager
@@ -209,4 +203,4 @@ def _inside(module: nn.Module | None) -> nn.Module | None:
     return None if module is None else module._modules.get("_orig_mod")
 
 
-__all__ = ["ChainNode", "Example", "Nodes", "batch_size", "run_noting", "uncompiled", "unwrapped"]
+__all__ = ["ChainNode", "Example", "Nodes", "batch_size", "run_noting", "unwrapped"]

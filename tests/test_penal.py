@@ -440,14 +440,15 @@ def compiled(name: str) -> tuple[nn.Module, Tensor]:
 
 
 @pytest.mark.parametrize("name", ["scaled", "alpha_left", "into_branch", "into_stream", "parallel", "loop", "encoder"])
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
 @pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
-def test_compile(name: str) -> None:
+def test_compile(name: str, backend: str) -> None:
     """The compiled model, in one graph, has the gradient of the eager one, and follows a change of tau."""
     model, x = compiled(name)
     plain = gradients(model, model(x.clone()).square().sum())
     penalize(model, x, tau=TAU)
     torch._dynamo.reset()
-    fast = torch.compile(model, backend="aot_eager", fullgraph=True)
+    fast = torch.compile(model, backend=backend, fullgraph=True)
     for tau in (TAU, 0.7):
         model.penal_connection.tau = tau
         eager = gradients(model, model(x.clone()).square().sum())
@@ -458,20 +459,40 @@ def test_compile(name: str) -> None:
     assert torch._C._len_torch_function_stack() == 0
 
 
+@pytest.mark.parametrize("style", ["plain", "into_branch", "into_stream", "plain_relu_", "alpha_left"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
-def test_compile_with_other_batch_sizes_and_a_schedule() -> None:
+def test_a_graph_that_runs_in_python_is_penalised_once(style: str, dtype: torch.dtype) -> None:
+    """The backend "eager" runs the graph while the additions are still intercepted."""
+    model, x = toy(style)
+    model, x = model.to(dtype), x.to(dtype)
+    model._keep = lambda z, factor=1.0: z  # type: ignore[method-assign]
+    penalize(model, x, tau=TAU)
+    torch._dynamo.reset()
+    fast = torch.compile(model, backend="eager")
+    for size in (len(x), len(x), len(x) - 1):
+        want = gradients(model, model(x[:size].clone()).float().square().sum())
+        got = gradients(model, fast(x[:size].clone()).float().square().sum())
+        for key, value in want.items():
+            torch.testing.assert_close(got[key], value, rtol=0.02, atol=0.02 * float(value.abs().max()))
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+@pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
+def test_compile_with_other_batch_sizes_and_a_schedule(backend: str) -> None:
     model, x = compiled("loop")
     penalize(model, x, tau=lambda step: 0.1 * step, per="sample", scale=lambda: 2.0)
     torch._dynamo.reset()
-    fast = torch.compile(model, backend="aot_eager")
+    fast = torch.compile(model, backend=backend)
     for step, size in enumerate((5, 4, 3)):
         model.penal_connection.step = step
         eager = gradients(model, model(x[:size]).square().mean())
         assert_equal(gradients(model, fast(x[:size]).square().mean()), eager)
 
 
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
 @pytest.mark.filterwarnings("ignore")
-def test_compile_around_graph_breaks_and_block_by_block() -> None:
+def test_compile_around_graph_breaks_and_block_by_block(backend: str) -> None:
     model, x = compiled("loop")
     stack = nn.Sequential(model, copy.deepcopy(model))
     penalize(stack, x, tau=TAU)
@@ -479,12 +500,29 @@ def test_compile_around_graph_breaks_and_block_by_block() -> None:
     torch._dynamo.reset()
     for part in stack:
         part.breaks = True
-    assert_equal(gradients(stack, torch.compile(stack, backend="aot_eager")(x).square().sum()), want)
+    assert_equal(gradients(stack, torch.compile(stack, backend=backend)(x).square().sum()), want)
     torch._dynamo.reset()
     for part in stack:
         part.breaks = False
-        part.compile(backend="aot_eager")
+        part.compile(backend=backend)
     assert_equal(gradients(stack, stack(x).square().sum()), want)
+    torch._dynamo.reset()
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+@pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
+def test_a_compiled_model_is_measured_uncompiled(backend: str) -> None:
+    model, x = compiled("into_stream")
+    chain = MarkovChain.trace(model, x)
+    want = chain.observe(lambda y, _: y.square().sum(), x.clone(), None)
+    torch._dynamo.reset()
+    model.compile(backend=backend)
+    got = chain.observe(lambda y, _: y.square().sum(), x.clone(), None)
+    assert torch.equal(got.cosines, want.cosines) and torch.equal(got.gauge, want.gauge)
+    fast = torch.compile(copy.deepcopy(model), backend=backend)
+    with chain.watch() as watch:
+        fast(x.clone()).square().sum().backward()
+    assert not watch.records
     torch._dynamo.reset()
 
 

@@ -15,7 +15,7 @@ from typing import Any, Literal, TypeVar
 import torch
 from torch import Tensor, nn
 
-from pathspace.diagnostics.addition_hooks import Addition, Sites
+from pathspace.diagnostics.addition_hooks import Addition, Sites, plus
 from pathspace.diagnostics.chain import ChainNode, MarkovChain
 from pathspace.diagnostics.check_traced import Traced
 from pathspace.diagnostics.nodes import run_noting, unwrapped
@@ -204,7 +204,7 @@ class PenalConnection:
         if before is not None or (exact and again is None and kept):
             return self._expected(penalised_sum(stream, branch, node.scale, coefficient, before), before)
         marked = penalised(branch, coefficient * node.scale**2, again, *rest)
-        return torch.add(stream, marked, alpha=node.scale) if node.scale != 1 else stream + marked
+        return plus(stream, marked, node.scale)
 
     def _again(self, branch: Tensor) -> tuple[Again | None, list[Tensor]]:
         """How to recompute a branch that ends in a norm, instead of keeping its output."""
@@ -231,10 +231,10 @@ class PenalConnection:
 
 def _in_place(addition: Addition, node: ChainNode, stream: Tensor, branch: Tensor, penalty: tuple[Any, ...]) -> Tensor:
     if node.direction == 1:
-        return stream.add_(penalised(branch, *penalty), alpha=node.scale)
+        return plus(stream, penalised(branch, *penalty), node.scale, in_place=True)
     # alpha multiplies the stream here, but must not multiply the gradient term of the direction
     streamed = stream * addition.alpha if addition.alpha != 1 else stream
-    return branch.add_(streamed + penalised_zero(branch, *penalty))
+    return plus(branch, plus(streamed, penalised_zero(branch, *penalty)), in_place=True)
 
 
 def penalize(
