@@ -5,7 +5,11 @@ from __future__ import annotations
 import copy
 import io
 import json
+import pickle
+import subprocess
+import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -598,15 +602,50 @@ def test_copies_and_pickles_stand_alone() -> None:
     penalize(model, x, tau=TAU)
     want = gradients(model, model(x).square().sum())
     model.zs = []
-    twin = safe_deepcopy(model)
+    stored = pickle.dumps(model)
+    twins = [safe_deepcopy(model), pickle.loads(stored)]
     model.penal_connection.tau = 0.0
-    assert_equal(gradients(twin, twin(x).square().sum()), want)
-    twin.penal_connection.remove()
-    assert not hasattr(twin, "penal_connection")
+    for twin in twins:
+        assert_equal(gradients(twin, twin(x).square().sum()), want)
+        twin.penal_connection.remove()
+        assert not hasattr(twin, "penal_connection")
     buffer = io.BytesIO()
     model.zs = []
     torch.save(model.state_dict(), buffer)
     assert not any("penal" in key for key in model.state_dict())
+
+
+@pytest.mark.parametrize("norm_first", [False, True])
+@pytest.mark.parametrize("ran", [False, True])
+def test_a_penalised_model_in_a_file_keeps_its_penalty(tmp_path: Path, norm_first: bool, ran: bool) -> None:
+    torch.manual_seed(0)
+    layer = nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True, norm_first=norm_first)
+    x, optimizer = torch.randn(2, 5, 8), torch.optim.SGD(layer.parameters(), lr=0.0)
+    plain = gradients(layer, layer(x).square().sum())
+    penalize(layer, x, tau=TAU, optimizer=optimizer)
+    want = gradients(layer, layer(x).square().sum())
+    if ran:
+        optimizer.step()
+    layer.zero_grad()
+    torch.save((layer, x), tmp_path / "model.pt")
+    code = """
+import sys, torch
+model, x = torch.load(sys.argv[1], weights_only=False)
+(model(x).square().sum()).backward()
+found = {name: p.grad for name, p in model.named_parameters()}
+model.zero_grad()
+model.penal_connection.remove()
+(model(x).square().sum()).backward()
+torch.save((found, {name: p.grad for name, p in model.named_parameters()}), sys.argv[2])
+"""
+    files = [str(tmp_path / name) for name in ("model.pt", "gradients.pt")]
+    subprocess.run([sys.executable, "-c", code, *files], check=True, timeout=300)
+    penalised, removed = torch.load(files[1])
+    assert_equal(penalised, want)
+    assert_equal(removed, plain)
+    twin = pickle.loads(pickle.dumps(layer))
+    optimizer.step()
+    assert layer.penal_connection.step == 1 + ran and twin.penal_connection.step == ran
 
 
 def test_exceptions_leave_no_mode_behind() -> None:

@@ -56,9 +56,9 @@ class NormsAgain:
         tensors = {name: settings.pop(name) for name in values if isinstance(settings[name], Tensor)}
         return partial(_named, norm, settings, tuple(tensors)), list(tensors.values())
 
-    def __getstate__(self) -> dict[str, Any]:
-        """Copies remember nothing."""
-        return {"known": WeakTensorKeyDictionary()}
+    def __reduce__(self) -> tuple[type[NormsAgain], tuple[()]]:
+        """Copies, also those in files, remember nothing."""
+        return NormsAgain, ()
 
 
 def _named(norm: Callable[..., Tensor], settings: dict[str, Any], names: tuple[str, ...], *tensors: Tensor) -> Tensor:

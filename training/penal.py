@@ -103,6 +103,7 @@ class PenalConnection:
         others: dict[Any, Any] = dict.fromkeys(NORMS, self.norms.run) | dict.fromkeys(RELUS, self.sums.run)
         self.sites = Sites(self._meet, end=self.traced.check, compiled=True, others=others)
         self.handles: list[Any] = []
+        self.of_optimizer: list[Any] = []
 
     @property
     def tau(self) -> Tau:
@@ -130,9 +131,14 @@ class PenalConnection:
     def remove(self) -> None:
         """Restore the model before :func:`penalize`."""
         self.sites.detach()
-        for handle in self.handles:
-            handle.remove()
-        self.handles.clear()
+        for handles in (self.handles, self.of_optimizer):
+            for handle in handles:
+                handle.remove()
+            handles.clear()
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Copies, also those in files, are not advanced by the steps of the original's optimizer."""
+        return {**self.__dict__, "of_optimizer": []}
 
     def coefficient(self, node: ChainNode) -> float:
         """The current factor of ``z_l``: tau, divided by the batch size and scaled if the penalty is per sample."""
@@ -312,7 +318,7 @@ def penalize(
         connection.attach(model)
     object.__setattr__(model, PENAL, connection)
     if optimizer is not None:
-        connection.handles.append(optimizer.register_step_post_hook(lambda *_: connection.advance()))
+        connection.of_optimizer.append(optimizer.register_step_post_hook(lambda *_: connection.advance()))
     connection.handles.append(_Attribute(model))
     return model
 
