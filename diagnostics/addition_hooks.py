@@ -115,6 +115,9 @@ class Sites:
         self.handler = handler
         self.end = end
         self.compiled = compiled
+        # (what torch.compile may trace is part of the model; what measures is not, and safe_deepcopy leaves it out)
+        self.stays_behind = not compiled
+        self.copied = False
         self.others = others or {}
         self.recomputed = 0
         self.start = start
@@ -155,7 +158,7 @@ class Sites:
             self.detach()
 
     def _enter(self, name: str, _module: nn.Module, _args: Any) -> None:
-        if torch.compiler.is_compiling() and not self.compiled:
+        if self.copied or (torch.compiler.is_compiling() and not self.compiled):
             return
         if not self.stack:
             self.recomputed = 0
@@ -168,9 +171,9 @@ class Sites:
         self.calls[name] = self.stack[-1][1] + 1
 
     def _leave(self, name: str, _module: nn.Module, _args: Any, output: Any) -> None:
-        # another hook may have raised an exception before this one was entered
-        if torch.compiler.is_compiling() and not self.compiled:
+        if self.copied or (torch.compiler.is_compiling() and not self.compiled):
             return
+        # another hook may have raised an exception before this one was entered
         if not self.stack or self.stack[-1][0] != name:
             return
         kinds = self.stack.pop()[3]
@@ -227,7 +230,9 @@ class Sites:
         return self.handler(Addition(site, left, right, alpha, name in _IN_PLACE, run))
 
     def __getstate__(self) -> dict[str, Any]:
-        """Reset the state in copies of a followed model, which are not inside a forward."""
+        """Reset the state in copies of a followed model, which are not inside a forward; copies measure nothing."""
+        if self.stays_behind:
+            return {"stays_behind": True, "copied": True}
         return {**self.__dict__, "stack": [], "calls": {}, "mode": None}
 
 

@@ -35,7 +35,8 @@ def safe_deepcopy(model: M, share_tensors: bool = False) -> M:
 
     Tensors with a gradient history, which a forward pass can leave in a model (``torch.nn.utils.prune`` does), are
     detached. Objects that cannot be copied (a lock, an open file) are shared. Functions in the model, such as hooks,
-    are copied too: their references to the model, lists and objects become references to the copies.
+    are copied too: their references to the model, lists and objects become references to the copies. Hooks of objects
+    with a true attribute ``stays_behind`` measure the model from outside, and are left out.
 
     Args:
         model: any module.
@@ -102,11 +103,19 @@ def _copied(model: M, share_tensors: bool, insist: bool) -> M:
         new.__defaults__ = copy.deepcopy(old.__defaults__, memo)
         new.__kwdefaults__ = copy.deepcopy(old.__kwdefaults__, memo)
     for module in own:
-        twin = memo.get(id(module))
-        for key, value in module.__dict__.items():
-            if isinstance(value, weakref.ref) and twin is not None and id(value()) in memo:
-                twin.__dict__[key] = weakref.ref(memo[id(value())])
+        if id(module) in memo:
+            _complete(module.__dict__, memo[id(module)].__dict__, memo)
     return result
+
+
+def _complete(held: dict[str, Any], twin: dict[str, Any], memo: dict[int, Any]) -> None:
+    """Replace weak references of a module by those to the copies, and remove hooks that stay behind."""
+    for key, value in held.items():
+        if isinstance(value, weakref.ref) and id(value()) in memo:
+            twin[key] = weakref.ref(memo[id(value())])
+        elif type(value) is OrderedDict and value and key.endswith("_hooks"):
+            for number in [number for number, hook in value.items() if stays_behind(hook)]:
+                twin[key].pop(number, None)
 
 
 def _copied_attribute(value: Any, memo: dict[int, Any]) -> Any:
@@ -142,6 +151,18 @@ def _is_plain(kind: type[nn.Module]) -> bool:
         and kind.__reduce__ is object.__reduce__
         and kind.__getstate__ is nn.Module.__getstate__
     )
+
+
+def stays_behind(hook: Any) -> bool:
+    """Whether a hook belongs to what measures a model from outside.
+
+    Example:
+        >>> stays_behind(print)
+        False
+    """
+    while type(hook) is partial:
+        hook = hook.func
+    return type(hook) is types.MethodType and getattr(hook.__self__, "stays_behind", False) is True
 
 
 def is_bound(cell: types.CellType) -> bool:
@@ -191,6 +212,9 @@ def _memo(
             # (a module has a dozen dictionaries without hooks, which take longer than all the rest)
             held = [(type(each), each) for each in vars(value).values()]
             waiting += [each for kind, each in held if kind not in SIMPLE and (kind not in _CONTAINERS or each)]
+        elif kind in (partial, types.MethodType) and stays_behind(value):
+            # (what it refers to is not copied; the copy of the module loses it)
+            memo[id(value)] = value
         elif _can_be_copied(value):
             waiting += _held(value)
         else:
@@ -265,4 +289,4 @@ def _importable(function: types.FunctionType) -> bool:
     return getattr(sys.modules.get(function.__module__), function.__qualname__, None) is function
 
 
-__all__ = ["SIMPLE", "is_simple", "safe_deepcopy"]
+__all__ = ["SIMPLE", "is_bound", "is_simple", "safe_deepcopy", "stays_behind"]

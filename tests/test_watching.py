@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import csv
+import io
 import json
 import logging
 import math
@@ -16,11 +18,13 @@ from torch import nn
 from torch.nn import functional as F
 
 import pathspace as ps
-from pathspace.diagnostics import MarkovChain, conserved, diagnose, watching
+from pathspace.diagnostics import MarkovChain, conserved, diagnose, signal, watching
 from pathspace.diagnostics.run.alarms import RULES
 from pathspace.diagnostics.run.outputs_judged import judged
 from pathspace.diagnostics.run.weights import Units, fan_in
 from pathspace.errors import InputError
+from pathspace.safe_deepcopy import safe_deepcopy
+from pathspace.training import GSGD, GaugeFixed, penalize
 
 logging.getLogger("pathspace").setLevel(logging.ERROR)
 # units and chain cost a trace of the model, which the other alarms do without
@@ -368,3 +372,62 @@ def test_a_loss_that_the_model_computes_is_judged_too() -> None:
         assert [alarm.kind for alarm in watch.causes] == ["squashed twice"] * twice
         # nothing says how many batches there are, so this may be all of the data
         assert [note for note in watch.notes if "All measured batches are the same one" in note]
+
+
+class Residual(nn.Module):
+    """One residual addition."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.into, self.branch, self.out = nn.Linear(6, 6), nn.Linear(6, 6), nn.Linear(6, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.into(x).relu()
+        x = x + self.branch(x).relu()
+        return self.out(x)
+
+
+@pytest.mark.parametrize("penalised", [False, True])
+def test_a_watched_model_is_traced_and_copied_without_the_watch(penalised: bool) -> None:
+    """Before the pass, after it, and when chain and units are observed, too."""
+    torch.manual_seed(0)
+    model, x, y = Residual(), torch.randn(8, 6), torch.randint(0, 3, (8,))
+    if penalised:
+        penalize(model, x, tau=0.1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    units, layers = ps.trace(model, x).num_units, [row.layer for row in signal(model, x)]
+    plain = copy.deepcopy(model)
+    own = sum(len(module._forward_hooks) for module in model.modules())
+
+    def used() -> None:
+        graph = ps.trace(model, x)
+        assert graph.num_units == units
+        assert ps.verify(model, x).holds
+        assert len(MarkovChain.trace(model, x)) == 1
+        assert [row.layer for row in signal(model, x)] == layers
+        GSGD(model.named_parameters(), lr=0.1, skeleton=graph.skeleton())
+        twin = safe_deepcopy(model)
+        assert sum(len(module._forward_hooks) for module in twin.modules()) == own
+        stored = io.BytesIO()
+        torch.save(model, stored)
+        stored.seek(0)
+        plain.load_state_dict(model.state_dict())
+        want = gradients(plain)
+        for other in (twin, copy.deepcopy(model), torch.load(stored, weights_only=False)):
+            assert all(torch.equal(a, b) for a, b in zip(gradients(other), want, strict=True))
+
+    def gradients(held: nn.Module) -> tuple[torch.Tensor, ...]:
+        return torch.autograd.grad(F.cross_entropy(held(x), y), list(held.parameters()))
+
+    with watching(model, every=1, structure=True) as watch:
+        for _ in range(3):
+            loss = F.cross_entropy(model(x), y)
+            used()
+            loss.backward()
+            used()
+            optimizer.step()
+            optimizer.zero_grad()
+            used()
+            GaugeFixed(torch.optim.AdamW(model.parameters()), ps.trace(model, x))
+    assert len(watch.rows) == 3 and not any("not measured" in note for note in watch.notes)
+    assert sum(len(module._forward_hooks) for module in model.modules()) == own

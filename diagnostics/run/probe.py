@@ -93,6 +93,9 @@ class Probe:
         ['0', '1', '2']
     """
 
+    # safe_deepcopy leaves the hooks out
+    stays_behind = True
+
     def __init__(self, model: nn.Module) -> None:
         self.model = model
         self.layers = select(model)
@@ -129,8 +132,12 @@ class Probe:
         self._later.clear()
         return self.current
 
+    def __getstate__(self) -> dict[str, Any]:
+        """Copies, also those in files, record nothing: the pass is the model's own."""
+        return {"active": False, "done": True, "example": None}
+
     def _start(self, module: nn.Module, args: Any, kwargs: Any) -> None:
-        self.active = torch.is_grad_enabled() and not self.done
+        self.active = not self.done and _trains()
         if not self.active:
             return
         self.example = (args, dict(kwargs))
@@ -162,7 +169,7 @@ class Probe:
     def _layer(self, name: str, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
         if not self.example and not self.done:
             # called from outside the model's own forward, for example by a training_step
-            self.active = torch.is_grad_enabled()
+            self.active = _trains()
         if not self.active:
             return
         source, result = _first((args, kwargs)), _first(output)
@@ -204,6 +211,12 @@ def unit_axis(module: nn.Module) -> int:
     """The axis of units in the inputs and outputs of a module."""
     convolution = isinstance(module, nn.modules.conv._ConvNd)
     return 1 if convolution or isinstance(module, nn.modules.batchnorm._NormBase | nn.GroupNorm) else -1
+
+
+def _trains() -> bool:
+    """Whether a pass may be one of training: it has gradients, and tensors are ordinary ones."""
+    transformed = torch._C._are_functorch_transforms_active()  # noqa: SLF001
+    return torch.is_grad_enabled() and not transformed
 
 
 def _first(value: Any) -> Tensor | None:
