@@ -18,10 +18,11 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._pytree import tree_map
 
 from pathspace.capture import describe, first_line
-from pathspace.diagnostics.layers import Names, Run, Types, hooked, safe_deepcopy, select, unchanged
+from pathspace.diagnostics.layers import Names, Run, Types, hooked, select, unchanged
 from pathspace.diagnostics.tables import Estimate, Table
 from pathspace.errors import COUNT, SEED, CaptureError, InputError, InputTypeError, expect_arguments, expect_numbers
 from pathspace.inputs import arranged
+from pathspace.safe_deepcopy import safe_deepcopy
 
 _MATRICES = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
 _RECURRENT = (nn.RNNBase, nn.RNNCellBase)

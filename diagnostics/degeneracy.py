@@ -17,7 +17,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from pathspace import ReductionGraph, trace
 from pathspace.diagnostics.feature_spaces import added_vectors, feature_spaces
-from pathspace.diagnostics.layers import differentiating, in_double, safe_deepcopy, unchanged
+from pathspace.diagnostics.layers import differentiating, in_double, unchanged
 from pathspace.diagnostics.symmetries import Attribution, Symmetry, attribute
 from pathspace.diagnostics.tables import Table
 from pathspace.diagnostics.weight_norms import Straight
@@ -32,6 +32,7 @@ from pathspace.errors import (
 )
 from pathspace.functional_call import evaluate
 from pathspace.inputs import arranged
+from pathspace.safe_deepcopy import safe_deepcopy
 
 MAX_EXACT = 3000
 # number of rows of the Jacobian that are computed together, and of their scalars

@@ -16,8 +16,9 @@ from torch import Tensor, nn
 
 from pathspace.diagnostics.chain import MarkovChain
 from pathspace.diagnostics.efficiency import ChainRecord, observe
-from pathspace.diagnostics.layers import call, differentiating, safe_deepcopy, unchanged
+from pathspace.diagnostics.layers import call, differentiating, unchanged
 from pathspace.diagnostics.penalty_disabled import penalty_disabled
+from pathspace.safe_deepcopy import safe_deepcopy
 
 # a zero head moves one step before the layers below it; a branch with two zero layers never moves
 MOST_STEPS = 3

@@ -15,10 +15,10 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 from torch.utils.data import DataLoader, Dataset
 
-from pathspace.diagnostics.layers import safe_deepcopy
 from pathspace.diagnostics.losses import Function, Loss, choose_loss
 from pathspace.errors import AT_LEAST_1, InputError, expect_numbers
 from pathspace.inputs import arranged
+from pathspace.safe_deepcopy import safe_deepcopy
 from pathspace.target import find_object
 from pathspace.tensor_files import read_saved
 

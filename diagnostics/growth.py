@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
@@ -13,10 +12,11 @@ import torch
 from scipy.optimize import least_squares
 from torch import Tensor, nn
 
-from pathspace.diagnostics.layers import Names, in_double, main_output, safe_deepcopy, unchanged
+from pathspace.diagnostics.layers import Names, in_double, main_output, unchanged
 from pathspace.diagnostics.tables import Table
 from pathspace.errors import COUNT, SEED, InputError, UnsupportedError, expect_arguments, expect_numbers
 from pathspace.functional_call import evaluate
+from pathspace.safe_deepcopy import safe_deepcopy
 
 _CURVATURE_LIMIT = 400
 
@@ -242,7 +242,7 @@ class Widened(nn.Module):
         super().__init__()
         if start not in ("outgoing", "zero"):
             raise InputError(f"Widened found start={start!r}, expected 'outgoing' or 'zero'.")
-        self.into, self.activation, self.out = copy.deepcopy(into), copy.deepcopy(activation), copy.deepcopy(out)
+        self.into, self.activation, self.out = map(safe_deepcopy, (into, activation, out))
         like: dict[str, Any] = {"dtype": into.weight.dtype, "device": into.weight.device}
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
@@ -281,7 +281,7 @@ def widen(
     expect_arguments("widen", chain=model)
     expect_numbers("widen", COUNT, units=units)
     expect_numbers("widen", SEED, first=first, seed=seed)
-    layers = list(model)
+    layers = list(safe_deepcopy(model))
     trio: Sequence[nn.Module] = layers[first : first + 3]
     if len(trio) < 3 or not (isinstance(trio[0], nn.Linear) and isinstance(trio[2], nn.Linear)):
         raise InputError(
@@ -289,7 +289,7 @@ def widen(
             "activation, Linear."
         )
     wide = Widened(trio[0], trio[1], trio[2], units, start, seed)
-    grown = nn.Sequential(*copy.deepcopy(layers[:first]), wide, *copy.deepcopy(layers[first + 3 :]))
+    grown = nn.Sequential(*layers[:first], wide, *layers[first + 3 :])
     return grown, [f"{first}.new_*" if start == "zero" else f"{first}.new_out.*"]
 
 
@@ -314,15 +314,15 @@ def deepen(
     expect_numbers("deepen", SEED, after=after, seed=seed)
     if after >= len(model):
         raise InputError(f"deepen found after={after}, expected the position of one of the {len(model)} layers.")
-    layers = copy.deepcopy(list(model))
+    layers = list(safe_deepcopy(model))
     like = next(model.parameters())
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         linear = nn.Linear(width, width, bias=any("bias" in name for name, _ in model.named_parameters()))
     linear = linear.to(dtype=like.dtype, device=like.device)
-    new: list[nn.Module] = [linear, copy.deepcopy(activation)]
+    new: list[nn.Module] = [linear, safe_deepcopy(activation)]
     if residual:
-        new = [_Added(linear, copy.deepcopy(activation), copy.deepcopy(linear))]
+        new = [_Added(linear, safe_deepcopy(activation), safe_deepcopy(linear))]
     return nn.Sequential(*layers[: after + 1], *new, *layers[after + 1 :])
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import fnmatch
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
@@ -15,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.overrides import TorchFunctionMode
-from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils._pytree import tree_map
 
 from pathspace.capture import check_capturable, describe, first_line
 from pathspace.errors import CaptureError, InputError, InputTypeError, PathspaceError, UnsupportedError
@@ -27,9 +26,6 @@ from pathspace.without_values import require_values
 
 Names = str | Sequence[str] | None
 Types = str | type | Sequence[str | type] | None
-
-
-_REGISTERED = frozenset(["_parameters", "_buffers", "_modules"])
 
 
 @dataclass(eq=False)
@@ -345,14 +341,6 @@ def call(model: nn.Module, inputs: Any) -> Any:
         args, kwargs = arranged(model, inputs)
         return model(*args, **kwargs)
     return model(**inputs) if hasattr(inputs, "keys") else model(inputs)
-
-
-def safe_deepcopy(model: nn.Module) -> nn.Module:
-    """A deep copy, also of models that store results in their modules (torch's older ``weight_norm``, caches)."""
-    held = (value for m in model.modules() for name, value in vars(m).items() if name not in _REGISTERED)
-    left = [v for value in held for v in tree_leaves(value) if isinstance(v, Tensor) and not v.is_leaf]
-    # torch cannot copy tensors with a gradient history
-    return copy.deepcopy(model, {id(value): value.detach().clone() for value in left})
 
 
 @contextmanager

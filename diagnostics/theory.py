@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import itertools
 from collections.abc import Sequence
 from math import prod
@@ -15,6 +14,7 @@ from torch.utils._pytree import tree_map
 from pathspace.diagnostics.layers import Call, rademacher
 from pathspace.diagnostics.meanfield import Function, gaussian_mean, slope
 from pathspace.inference.registry import FACTS
+from pathspace.safe_deepcopy import safe_deepcopy
 
 # layers that apply one elementwise activation function, such as nn.LeakyReLU (except those with a random slope)
 _FUNCTIONS = {
@@ -94,7 +94,7 @@ def is_elementwise(module: nn.Module) -> bool:
 
 
 def _alone(module: nn.Module) -> Function:
-    twin = copy.deepcopy(module).double().requires_grad_(False)
+    twin = safe_deepcopy(module).double().requires_grad_(False)
     if hasattr(twin, "inplace"):
         setattr(twin, "inplace", False)  # noqa: B010
     return twin
@@ -195,7 +195,7 @@ def _written_norm(call: Call, source: Tensor, gamma: Tensor) -> tuple[Tensor, bo
 def _over_normal(call: Call) -> float | None:
     """``E tr K`` over inputs of independent normal entries with the mean and variance of the layer's input."""
     generator = torch.Generator().manual_seed(0)
-    source, module = call.source, copy.deepcopy(call.module)
+    source, module = call.source, safe_deepcopy(call.module)
     assert source is not None
     mean, deviation = float(source.detach().mean()), float(source.detach().std(correction=0))
     total = 0.0

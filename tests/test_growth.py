@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 
 import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch.nn.utils import prune
 
 from pathspace.diagnostics.growth import deepen, predict_growth, rank_growths, widen
 from pathspace.errors import InputError
@@ -117,3 +119,20 @@ def test_the_model_is_left_alone_and_refusals() -> None:
         widen(model, 1, 2)
     with pytest.raises(InputError, match="start="):
         widen(model, 0, 2, start="one")
+
+
+@pytest.mark.parametrize("hooked", [nn.utils.spectral_norm, lambda layer: prune.l1_unstructured(layer, "weight", 0.3)])
+def test_models_that_hold_tensors_of_a_pass_are_grown(hooked: Callable[[nn.Module], nn.Module]) -> None:
+    """``copy.deepcopy`` cannot copy such models."""
+    torch.manual_seed(0)
+    model, x = (
+        nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 2)).eval(),
+        torch.randn(5, 4),
+    )
+    for layer in (model[0], model[4]):
+        hooked(layer)
+    want = model(x)
+    for wide in (widen(model, 0, 3)[0], widen(model, 2, 3, start="zero")[0]):
+        torch.testing.assert_close(wide.eval()(x), want)
+    for deep in (deepen(model, 1, 8, nn.Tanh(), residual=True), deepen(model, 3, 8, model[3], residual=True)):
+        torch.testing.assert_close(deep.eval()(x), want)

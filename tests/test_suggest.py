@@ -12,6 +12,7 @@ import torch
 from benchmarks import advice
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.nn.utils import prune
 from zoo import trained
 
 import pathspace as ps
@@ -167,3 +168,27 @@ def test_what_cannot_be_advised_is_refused() -> None:
         suggest(copy.deepcopy(model).requires_grad_(False), graph)
     plain = nn.Sequential(nn.Linear(3, 3), nn.Tanh(), nn.Linear(3, 2))
     assert suggest(plain, ps.trace(plain, torch.randn(1, 3)), show=False).optimizer == "AdamW"
+
+
+@pytest.mark.parametrize("change", ["pruned", "normed", "spectral", "kept"])
+@pytest.mark.filterwarnings("ignore:.*weight_norm. is deprecated")
+def test_models_that_hold_tensors_of_a_pass_are_tried(change: str) -> None:
+    """``copy.deepcopy`` cannot copy such models."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(6, 16), nn.ReLU(), nn.Linear(16, 3))
+    x, y = torch.randn(64, 6), torch.randint(0, 3, (64,))
+    if change == "pruned":
+        prune.l1_unstructured(model[0], "weight", 0.3)
+    elif change == "normed":
+        nn.utils.weight_norm(model[0])
+    elif change == "spectral":
+        nn.utils.spectral_norm(model[2])
+    else:
+        model.register_forward_hook(lambda module, _args, output: setattr(module, "kept", [output]))
+    model(x)
+    with pytest.raises(RuntimeError):
+        copy.deepcopy(model)
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    advice = suggest(model, ps.trace(model, x), loss=lambda twin: F.cross_entropy(twin(x), y), show=False)
+    assert 0 < advice.lr < math.inf
+    assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())

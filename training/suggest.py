@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -14,6 +13,7 @@ from torch import Tensor, nn
 from pathspace import InputError, InputTypeError, PathspaceError
 from pathspace.errors import expect_arguments
 from pathspace.moves import moved
+from pathspace.safe_deepcopy import safe_deepcopy
 from pathspace.structure import Structure
 from pathspace.training.optim.canonical_gauge import canonical
 from pathspace.training.optim.gauge_fixed import GaugeFixed
@@ -164,7 +164,7 @@ def _try(model: nn.Module, graph: Structure, loss: Callable[[nn.Module], Tensor]
     """The rate from a test of rates, and the results of the test."""
     seen = []
     for relative in TRIED:
-        twin = copy.deepcopy(model)
+        twin = safe_deepcopy(model)
         losses = follow(twin, _make(graph, twin, relative * size), loss)
         seen.append(f"{relative * size:.1e}: {losses[-1] / losses[0] if losses[0] else math.nan:.3f}")
         if falls(losses):

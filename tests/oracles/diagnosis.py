@@ -32,9 +32,10 @@ import pathspace as ps
 from pathspace import diagnostics as dx
 from pathspace.diagnostics.attention import analyse, attention_matrices, rollout
 from pathspace.diagnostics.degeneracy import gauge_directions
-from pathspace.diagnostics.layers import main_output, safe_deepcopy
+from pathspace.diagnostics.layers import main_output
 from pathspace.diagnostics.noise import curvature
 from pathspace.errors import InputError, PathspaceError, UnsupportedError
+from pathspace.safe_deepcopy import safe_deepcopy
 
 MANY = 500_000  # trainable scalars beyond which a Hessian, a gauge or a growth is not asked for here
 SMALL = 400  # sizes up to which a matrix is formed to compare with
