@@ -18,7 +18,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._pytree import tree_map
 
 from pathspace.capture import describe, first_line
-from pathspace.diagnostics.layers import Names, Run, Types, hooked, select, unchanged
+from pathspace.diagnostics.layers import Names, Run, Types, hooked, patterns_of, select, unchanged
 from pathspace.diagnostics.tables import Estimate, Table
 from pathspace.errors import COUNT, SEED, CaptureError, InputError, InputTypeError, expect_arguments, expect_numbers
 from pathspace.inputs import arranged
@@ -267,7 +267,7 @@ def redraw(model: nn.Module, scale: float, bias: float = 0.0, names: Names = Non
     expect_numbers("redraw", SEED, seed=seed)
     twin = safe_deepcopy(model).double()
     generator = torch.Generator().manual_seed(seed)
-    patterns = [names] if isinstance(names, str) else names
+    patterns = patterns_of(names)
     drawn = 0
     with torch.no_grad():
         for path, module in twin.named_modules():

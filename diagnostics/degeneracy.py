@@ -158,6 +158,7 @@ def degeneracy(
         one uses the outputs.
     """
     expect_arguments("degeneracy", model=model)
+    expect_arguments("degeneracy", or_none=True, graph=graph)
     expect_numbers("degeneracy", "a number of at least 0", tolerance=tolerance)
     expect_numbers("degeneracy", SEED, seed=seed, max_exact=max_exact)
     expect_numbers("degeneracy", AT_LEAST_1, max_rows=max_rows)

@@ -20,7 +20,7 @@ from pathspace.diagnostics.run.alarms import Alarm
 from pathspace.diagnostics.run.examine import examine
 from pathspace.diagnostics.signal import LayerSignal, signal
 from pathspace.diagnostics.tables import Table
-from pathspace.errors import PathspaceError
+from pathspace.errors import SEED, PathspaceError, expect_arguments, expect_numbers
 
 
 @dataclass(frozen=True)
@@ -109,6 +109,9 @@ def diagnose(
         >>> found.record.samples, found.chain.sentence()
         (12, 'TransformerEncoderLayer is a Markov chain of 2 nodes (2 identity).')
     """
+    expect_arguments("diagnose", model=model)
+    expect_arguments("diagnose", or_none=True, checkpoint=checkpoint, progress=progress)
+    expect_numbers("diagnose", SEED, seed=seed)
     tell = progress if progress is not None else lambda _doing: None
     what = {"checkpoint": checkpoint, "data": data, "loss": loss, "targets": targets, "batches": batches}
     subject = given(model, inputs, kwargs, seed=seed, **what)

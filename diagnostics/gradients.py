@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from pathspace.diagnostics.layers import Names, call, differentiating, unchanged
+from pathspace.diagnostics.layers import Names, call, differentiating, patterns_of, unchanged
 from pathspace.diagnostics.tables import Table
 from pathspace.errors import InputError, expect_arguments
 from pathspace.without_values import require_runnable
@@ -78,11 +78,11 @@ def gradients(
         training (2018), appendix A, for the bias of ``|g|^2``.
     """
     expect_arguments("gradients", model=model, loss=loss)
+    patterns = patterns_of(names)
     chosen = {
         name: parameter
         for name, parameter in model.named_parameters()
-        if parameter.requires_grad
-        and (names is None or any(fnmatchcase(name, p) for p in ([names] if isinstance(names, str) else names)))
+        if parameter.requires_grad and (patterns is None or any(fnmatchcase(name, p) for p in patterns))
     }
     if not chosen:
         matching = "" if names is None else f" that matches {names!r}"

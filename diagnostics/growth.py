@@ -12,7 +12,7 @@ import torch
 from scipy.optimize import least_squares
 from torch import Tensor, nn
 
-from pathspace.diagnostics.layers import Names, in_double, main_output, unchanged
+from pathspace.diagnostics.layers import Names, in_double, main_output, patterns_of, unchanged
 from pathspace.diagnostics.tables import Table
 from pathspace.errors import COUNT, SEED, InputError, UnsupportedError, expect_arguments, expect_numbers
 from pathspace.functional_call import evaluate
@@ -99,7 +99,7 @@ def predict_growth(
     expect_arguments("predict_growth", model=model)
     expect_numbers("predict_growth", "a number of at least 0", tolerance=tolerance)
     twin = safe_deepcopy(model).double().requires_grad_(True)
-    patterns = [names] if isinstance(names, str) else (names or ["*"])
+    patterns = patterns_of(names) or ["*"]
     chosen = {n: p for n, p in twin.named_parameters() if any(fnmatchcase(n, pattern) for pattern in patterns)}
     if not chosen:
         raise InputError(f"predict_growth found no parameter of {type(model).__name__} that matches {names!r}.")

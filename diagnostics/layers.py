@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import fnmatch
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -84,6 +84,27 @@ class Run:
     result: Any = None
 
 
+def patterns_of(names: Names) -> Sequence[str] | None:
+    """Patterns of names as a sequence.
+
+    Args:
+        names: one or several, or ``None`` for all.
+
+    Raises:
+        InputTypeError: they are something else.
+
+    Example:
+        >>> patterns_of("blocks.*"), patterns_of(["0", "1"]), patterns_of(None)
+        (['blocks.*'], ['0', '1'], None)
+    """
+    if names is None or isinstance(names, str):
+        return names if names is None else [names]
+    found = list(names) if isinstance(names, Iterable) else [names]
+    if not all(isinstance(name, str) for name in found):
+        raise InputTypeError(f"Found names={names!r}, expected a pattern of names, such as 'blocks.*', or several.")
+    return found
+
+
 def select(model: nn.Module, names: Names = None, types: Types = None) -> dict[str, nn.Module]:
     """Select layers by name and by type.
 
@@ -99,7 +120,7 @@ def select(model: nn.Module, names: Names = None, types: Types = None) -> dict[s
 
     Raises:
         InputError: nothing passes the filters.
-        InputTypeError: ``model`` is not a module.
+        InputTypeError: ``model`` is not a module, or a filter is of another kind.
 
     Example:
         >>> model = nn.Sequential(nn.Linear(2, 3), nn.ReLU(), nn.Linear(3, 1))
@@ -125,8 +146,10 @@ def select(model: nn.Module, names: Names = None, types: Types = None) -> dict[s
                 chosen[name] = module
                 inside.add(name)
         return chosen
-    patterns = [names] if isinstance(names, str) else names
+    patterns = patterns_of(names)
     kinds = [types] if isinstance(types, str | type) else types
+    if not (kinds is None or (isinstance(kinds, Iterable) and all(isinstance(kind, str | type) for kind in kinds))):
+        raise InputTypeError(f"Found types={types!r}, expected a class of layers, its name, or several.")
     for name, module in model.named_modules():
         by_name = patterns is None or any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)
         by_type = kinds is None or any(

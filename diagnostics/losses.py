@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils._pytree import tree_map
 
-from pathspace.errors import InputError
+from pathspace.errors import InputError, InputTypeError
 from pathspace.target import find_object
 
 Function = Callable[[Any, Any], Tensor]
@@ -55,6 +55,7 @@ def choose_loss(loss: str | Function | nn.Module | None, seed: int = 0) -> Loss:
 
     Raises:
         InputError: torch has no loss of this name, or the named object cannot be called.
+        InputTypeError: the loss is neither a function nor a name.
 
     Example:
         >>> choose_loss("mse_loss")(torch.tensor([1.0, 3.0]), torch.zeros(2))
@@ -65,6 +66,10 @@ def choose_loss(loss: str | Function | nn.Module | None, seed: int = 0) -> Loss:
     if isinstance(loss, Loss):
         return loss
     if not isinstance(loss, str):
+        if not callable(loss):
+            raise InputTypeError(
+                f"The loss is a {type(loss).__name__}, expected a function loss(outputs, targets), or its name."
+            )
         return Loss(loss, "the loss that was given", reduction=_known(loss))
     if ":" in loss:
         found = find_object(loss)

@@ -16,7 +16,7 @@ from pathspace.diagnostics.layers import Call, Names, Run, Types, differentiatin
 from pathspace.diagnostics.meanfield import Function, gains
 from pathspace.diagnostics.tables import Estimate, Table
 from pathspace.diagnostics.theory import BATCH_NORMS, CONVOLUTIONS, ELEMENTWISE, expected_gain
-from pathspace.errors import COUNT, expect_numbers
+from pathspace.errors import COUNT, SEED, expect_numbers
 
 
 @dataclass(frozen=True)
@@ -112,6 +112,7 @@ def signal(
         Evolution of neural network, sections 2.6.1 and 2.6.2; the ratio printed there holds as an expectation over v.
     """
     expect_numbers("signal", COUNT, or_none=True, probes=probes)
+    expect_numbers("signal", SEED, seed=seed)
     layers = select(model, names, types)
     run = observe(model, inputs, kwargs, layers)
     if probes is None:

@@ -144,6 +144,7 @@ def balance(
         True
     """
     expect_arguments("balance", model=model, graph=graph)
+    expect_arguments("balance", or_none=True, optimizer=optimizer)
     return rescale(model, graph, balancing(model, graph, p, tolerance).phi, optimizer)
 
 

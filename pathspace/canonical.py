@@ -45,6 +45,7 @@ def canonicalise(model: M, skeleton: Skeleton, tree: str = "out", optimizer: Opt
         True
     """
     expect_arguments("canonicalise", model=model, skeleton=skeleton)
+    expect_arguments("canonicalise", or_none=True, optimizer=optimizer)
     if tree not in ("in", "out"):
         raise InputError(f"canonicalise found tree={tree!r}, expected 'in' or 'out'.")
     warn_of_dead("canonicalise", skeleton)

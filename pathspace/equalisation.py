@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from pathspace.calibration import Calibrated, made_up
 from pathspace.convex import Programme
-from pathspace.errors import expect_arguments, expect_numbers
+from pathspace.errors import InputTypeError, expect_arguments, expect_numbers
 from pathspace.gauge_choice import Gauge, choose_gauge
 from pathspace.objectives import Noise
 from pathspace.quantise import check_format, decibels
@@ -118,6 +118,7 @@ def equalise(
 
     Raises:
         InputError: bits or granularity make no sense, or the model does not run on the batches.
+        InputTypeError: an argument is of another kind.
 
     Example:
         >>> import torch, pathspace as ps
@@ -131,6 +132,10 @@ def equalise(
     expect_arguments("equalise", model=model, graph=graph)
     check_format(bits, per)
     expect_numbers("equalise", "a whole number from 0 to 1,000,000", trials=trials)
+    if gauges is not None and not (isinstance(gauges, Sequence) and all(isinstance(one, Gauge) for one in gauges)):
+        raise InputTypeError(
+            f"equalise found a {type(gauges).__name__} as its gauges, expected those of an earlier call, found.gauges."
+        )
     random = calibration is None
     held = Calibrated(model, made_up(model, graph.captured) if random else calibration)
     reference, rounded = held.reference(), Rounded(model, graph, bits, per)

@@ -81,16 +81,20 @@ _KINDS = {
     "table": (("Table",), "a table, as functions of pathspace.diagnostics return it"),
     "pair": (("SmoothingPair",), "one of the pairs that ps.smoothing_pairs finds"),
     "loss": ((), "a function of output and target"),
+    "optimizer": (("Optimizer",), "an optimizer of torch.optim"),
+    "checkpoint": (("str", "PathLike"), "the name of a file"),
+    "progress": ((), "a function that is called with the name of each stage"),
 }
 
 
-def expect_arguments(owner: str, **given: object) -> None:
+def expect_arguments(owner: str, *, or_none: bool = False, **given: object) -> None:
     """Refuse arguments of another kind, mostly given in the wrong order.
 
     Kinds are told by the names of classes, so that nothing has to be imported here.
 
     Args:
         owner: the function, for the sentence.
+        or_none: whether ``None`` will do, too.
         **given: arguments by what they have to be: ``model``, ``graph``, ``skeleton``, ``path`` and so on.
 
     Raises:
@@ -103,11 +107,16 @@ def expect_arguments(owner: str, **given: object) -> None:
         pathspace.errors.InputTypeError: draw found a str as its model, expected a torch.nn.Module; check the ...
     """
     for name, value in given.items():
+        if or_none and value is None:
+            continue
         kinds, expected = _KINDS[name]
-        if not (any(cls.__name__ in kinds for cls in type(value).__mro__) if kinds else callable(value)):
+        classes = {cls.__name__ for cls in type(value).__mro__} | (
+            {"PathLike"} if hasattr(value, "__fspath__") else set()
+        )
+        if not (classes & set(kinds) if kinds else callable(value)):
             raise InputTypeError(
-                f"{owner} found a {type(value).__name__} as its {name}, expected {expected}; check the order of the "
-                f"arguments."
+                f"{owner} found a {type(value).__name__} as its {name}, expected {expected}"
+                f"{' or None' * or_none}; check the order of the arguments."
             )
 
 
@@ -132,7 +141,7 @@ SEED = "a whole number from 0 to 2^63 - 1"
 
 
 def expect_numbers(owner: str, expected: str, *, or_none: bool = False, **given: object) -> None:
-    """Refuse what is no number, or out of range; NaN is in no range.
+    """Refuse what is no number, or out of range; NaN is in no range, and a bool is no number.
 
     Args:
         owner: the function, for the sentence.
@@ -156,7 +165,7 @@ def expect_numbers(owner: str, expected: str, *, or_none: bool = False, **given:
             continue
         shown = repr(value) if isinstance(value, Real | str | None) else f"a {type(value).__name__}"
         told = f"{owner} found {name}={shown}, expected {expected}{' or None' * or_none}."
-        if not isinstance(value, kind):
+        if isinstance(value, bool) or not isinstance(value, kind):
             raise InputTypeError(told)
         if not _RANGES[expected](value):
             raise InputError(told)

@@ -77,6 +77,7 @@ def rescale(
         True
     """
     expect_arguments("rescale", model=model, graph=graph)
+    expect_arguments("rescale", or_none=True, optimizer=optimizer)
     tensors = dict(model.named_parameters(remove_duplicate=False)) | dict(model.named_buffers(remove_duplicate=False))
     expect_scales("rescale", phi, graph.num_units)
     factors = graph.gauge_factors(graph.exact_part(phi.double()) if exact else phi.double())

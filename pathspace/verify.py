@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from pathspace.basis import BasisPaths
 from pathspace.certificate import Certificate
-from pathspace.errors import InputError, expect_arguments
+from pathspace.errors import SEED, InputError, expect_arguments, expect_numbers
 from pathspace.explain import account
 from pathspace.finite import check_finite
 from pathspace.forward_run import bench_copy, cast
@@ -78,6 +78,7 @@ def verify(
     start = time.perf_counter()
     if graph is not None:
         expect_arguments("verify", model=model, graph=graph)
+    expect_numbers("verify", SEED, seed=seed)
     if isinstance(model, nn.Module):
         args, kwargs = arranged(model, args, kwargs)
         check_capturable(model)

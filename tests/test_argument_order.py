@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.nn import functional as F
 
 import pathspace as ps
 from pathspace import diagnostics, training
@@ -72,6 +73,38 @@ WRONG: dict[str, Case] = {
     "tables": lambda m, g, x, path: diagnostics.compare(m, m),  # type: ignore[arg-type]
     "watching": lambda m, g, x, path: diagnostics.watching(x),  # type: ignore[arg-type]
     "degeneracy": lambda m, g, x, path: diagnostics.degeneracy(x, m),  # type: ignore[arg-type]
+    "suggest, loss": lambda m, g, x, path: training.suggest(m, g, loss="x"),  # type: ignore[arg-type]
+    "diagnose, loss": lambda m, g, x, path: diagnostics.diagnose(m, x, loss=3),  # type: ignore[arg-type]
+    "diagnose, names": lambda m, g, x, path: diagnostics.diagnose(m, x, names=3),  # type: ignore[arg-type]
+    "diagnose, seed": lambda m, g, x, path: diagnostics.diagnose(m, x, seed="x"),  # type: ignore[arg-type]
+    "diagnose, checkpoint": lambda m, g, x, path: diagnostics.diagnose(m, x, checkpoint=3),  # type: ignore[arg-type]
+    "diagnose, progress": lambda m, g, x, path: diagnostics.diagnose(m, x, progress="x"),  # type: ignore[arg-type]
+    "diagnose, model": lambda m, g, x, path: diagnostics.diagnose(x, m),  # type: ignore[arg-type]
+    "report, checkpoint": lambda m, g, x, path: diagnostics.report(m, x, checkpoint=3),  # type: ignore[arg-type]
+    "report, progress": lambda m, g, x, path: diagnostics.report(m, x, progress=3),  # type: ignore[arg-type]
+    "report, loss": lambda m, g, x, path: diagnostics.report(m, x, loss_fn=3),  # type: ignore[arg-type]
+    "report, seed": lambda m, g, x, path: diagnostics.report(m, x, seed=None),  # type: ignore[arg-type]
+    "signal, names": lambda m, g, x, path: diagnostics.signal(m, x, names=[3]),  # type: ignore[list-item]
+    "signal, types": lambda m, g, x, path: diagnostics.signal(m, x, types=3),  # type: ignore[arg-type]
+    "signal, seed": lambda m, g, x, path: diagnostics.signal(m, x, seed="x"),  # type: ignore[arg-type]
+    "gradients, names": lambda m, g, x, path: diagnostics.gradients(m, F.mse_loss, [], names=3),  # type: ignore[arg-type]
+    "predict_growth, names": lambda m, g, x, path: diagnostics.predict_growth(m, 3, x, x),  # type: ignore[arg-type]
+    "degeneracy, graph": lambda m, g, x, path: diagnostics.degeneracy(m, x, graph="x"),  # type: ignore[arg-type]
+    "spectrum, steps": lambda m, g, x, path: diagnostics.spectrum(diagnostics.jacobian(m, x), steps=True),
+    "top_singular, count": lambda m, g, x, path: diagnostics.top_singular(diagnostics.jacobian(m, x), count=True),
+    "verify, seed": lambda m, g, x, path: ps.verify(m, x, seed=True),
+    "match, seed": lambda m, g, x, path: ps.channels(m, x).match(m, seed="x"),  # type: ignore[arg-type]
+    "rescale, optimizer": lambda m, g, x, path: ps.rescale(m, g, torch.ones(3), "x"),  # type: ignore[arg-type]
+    "balance, optimizer": lambda m, g, x, path: ps.balance(m, g, optimizer="x"),  # type: ignore[arg-type]
+    "canonicalise, optimizer": lambda m, g, x, path: ps.canonicalise(
+        m,
+        g.skeleton(),
+        optimizer="x",  # type: ignore[arg-type]
+    ),
+    "equalise, gauges": lambda m, g, x, path: ps.equalise(m, g, gauges=3),  # type: ignore[arg-type]
+    "equalise, gauges of numbers": lambda m, g, x, path: ps.equalise(m, g, gauges=[3]),  # type: ignore[list-item]
+    "penalize": lambda m, g, x, path: training.penalize(x, m, tau=0.1),  # type: ignore[type-var]
+    "penalize, optimizer": lambda m, g, x, path: training.penalize(m, x, tau=0.1, optimizer="x"),  # type: ignore[arg-type]
     "cost": lambda m, g, x, path: diagnostics.cost(x, m),  # type: ignore[arg-type]
 }
 
@@ -83,6 +116,11 @@ def test_wrong_order_is_one_sentence(name: str, tmp_path: Path) -> None:
     with pytest.raises(ps.PathspaceError) as caught:
         WRONG[name](model, graph, x, str(tmp_path / "file"))
     said = str(caught.value)
-    assert said.endswith(".") and "\n" not in said and "object has no attribute" not in said
+    assert (
+        said.endswith(".")
+        and "\n" not in said
+        and "object has no attribute" not in said
+        and "object is not" not in said
+    )
     assert all(torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True))
     assert not list(tmp_path.iterdir())

@@ -20,7 +20,7 @@ from pathspace.diagnostics.chain import ChainNode, MarkovChain
 from pathspace.diagnostics.check_traced import Traced
 from pathspace.diagnostics.nodes import run_noting, unwrapped
 from pathspace.diagnostics.penalty_disabled import PENAL
-from pathspace.errors import InputError, UnsupportedError
+from pathspace.errors import SEED, InputError, UnsupportedError, expect_arguments, expect_numbers
 from pathspace.training.norms_again import NORMS, NormsAgain
 from pathspace.training.penal_gradients import Again, learns, penalised, penalised_sum, penalised_zero, transforming
 from pathspace.training.sums_again import RELUS, Before, SumsAgain
@@ -295,6 +295,9 @@ def penalize(
     Reference:
         Learnable Markov chain paper, section 2.2, Algorithm 1.
     """
+    expect_arguments("penalize", model=model)
+    expect_arguments("penalize", or_none=True, optimizer=optimizer)
+    expect_numbers("penalize", SEED, batch_dim=batch_dim)
     if per not in ("sum", "sample"):
         raise InputError(f"per = {per!r}, expected 'sum' (the paper's hook) or 'sample' (survives scaling).")
     if per == "sum" and scale != 1.0:

@@ -97,6 +97,11 @@ def suggest(
         ('GaugeFixed(AdamW)', 'magnitude', 1.0)
     """
     expect_arguments("suggest", model=model, graph=graph)
+    if loss is not None and not callable(loss):
+        raise InputTypeError(
+            f"suggest found a {type(loss).__name__} as its loss, expected a function of a model, such as "
+            "lambda model: F.cross_entropy(model(x), y)."
+        )
     size, matrices, free = _typical_size(model, graph)
     reasons = []
     if free:

@@ -20,7 +20,7 @@ from pathspace.diagnostics.pages import asset, render
 from pathspace.diagnostics.report import measure, pictures, sentences
 from pathspace.diagnostics.report.layers import describe
 from pathspace.diagnostics.report.measure import Facts, attempt
-from pathspace.errors import InputError
+from pathspace.errors import SEED, InputError, expect_arguments, expect_numbers
 from pathspace.files import expect_suffix, replacing
 from pathspace.log_prefix import log_prefixes, log_suffixes
 from pathspace.skeleton import choose
@@ -122,6 +122,9 @@ def report(
         >>> found.facts["certificate"]["dimension"], found.facts["chain"]["absent"]
         (14, 'Sequential is not a Markov chain: no addition joins a stream and a branch computed from it.')
     """
+    expect_arguments("report", model=model)
+    expect_arguments("report", or_none=True, checkpoint=checkpoint, progress=progress)
+    expect_numbers("report", SEED, seed=seed)
     brought: dict[str, Any] = {"checkpoint": checkpoint, "data": data, "targets": targets, "batches": batches}
     subject = given(model, inputs, kwargs, loss=loss_fn if loss is None else loss, seed=seed, **brought)
     model, inputs, kwargs = subject.model, subject.args, subject.kwargs
