@@ -7,6 +7,7 @@ import io
 import math
 import pickle
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -16,7 +17,7 @@ from training_pairs import Problem, largest_difference
 
 import pathspace as ps
 from pathspace import InputError, PathspaceError, UnsupportedError
-from pathspace.training import EMASGD, GSGD, GAdam, PathSGD, RescaleSGD, SignProp
+from pathspace.training import EMASGD, GSGD, GAdam, GaugeFixed, PathSGD, RescaleSGD, SignProp
 
 Make = Callable[..., torch.optim.Optimizer]
 
@@ -284,6 +285,51 @@ def test_momentum_and_betas_can_be_cycled() -> None:
         before = optimizer.param_groups[0][key]
         lr_scheduler.OneCycleLR(optimizer, 0.01, total_steps=8)
         assert optimizer.param_groups[0][key] != before
+
+
+Optimizers = Callable[[Any, Any], list[torch.optim.Optimizer]]
+
+
+@pytest.mark.parametrize(
+    ("make", "key"),
+    [
+        (lambda a, b: [torch.optim.Muon(a, lr=0.01), torch.optim.AdamW(b, lr=0.01)], None),
+        (lambda a, b: [torch.optim.AdamW(b, lr=0.01), torch.optim.Muon(a, lr=0.01)], None),
+        (lambda a, b: [torch.optim.Muon(a, lr=0.01), torch.optim.SGD(b, lr=0.01, momentum=0.9)], "momentum"),
+        (lambda a, b: [torch.optim.NAdam(a, lr=0.01), torch.optim.AdamW(b, lr=0.01)], "betas"),
+        (lambda a, b: [torch.optim.AdamW([*a, *b], lr=0.01)], "betas"),
+    ],
+)
+@pytest.mark.parametrize("kind", ["OneCycleLR", "CyclicLR"])
+def test_schedulers_of_several_optimizers_cycle_only_what_all_have(
+    make: Optimizers, key: str | None, kind: str
+) -> None:
+    """A scheduler of torch looks into ``defaults`` once, and then into every group."""
+    model, x = nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 2)), torch.randn(8, 4)
+    weights = [[p for p in model.parameters() if (p.ndim > 1) is matrix] for matrix in (True, False)]
+    optimizer = GaugeFixed(make(*weights), ps.trace(model, x))
+    settings = [set(group) for group in optimizer.param_groups]
+
+    def scheduled(**options: bool) -> Any:
+        if kind == "OneCycleLR":
+            return lr_scheduler.OneCycleLR(optimizer, 0.02, total_steps=8, **options)
+        return lr_scheduler.CyclicLR(optimizer, 0.01, 0.02, 2, **options)
+
+    if key is None:
+        with pytest.raises(ValueError, match="must support momentum or beta1"):
+            scheduled()
+    scheduler = scheduled() if key else scheduled(cycle_momentum=False)
+    for _ in range(3):
+        model(x).square().sum().backward()
+        optimizer.step()
+        before = [(group["lr"], group[key] if key else None) for group in optimizer.param_groups]
+        scheduler.step()
+        after = [(group["lr"], group[key] if key else None) for group in optimizer.param_groups]
+        assert all(
+            old[0] != new[0] and (key is None or old[1] != new[1]) for old, new in zip(before, after, strict=True)
+        )
+    for held, group in zip(settings, optimizer.param_groups, strict=True):
+        assert {"betas", "momentum"} & set(group) == {"betas", "momentum"} & held
 
 
 @pathwise

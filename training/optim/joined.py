@@ -15,6 +15,8 @@ from pathspace import InputError, InputTypeError
 class Joined(Optimizer):
     """Several optimizers of one model as a single optimizer, with their groups and states.
 
+    Schedulers may change the settings that all of the optimizers have: :attr:`defaults` holds no others.
+
     Args:
         optimizer: one optimizer of torch's kind, or several.
 
@@ -36,7 +38,10 @@ class Joined(Optimizer):
                 f"{type(self).__name__} found an optimizer of type {type(optimizer).__name__}, expected one of "
                 "torch.optim, or a list of several."
             )
-        super().__init__(self.param_groups, dict(self.optimizers[0].defaults))
+        # a scheduler that finds a setting here, such as betas, changes it in every group: all of them must have it
+        first, *others = (one.defaults for one in self.optimizers)
+        shared = {key: value for key, value in first.items() if all(key in other for other in others)}
+        super().__init__(self.param_groups, shared)
 
     @property
     def param_groups(self) -> list[dict[str, Any]]:
