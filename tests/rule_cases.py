@@ -298,8 +298,6 @@ TABLE: list[tuple[str, tuple[Any, ...], dict[str, Any]]] = [
     ("tril triu", (H,), {}),
     ("nan_to_num", (H, 0.0, 1.0, -1.0), {}),
     # other types
-    ("to", (H, torch.int64), {}),
-    ("_to_copy", (H,), {"dtype": torch.int64}),
     ("view_as_complex", (Q,), {}),
     ("view_as_real view_as_real_copy", (Z,), {}),
     ("complex", (H, G), {}),
@@ -344,6 +342,8 @@ KEPT: list[tuple[str, tuple[Any, ...], dict[str, Any]]] = [
     ("unflatten", (H, 1, [3, 1]), {}),
     ("view_as reshape_as", (H, torch.ones(3, 2)), {}),
     ("pathspace.lifted", (H, 0), {}),
+    ("to", (H, torch.float64), {}),
+    ("_to_copy", (H,), {"dtype": torch.float64}),
     ("type_as", (H, real(1.0)), {}),
     ("detach_", (Act((2, 3), through=((aten.clone.default,),)),), {}),
 ]  # fmt: skip
@@ -517,6 +517,20 @@ FORMS: list[tuple[str, tuple[Any, ...], dict[str, Any], int | None]] = [
     ("group_norm", (act(1, 4, 2), 2, par(4), par(4), 0.0, False), {}, None),
     ("scaled_dot_product_attention", (Q4, K4, V4, act(2, 2)), {}, None),
     ("grid_sampler", (IMAGE, act(1, 2, 2, 2), 0, 1, True), {}, None),
+    # conversions to integers, before or after the operation, and to booleans
+    ("to", (H, torch.int64), {}, 0),
+    ("to", (H, torch.bool), {}, None),
+    ("_to_copy", (H,), {"dtype": torch.int32}, 0),
+    ("type_as", (H, whole(1)), {}, 0),
+    ("sum", (H, [1]), {"dtype": torch.int64}, 0),
+    ("sum", (H, [1]), {"dtype": torch.bool}, None),
+    ("nansum", (H, [1]), {"dtype": torch.int64}, 0),
+    ("cumsum", (H, 1), {"dtype": torch.int64}, 0),
+    ("prod", (H, 1), {"dtype": torch.int64}, 0),
+    ("cumprod", (H, 1), {"dtype": torch.int64}, 0),
+    ("copy", (whole([1, 2, 3], [4, 5, 6]), H), {}, 0),
+    ("fill", (whole(1, 2), act()), {}, 0),
+    ("linspace", (act(), act(), 4), {"dtype": torch.int64}, 0),
 ]  # fmt: skip
 
 

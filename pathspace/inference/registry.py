@@ -20,7 +20,7 @@ AnyRule = TypeVar("AnyRule", bound=Rule)
 
 @dataclass(frozen=True)
 class Facts:
-    """Properties of an operation that hold for all operands and arguments.
+    """Properties of an operation that hold for all operands and arguments, unless it converts operands to integers.
 
     Attributes:
         kind: the kind of operation, one of :data:`KINDS`.

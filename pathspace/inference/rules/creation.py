@@ -7,8 +7,9 @@ from typing import Any
 from torch import Tensor
 
 from pathspace.inference.registry import rule
+from pathspace.inference.rules.edges import converted
 from pathspace.inference.semantics import Semantics
-from pathspace.inference.values import NEUTRAL, Value, constant, shape_of
+from pathspace.inference.values import NEUTRAL, Value, Weight, constant, shape_of
 
 
 @rule("aten.zeros", "aten.zeros_like", "aten.new_zeros", "aten.zero", "aten.zero_", kind="creation")
@@ -23,7 +24,10 @@ def full(semantics: Semantics, *args: Any, **kwargs: Any) -> Tensor:
     name = semantics.place.op.removeprefix("aten.")
     position = {"scalar_tensor": 0, "new_full": 2}.get(name, 1)
     value = args[position] if len(args) > position else kwargs.get("fill_value", kwargs.get("value"))
-    return semantics.activation(value).expand(shape_of(semantics.place.result))
+    shown = semantics.place.result
+    if isinstance(value, Tensor | Weight):
+        value = converted(semantics, value, shown.dtype)
+    return semantics.activation(value).expand(shape_of(shown))
 
 
 @rule(
@@ -55,7 +59,11 @@ def spaced(semantics: Semantics, start: Any, end: Any, *args: Any, **kwargs: Any
     ends = [semantics.activation(value) for value in (start, end)]
     if semantics.place.op == "aten.logspace":
         semantics.pin(ends, "not positively homogeneous")
-    return semantics.join(*ends).expand(shape_of(semantics.place.result))
+    shown = semantics.place.result
+    if any(isinstance(value, Tensor | Weight) for value in (start, end)):
+        # (the numbers between the ends are rounded, too)
+        ends = [semantics.activation(converted(semantics, semantics.join(*ends), shown.dtype))]
+    return semantics.join(*ends).expand(shape_of(shown))
 
 
 @rule("aten.bernoulli", "aten.bernoulli_", kind="random")

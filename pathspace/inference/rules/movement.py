@@ -71,6 +71,7 @@ aten = torch.ops.aten
     coefficients="one",
     elementwise=True,
 )
+@rule("aten.to", "aten._to_copy", "aten.type_as", kind="copy", elementwise=True)
 @rule("aten.real", "aten.imag", "aten.conj", "aten._conj", "aten.resolve_conj", kind="complex", degree=(1,),
       elementwise=True)  # fmt: skip
 def homogeneous(semantics: Semantics, x: Value, *args: Any, **kwargs: Any) -> Any:
@@ -109,17 +110,6 @@ def alpha_dropout(semantics: Semantics, x: Value, p: float = 0.5, train: bool = 
     if p and train:
         semantics.pin([semantics.activation(x)], "alpha dropout adds constants")
     return x
-
-
-@rule("aten.to", "aten._to_copy", "aten.type_as", kind="copy", elementwise=True)
-def convert(semantics: Semantics, x: Value, *args: Any, **kwargs: Any) -> Value:
-    """A conversion: other floating-point types and devices keep scales, booleans need none, integers fix them."""
-    dtype = semantics.place.result.dtype
-    if dtype.is_floating_point or dtype.is_complex:
-        return x
-    if dtype == torch.bool:
-        return semantics.observe(semantics.activation(x))
-    return semantics.opaque([semantics.activation(x)], "rounding is not homogeneous")
 
 
 # --- views
