@@ -73,6 +73,8 @@ def _added(h: Tensor, m: _Places) -> Tensor:
     return torch.baddbmm(h[:, :, :1], m.leave(h), h.transpose(1, 2)[:, :, :3])[:, 2, :2]
 
 
+FIRST_TWO = torch.arange(6)[:, None] < 2
+
 # how the places are read -> the places that are
 READS: dict[str, tuple[Callable[[Tensor, _Places], Tensor], set[int]]] = {
     "first": (lambda h, m: m.leave(h)[:, 0], {0}),
@@ -103,6 +105,13 @@ READS: dict[str, tuple[Callable[[Tensor, _Places], Tensor], set[int]]] = {
     "added": (_added, {0, 1, 2}),
     "indexed": (lambda h, m: torch.zeros_like(h).index_add(1, m.order, h[:, :2])[:, 4], {0}),
     "sorted": (lambda h, m: h.sort(1)[0][:, 0], {0, 1, 2, 3, 4, 5}),
+    "times a mask": (lambda h, m: h.tanh() * FIRST_TWO, {0, 1}),
+    "times numbers": (lambda h, m: m.leave(h * FIRST_TWO.float()), {0, 1}),
+    "times zero": (lambda h, m: h.tanh() * 0 + h[:, :1], {0}),
+    "chosen": (lambda h, m: torch.where(FIRST_TWO, h.tanh(), m.leave(h).flip(1)), {0, 1, 2, 3}),
+    "filled": (lambda h, m: F.gelu(h).masked_fill(~FIRST_TWO, 0.0), {0, 1}),
+    "filled from elsewhere": (lambda h, m: h.masked_fill(FIRST_TWO, h[0, 5, 0]), {2, 3, 4, 5}),
+    "chosen by data": (lambda h, m: torch.where(h > 0, h.tanh(), 0.0), {0, 1, 2, 3, 4, 5}),
 }
 
 

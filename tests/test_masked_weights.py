@@ -30,6 +30,7 @@ class Masked(nn.Module):
 
 
 relu = torch.relu
+THREE, TRIANGLE = torch.tensor([True, False, True, True]), torch.ones(4, 4, dtype=torch.bool).tril()
 # use of the masked parameters -> scalars on paths, units
 USES: dict[str, tuple[Callable[[Masked, Tensor], Tensor], int, int]] = {
     "a diagonal first": (lambda m, x: m.out(x * m.some()), 3 + 6 + 2, 3),
@@ -40,6 +41,15 @@ USES: dict[str, tuple[Callable[[Masked, Tensor], Tensor], int, int]] = {
     "used whole behind the mask": (lambda m, x: relu(x * m.some()) * m.w, 3, 0),
     "a matrix behind the mask": (lambda m, x: relu(x * m.some()) @ m.matrix, 3 + 12, 3),
     "a matrix twice behind the mask": (lambda m, x: relu(relu(x * m.some()) @ m.matrix) @ m.matrix, 3 + 16, 1),
+    # masks of conditions
+    "a diagonal of conditions": (lambda m, x: m.out(x * (THREE * m.w)), 3 + 6 + 2, 3),
+    "a triangle of conditions": (lambda m, x: m.out(relu(x @ (m.matrix * TRIANGLE))), 10 + 8 + 2, 4),
+    "a triangle that is chosen": (lambda m, x: m.out(relu(x @ torch.where(TRIANGLE, m.matrix, 0.0))), 10 + 8 + 2, 4),
+    "features under a condition": (lambda m, x: m.out(relu(x @ m.matrix) * THREE), 12 + 6 + 2, 3),
+    "features beside a condition": (lambda m, x: m.out(relu(x @ m.matrix) + ~THREE), 16 + 8 + 2, 3),
+    "a function under a condition": (lambda m, x: m.out((x @ m.matrix).tanh() * THREE), 12 + 6 + 2, 0),
+    "a matrix times zero": (lambda m, x: m.out(x * m.some()) + (x @ (m.matrix * 0))[:, :2], 3 + 6 + 2, 3),
+    "features times zero": (lambda m, x: m.out(x * m.some()) + ((x @ m.matrix).tanh() * 0)[:, :2], 3 + 6 + 2, 3),
 }
 
 
@@ -52,3 +62,11 @@ def test_units_behind_masked_scalars_are_not_counted(name: str) -> None:
     assert (certificate.weights, certificate.units) == (weights, units)
     assert certificate.method == "exact"
     assert certificate.theorem1["exhaustive"]
+
+
+def test_channels_under_a_condition_are_those_under_a_mask_of_numbers() -> None:
+    def groups(mask: Tensor) -> str:
+        model = Masked(lambda m, x: m.out(relu(x @ m.matrix) * mask))
+        return repr(ps.channels(model, torch.randn(5, 4)).groups)
+
+    assert groups(THREE) == groups(THREE.float())

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, fx
 from torch.utils import _pytree as pytree
 
-from pathspace.inference.folding import constant_of
+from pathspace.inference.left_out import CHOICES, PRODUCTS, Constants
 from pathspace.inference.registry import facts_of, operation_name
 from pathspace.inference.rules.normalization import WITH_STATISTICS
 from pathspace.inference.values import NEUTRAL, compress, distinct
@@ -85,7 +85,7 @@ class _Backward:
     """
 
     def __init__(self, module: fx.GraphModule, values: Mapping[str, Any]) -> None:
-        self.module, self.values = module, values
+        self.constants = Constants(module, values)
         self.found: dict[str, Live] = {}
         self._live: dict[fx.Node, Live] = {}
         # operation with several results -> number of the result -> its live elements
@@ -126,6 +126,13 @@ class _Backward:
             return []
         if name in WINDOWS:
             return _under_windows(node, live)
+        if (left := self.constants.leaves(node)) is not None:
+            shown = node.meta["val"].shape
+            return [
+                (operand, _fit(_both(live, kept, shown), operand.meta["val"].shape))
+                for operand, kept in left
+                if isinstance(operand, fx.Node)
+            ]
         # (a factor of what is added, an option, can be negative)
         positive = facts.coefficients != "real" or (facts.kind == "write" and not node.kwargs)
         if facts.linear == "jointly" and positive and not facts.elementwise:
@@ -155,8 +162,8 @@ class _Backward:
             sizes = {one: torch.Size((1,) * (len(shape) - rank)) + shape[-rank:] for one, shape in sizes.items()}
         given: dict[fx.Node, Any] = {operand: torch.zeros(size).float() for operand, size in sizes.items()}
         for operand in operands:
-            if operand not in given and (value := constant_of(operand, self.module, self.values)) is not None:
-                given[operand] = value
+            if operand not in given and (value := self.constants.value(operand)) is not None:
+                given[operand] = value.expand(operand.meta["val"].shape)
         if len(given) < len(operands):
             return None
         try:
@@ -181,7 +188,7 @@ def _leaves_out(target: Any) -> bool:
     if name.startswith("aten.adaptive_avg_pool"):
         # (these windows cover their operand, whatever its size)
         return False
-    return name in SIZES or name in WINDOWS or kind in LEAVE_OUT or kind == "padding"
+    return name in SIZES | WINDOWS | PRODUCTS | CHOICES or kind in LEAVE_OUT or kind == "padding"
 
 
 def _acts(node: fx.Node) -> bool:
@@ -220,6 +227,12 @@ def _short(mask: Tensor) -> Live:
 
 def _mask(live: Live, shape: torch.Size) -> Tensor:
     return live if isinstance(live, Tensor) else torch.tensor(live).expand(shape)
+
+
+def _both(live: Live, kept: Tensor | None, shape: torch.Size) -> Tensor:
+    """The elements of a result that are live and that a constant keeps."""
+    one, other = (_mask(part if part is not None else True, shape) for part in (live, kept))
+    return (distinct(one.expand(shape)) & distinct(other.expand(shape))).expand(shape)
 
 
 def _fit(mask: Tensor, shape: torch.Size) -> Live:

@@ -11,7 +11,18 @@ from torch import Tensor
 
 from pathspace.inference.eps_detection import guards_a_division
 from pathspace.inference.semantics import Semantics
-from pathspace.inference.values import NEUTRAL, ROOT, Value, Weight, broadcast_shape, compress, constant, distinct
+from pathspace.inference.values import (
+    NEUTRAL,
+    ROOT,
+    Value,
+    Weight,
+    broadcast_shape,
+    compress,
+    constant,
+    distinct,
+    value_of,
+    with_value,
+)
 
 # products with more relations between scales than this are pinned
 LARGEST = 2_000_000
@@ -38,6 +49,12 @@ def is_constant(value: Any) -> bool:
         return False
     ids = distinct(value)
     return bool(((ids == ROOT) | (ids == NEUTRAL)).all())
+
+
+def number(value: Any) -> Any:
+    """A factor or summand, in which false is zero (a condition that only selects has no zeros)."""
+    known = value_of(value)
+    return value if known is None or known.dtype != torch.bool else with_value(known.byte())
 
 
 def times(semantics: Semantics, x: Tensor, y: Tensor, power: int = 1) -> Tensor:
@@ -100,6 +117,7 @@ __all__ = [
     "is_constant",
     "is_plain",
     "negligible",
+    "number",
     "powers",
     "times",
     "varying",

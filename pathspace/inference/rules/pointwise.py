@@ -13,7 +13,7 @@ from torch.fx import Node
 
 from pathspace.inference.eps_detection import is_parameter_itself
 from pathspace.inference.registry import rule
-from pathspace.inference.rules.edges import edges, is_constant, is_plain, negligible, powers, times
+from pathspace.inference.rules.edges import edges, is_constant, is_plain, negligible, number, powers, times
 from pathspace.inference.semantics import Semantics
 from pathspace.inference.values import (
     NEUTRAL,
@@ -50,7 +50,7 @@ def add(semantics: Semantics, x: Any, y: Any, *args: Any, **kwargs: Any) -> Valu
         if sum_ is not None:
             return sum_
         semantics.opaque([semantics.activation(x)], "a constant is added")
-    return semantics.join(semantics.activation(x), semantics.activation(y))
+    return semantics.join(semantics.activation(number(x)), semantics.activation(number(y)))
 
 
 def shifted(semantics: Semantics, x: Any, constant: float, alpha: Any) -> Weight | None:
@@ -129,10 +129,11 @@ def masked_fill(semantics: Semantics, x: Value, mask: Value, value: Any) -> Tens
       coefficients="one", elementwise=True)  # fmt: skip
 def mul(semantics: Semantics, x: Any, y: Any) -> Value:
     """A product: a number keeps the scale, a parameter is an edge, and log-scales of two activations add up."""
+    x, y = number(x), number(y)
     if not isinstance(y, Tensor | Weight):
-        return x  # type: ignore[no-any-return]
+        return multiple(semantics, x, y)
     if not isinstance(x, Tensor | Weight):
-        return y
+        return multiple(semantics, y, x)
     if isinstance(x, Weight) and isinstance(y, Weight):
         x = semantics.activation(x)
     if isinstance(x, Weight) or isinstance(y, Weight):
@@ -143,6 +144,15 @@ def mul(semantics: Semantics, x: Any, y: Any) -> Value:
             return weight if is_plain(value) else weight.masked((value != NEUTRAL).expand(weight.shape))
         return edges(semantics, weight, value, ())
     return times(semantics, x, y)
+
+
+def multiple(semantics: Semantics, x: Value, factor: Any) -> Value:
+    """A value times a number: its scale, or exact zeros (which still have the channels of the value)."""
+    if not (semantics.drops_dead and _is_number(factor) and factor == 0):
+        return x
+    if isinstance(x, Weight):
+        return x.masked(torch.zeros((), dtype=torch.bool).expand(x.shape))
+    return constant(x.shape, NEUTRAL)
 
 
 @rule("aten.div", "aten.div_", "aten.divide", "aten.true_divide", kind="quotient", elementwise=True, infinite=True)
