@@ -16,6 +16,7 @@ from torch import Tensor, fx, nn
 import pathspace as ps
 from pathspace.capture import capture
 from pathspace.inference.liveness import live_elements
+from pathspace.inference.rules import contraction
 from pathspace.inference.values import with_value
 
 
@@ -228,6 +229,23 @@ def test_chains_of_operations(seed: int) -> None:
     before = model(x)
     ps.rescale(model, graph, graph.exact_part(torch.randn(graph.num_units, dtype=torch.float64)))
     assert torch.allclose(model(x), before, rtol=1e-8, atol=1e-10)
+
+
+def _causal(h: Tensor, m: _Places) -> Tensor:
+    hidden = torch.ones(6, 6, dtype=torch.bool).triu(1)
+    scores = (m.leave(h) @ h.transpose(1, 2)).masked_fill(hidden, 0.0)
+    return (scores @ torch.ones_like(h))[:, 0]
+
+
+def test_large_products_leave_out_rows_that_reach_no_output(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, x = _Places(_causal).double(), torch.randn(2, 6, 3, dtype=torch.float64)
+    before, wanted = model(x), ps.trace(model, x)
+    monkeypatch.setattr(contraction, "LARGEST", 100)
+    graph = ps.trace(model, x)
+    assert (graph.num_units, graph.num_weights) == (wanted.num_units, wanted.num_weights) == (4, 40)
+    assert not graph.pinned
+    ps.rescale(model, graph, torch.randn(graph.num_units, dtype=torch.float64))
+    assert torch.allclose(model(x), before)
 
 
 class _Slopes(nn.Module):

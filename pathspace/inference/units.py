@@ -354,6 +354,8 @@ class Scales(Semantics):
         first[np.abs(classes.numpy()[order])] = order * np.sign(classes.numpy()[order])
         first[0] = ROOT
         new = torch.where(known, torch.from_numpy(first)[torch.where(known, signed, 0).abs()] * signed.sign(), NEUTRAL)
+        # (what is read of the representatives is read of the ids that they stand for)
+        self.flows.into(small, new)
         return compress(new).expand(value.shape)
 
     def statistics_of(self, mean: str, var: str, channels: Tensor, eps: float, frozen: bool) -> None:
