@@ -359,3 +359,36 @@ def test_places_that_no_window_meets_are_those_without_a_gradient(data: st.DataO
         live = live_elements(captured.graph, {}).get("relu", True)
         mask = live if isinstance(live, Tensor) else torch.tensor(live).expand(shape)
         assert torch.equal(mask, _by_gradient(read, shape)), (shape, size, stride, margin, hole)
+
+
+class _Positions(nn.Module):
+    """A table of positions that meets the input itself."""
+
+    def __init__(self, read: Callable[[Tensor, Any], Tensor]) -> None:
+        super().__init__()
+        self.table, self.enter, self.norm = nn.Embedding(5, 3), nn.Linear(3, 4), nn.LayerNorm(3)
+        self.waves, self.held, self.read = nn.Buffer(torch.randn(5, 3)), torch.randn(5, 3), read
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.read(x, self)
+
+
+# places 0 and 1 of five are read
+AT_INPUTS: dict[str, Callable[[Tensor, _Positions], Tensor]] = {
+    "embedded": lambda x, m: m.enter(x + m.table(torch.arange(5)))[:, :2],
+    "dropped first": lambda x, m: m.enter((x + m.table.weight)[:, :2]),
+    "normalised": lambda x, m: m.enter(m.norm(x + m.table.weight))[:, :2],
+    "read elsewhere": lambda x, m: m.enter(x + m.table.weight)[:, :2] + m.enter(x[:, :2]),
+    "the larger": lambda x, m: m.enter(torch.maximum(x, m.table.weight))[:, :2],
+    "a buffer": lambda x, m: m.enter((m.waves + m.table.weight)[:2]) + m.enter(x)[:, :2],
+    "a constant": lambda x, m: m.enter((m.held + m.table.weight)[:2]) + m.enter(x)[:, :2],
+}
+
+
+@pytest.mark.parametrize("name", AT_INPUTS)
+def test_inputs_and_buffers_at_places_that_are_not_read_restrict_nothing(name: str) -> None:
+    model, x = _Positions(AT_INPUTS[name]), torch.randn(2, 5, 3)
+    certificate = ps.verify(model, x)
+    assert certificate.holds and certificate.theorem3["holds"]
+    assert certificate.weights == 2 * 3 + 4 * 3 + 4 + 6 * (name == "normalised")
+    assert _dead_elements_do_not_matter(model, x)

@@ -73,6 +73,7 @@ def interpret(
         if node.op == "placeholder":
             values[node.name] = _placeholder(node, captured, semantics)
     live = live_elements(captured.graph, values) if semantics.drops_dead else {}
+    values = {name: without_dead(value, live.get(name, True)) for name, value in values.items()}
     outputs = Walk(semantics, strict, live=live).run(captured.graph, values)
     semantics.place = Place("output")
     flat = []

@@ -19,7 +19,7 @@ from torch.utils import _pytree as pytree
 from pathspace.inference.left_out import CHOICES, PRODUCTS, Constants
 from pathspace.inference.registry import facts_of, operation_name
 from pathspace.inference.rules.normalization import WITH_STATISTICS
-from pathspace.inference.values import NEUTRAL, compress, distinct
+from pathspace.inference.values import NEUTRAL, Weight, compress, constant, distinct
 
 # all elements, none, or a mask of them
 Live = bool | Tensor
@@ -42,7 +42,7 @@ SIZES = frozenset(
 
 
 def live_elements(module: fx.GraphModule, values: Mapping[str, Any]) -> dict[str, Live]:
-    """The operations of whose result some elements reach no output.
+    """The operations and placeholders of which some elements reach no output.
 
     Args:
         module: a captured graph, whose nodes have fake results in ``meta["val"]``.
@@ -65,16 +65,23 @@ def live_elements(module: fx.GraphModule, values: Mapping[str, Any]) -> dict[str
                 backward.mark((operand, True) for operand in node.all_input_nodes)
             elif node.op == "call_function":
                 backward.visit(node)
+            elif node.op == "placeholder":
+                backward.leave(node)
     return backward.found
 
 
 def without_dead(ids: Any, live: Live) -> Any:
     """Activations with exact zeros, which can have any scale, in place of the elements that reach no output."""
-    if not isinstance(ids, Tensor) or isinstance(live, bool):
+    if not isinstance(ids, Tensor) or live is True or hasattr(ids, "base"):
         return ids
-    if any(hasattr(ids, name) for name in ("known", "base", "buffer_name")):
-        return ids
-    return compress(torch.where(distinct(live), distinct(ids), NEUTRAL).expand(ids.shape))
+    if live is False:
+        out = constant(ids.shape, NEUTRAL)
+    else:
+        out = compress(torch.where(distinct(live), distinct(ids), NEUTRAL).expand(ids.shape))
+    for name in ("known", "buffer_name"):
+        if hasattr(ids, name):
+            setattr(out, name, getattr(ids, name))
+    return out
 
 
 class _Backward:
@@ -85,7 +92,7 @@ class _Backward:
     """
 
     def __init__(self, module: fx.GraphModule, values: Mapping[str, Any]) -> None:
-        self.constants = Constants(module, values)
+        self.values, self.constants = values, Constants(module, values)
         self.found: dict[str, Live] = {}
         self._live: dict[fx.Node, Live] = {}
         # operation with several results -> number of the result -> its live elements
@@ -95,6 +102,12 @@ class _Backward:
         """Add live elements of operands."""
         for operand, live in operands:
             self._live[operand] = _either(self._live.get(operand, False), live)
+
+    def leave(self, node: fx.Node) -> None:
+        """Keep what is found for a placeholder, after all operations that read it."""
+        live = self._live.get(node, False)
+        if live is not True and _is_fixed(node.meta.get("val")):
+            self.found[node.name] = live
 
     def visit(self, node: fx.Node) -> None:
         """Mark the operands of one operation, after all operations that read its result."""
@@ -153,7 +166,7 @@ class _Backward:
         operands = node.all_input_nodes
         data = [operand for operand in operands if operand.meta["val"].is_floating_point()]
         large = sum(operand.meta["val"].numel() for operand in operands) > LARGEST
-        if large or all(operand.op != "call_function" for operand in data):
+        if large or all(operand.op == "get_attr" or self._is_weight(operand) for operand in data):
             return None
         sizes = {operand: operand.meta["val"].shape for operand in data}
         if live is True and facts_of(node).kind == "average pooling":
@@ -180,6 +193,9 @@ class _Backward:
         for operand, grad in zip(data, found, strict=True):
             marks[operand] = False if grad is None else _short((grad != 0).expand(operand.meta["val"].shape))
         return marks.items()
+
+    def _is_weight(self, operand: fx.Node) -> bool:
+        return operand.op == "placeholder" and isinstance(self.values.get(operand.name), Weight)
 
 
 def _leaves_out(target: Any) -> bool:
