@@ -458,3 +458,51 @@ def test_weights_and_values_without_dimensions_have_scales() -> None:
     model, x = Scalars(), torch.tensor(2.0)
     assert ps.verify(model, x).units == 1 and not ps.trace(model, x).pinned
     assert ps.path_norm(model, x) == pytest.approx(0.7 * (1.3 + 0.2), rel=1e-6)
+
+
+# what is added to the six features, from tensors without elements
+NOTHING: dict[str, Callable[[Tensor], Tensor]] = {
+    "a sum": lambda h: h + h[:, :0].sum(-1, keepdim=True),
+    "a norm": lambda h: h + h[:, :0].norm(dim=-1, keepdim=True),
+    "a product": lambda h: h * h[:, :0].prod(-1, keepdim=True),
+    "a matrix product": lambda h: h + h[:, :0] @ h[:0],
+    "a linear map": lambda h: h + F.linear(h[:, :0], torch.ones(6, 0)),
+    "rows": lambda h: torch.cat([h, F.linear(h[:0], torch.ones(6, 6))]),
+    "no keys": lambda h: h + F.scaled_dot_product_attention(h[None], h[None, :0], h[None, :0])[0],
+    "an activation": lambda h: torch.cat([h, F.gelu(h[:, :0])], 1),
+    "a sort": lambda h: torch.cat([h, h[:, :0].sort(-1)[0]], 1),
+}
+
+
+@pytest.mark.usefixtures("no_rule_fails")
+@pytest.mark.parametrize("name", NOTHING)
+def test_tensors_without_elements_restrict_nothing(name: str) -> None:
+    model, x = Between(NOTHING[name]), torch.randn(5, 4)
+    certificate = ps.verify(model, x)
+    assert certificate.holds and certificate.theorem3["holds"]
+    assert certificate.units == 6 and not ps.trace(model, x).pinned
+    assert ps.channels(model, x).groups
+
+
+@pytest.mark.usefixtures("no_rule_fails")
+def test_weights_without_elements_restrict_nothing() -> None:
+    class Parts(Between):
+        def forward(self, x: Tensor) -> Tensor:
+            h, w = self.first(x), self.second.weight
+            return self.second(h) + F.linear(h[:, :0], w[:, :0]) + w[:, :0].sum(1)
+
+    model = Parts(F.relu)
+    assert ps.trace(model, torch.randn(5, 4)).num_units == 6
+    assert ps.verify(model, torch.randn(5, 4)).holds
+
+
+@pytest.mark.parametrize(("error", "said"), [(ValueError("in words"), " (in words)"), (RuntimeError("of ids"), "")])
+def test_a_pin_quotes_the_words_of_a_rule_and_not_those_of_torch(
+    error: Exception, said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(*args: object) -> None:
+        raise error
+
+    monkeypatch.setitem(RULES, "aten.relu", fails)
+    pins = ps.trace(Between(torch.relu), torch.randn(5, 4)).pinned
+    assert [pin.reason for pin in pins] == [f"its rule does not cover this form{said}"]

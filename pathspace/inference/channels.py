@@ -187,7 +187,9 @@ class Channels(Semantics):
         ids = self.activation(value)
         wanted = sorted({dim % ids.dim() for dim in dims}, reverse=True)
         ids = self._one(ids, wanted)
-        ids = ids.expand([1 if dim in wanted else size for dim, size in enumerate(ids.shape)])
+        shape = [1 if dim in wanted else size for dim, size in enumerate(ids.shape)]
+        # (a sum of nothing is zero)
+        ids = ids.expand(shape) if all(ids.shape[dim] for dim in wanted) else constant(shape, NEUTRAL)
         if not keepdim:
             for dim in wanted:
                 ids = ids.select(dim, 0)

@@ -233,6 +233,8 @@ class Walk(Generic[S]):
         constant_result = folded(node, args, kwargs)
         if constant_result is not None:
             return constant_result
+        if _is_empty(shown):
+            return pytree.tree_map(lambda leaf: constant(shape_of(leaf), NEUTRAL), shown)
         reason = "no rule says how this operation treats scales"
         if name in RULES:
             args, kwargs = self.converted(node, args, kwargs)
@@ -242,7 +244,7 @@ class Walk(Generic[S]):
                 raise
             except Exception as error:
                 # the rule does not support these arguments: the operation is pinned, which is sound and recorded
-                reason = f"its rule does not cover this form ({first_line(error)})"
+                reason = _uncovered(error)
         if any(isinstance(value, Weight) or is_free(value) for value in flat_values((args, kwargs))):
             smaller = decomposed(node)
             if smaller is not None:
@@ -284,6 +286,19 @@ def is_free(value: Any) -> bool:
         return False
     ids = distinct(value)
     return bool(((ids != ROOT) & (ids != NEUTRAL)).any())
+
+
+def _uncovered(error: Exception) -> str:
+    """Why an operation is pinned whose rule raised an error."""
+    told = first_line(error)
+    # (a ValueError is in the words of the rule; torch's own errors speak of ids)
+    return "its rule does not cover this form" + (f" ({told})" if isinstance(error, ValueError) else "")
+
+
+def _is_empty(shown: Any) -> bool:
+    """Whether an operation has only tensors without elements as results."""
+    leaves = pytree.tree_leaves(shown)
+    return bool(leaves) and all(isinstance(leaf, Tensor) and 0 in shape_of(leaf) for leaf in leaves)
 
 
 def _checked(result: Any, shown: Any) -> Any:

@@ -116,7 +116,8 @@ def rule(*operations: str, **stated: Any) -> Callable[[AnyRule], AnyRule]:
         **stated: properties of the operations, attributes of :class:`Facts`.
 
     Returns:
-        A decorator that registers ``rule(semantics, *args, **kwargs)`` and returns it.
+        A decorator that registers ``rule(semantics, *args, **kwargs)`` and returns it. A rule raises a ``ValueError``
+        for a form that it does not cover, and its message becomes part of the pin's reason.
 
     Example:
         >>> from pathspace.inference.registry import RULES, rule

@@ -157,6 +157,9 @@ class Scales(Semantics):
     def _representative(self, ids: Tensor, dims: Iterable[int]) -> Tensor:
         """Unify along dimensions and keep one entry of each (an exact zero only if there is no other)."""
         wanted, few = list(dims), distinct(ids)
+        if any(ids.shape[dim] == 0 for dim in wanted):
+            # (a sum of nothing is zero)
+            return constant([1 if dim in wanted else size for dim, size in enumerate(ids.shape)], NEUTRAL)
         first = few
         for dim in wanted:
             if first.shape[dim] > 1:

@@ -95,6 +95,9 @@ class Unrolled(Semantics):
         kept = [dim for dim in range(ids.dim()) if dim not in wanted]
         if not wanted:
             return ids
+        if not ids.numel():
+            # (a sum of nothing is zero)
+            return constant([1 if d in wanted else n for d, n in enumerate(ids.shape) if keepdim or d in kept], NEUTRAL)
         rows = distinct(ids).permute([*kept, *wanted])
         rows = rows.reshape(*rows.shape[: len(kept)], -1)
         result = self._map(rows, self._union)
@@ -109,6 +112,8 @@ class Unrolled(Semantics):
         rank = edges.dim()
         wanted = sorted({dim % rank for dim in dims})
         kept = [dim for dim in range(rank) if dim not in wanted]
+        if not ids.numel():
+            return constant([ids.shape[dim] for dim in kept], NEUTRAL)
         both = torch.stack((edges, ids), -1).permute(*kept, *wanted, rank)
         both = both.reshape(*both.shape[: len(kept)], -1)
 

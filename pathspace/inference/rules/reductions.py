@@ -110,6 +110,9 @@ def product(semantics: Semantics, x: Value, dim: Any = None, keepdim: bool = Fal
     if dim is None:
         ids, dim = ids.reshape(-1), 0
     count = ids.shape[dim]
+    if not count:
+        # (a product of nothing is one)
+        return constant(shape_of(semantics.place.result))
     if not bool((distinct(ids) == 0).all()) and count > FACTORS:
         raise ValueError(f"a product of {count} factors")
     total = ids.select(dim, 0)
