@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, fx
 from torch.utils import _pytree as pytree
 
+from pathspace.inference.conversions import as_stored
 from pathspace.inference.registry import RULES
 from pathspace.inference.semantics import Place
 from pathspace.inference.unrolled import PRODUCT, START, Arrivals, Unrolled
@@ -126,6 +127,7 @@ def read_rule(
         return leaf
 
     own_args, own_kwargs = pytree.tree_unflatten([operand(i, leaf) for i, leaf in enumerate(flat)], spec)
+    own_args, own_kwargs = as_stored(paths, own_args, own_kwargs)
     result = RULES[name](paths, *own_args, **own_kwargs)
     entering = torch.cat([one.values.reshape(-1).log() + one.log for one in sums]) if sums else torch.zeros(0)
     weights = torch.cat([power(weight, p).reshape(-1).log() for weight in own.values()]) if own else torch.zeros(0)

@@ -12,23 +12,21 @@ from torch.utils import _pytree as pytree
 
 from pathspace.capture import Captured, first_line, place
 from pathspace.errors import InputError, PathspaceError, UnsupportedError
+from pathspace.inference.conversions import as_stored, is_free
 from pathspace.inference.decompose import decomposed
 from pathspace.inference.folding import folded, held_by
 from pathspace.inference.liveness import Live, live_elements, without_dead
 from pathspace.inference.regions import REGIONS
-from pathspace.inference.registry import RULES, facts_of, operation_name
-from pathspace.inference.rules.edges import converted
+from pathspace.inference.registry import RULES, operation_name
 from pathspace.inference.rules.normalization import WITH_STATISTICS
 from pathspace.inference.semantics import Place, Semantics
-from pathspace.inference.values import NEUTRAL, ROOT, Weight, constant, distinct, shape_of, value_of, with_value
+from pathspace.inference.values import NEUTRAL, Weight, constant, shape_of, value_of, with_value
 from pathspace.structure import Pin
 from pathspace.without_values import has_values
 
 S = TypeVar("S", bound=Semantics)
 
 LARGEST_TABLE = 1 << 24
-# kinds of operations whose results can be integers although they convert no operand (nothing is known of others)
-UNCONVERTED = frozenset(["", "comparison", "creation", "movement", "random", "rounding", "size"])
 
 
 def flat_values(tree: Any) -> Iterator[Tensor | Weight]:
@@ -237,7 +235,7 @@ class Walk(Generic[S]):
             return pytree.tree_map(lambda leaf: constant(shape_of(leaf), NEUTRAL), shown)
         reason = "no rule says how this operation treats scales"
         if name in RULES:
-            args, kwargs = self.converted(node, args, kwargs)
+            args, kwargs = as_stored(self.semantics, args, kwargs)
             try:
                 return _checked(RULES[name](self.semantics, *args, **kwargs), shown)
             except PathspaceError:
@@ -253,20 +251,6 @@ class Walk(Generic[S]):
                 return Walk(self.semantics, self.strict, here).run(smaller, names)
         return self.pinned(args, kwargs, shown, reason)
 
-    def converted(self, node: fx.Node, args: Any, kwargs: Any) -> Any:
-        """The operands of an operation that converts them to integers or booleans first, as in a sum of integers."""
-        shown = node.meta.get("val")
-        if not isinstance(shown, Tensor) or shown.dtype.is_floating_point or shown.dtype.is_complex:
-            return args, kwargs
-        if facts_of(node).kind in UNCONVERTED:
-            return args, kwargs
-
-        def one(value: Any) -> Any:
-            scaled = isinstance(value, Weight) or is_free(value)
-            return converted(self.semantics, value, shown.dtype) if scaled else value
-
-        return pytree.tree_map(one, (args, kwargs))
-
     def pinned(self, args: Any, kwargs: Any, shown: Any, reason: str) -> Any:
         """Fix the scales of all operands and results, which is sound for any operation."""
         before = len(self.semantics.pins)
@@ -278,14 +262,6 @@ class Walk(Generic[S]):
                 "register one with pathspace.rule, or trace with strict=False to pin its operands."
             )
         return pytree.tree_map(lambda value: constant(shape_of(value)) if isinstance(value, Tensor) else value, shown)
-
-
-def is_free(value: Any) -> bool:
-    """Whether an activation has a free scale."""
-    if not isinstance(value, Tensor):
-        return False
-    ids = distinct(value)
-    return bool(((ids != ROOT) & (ids != NEUTRAL)).any())
 
 
 def _uncovered(error: Exception) -> str:

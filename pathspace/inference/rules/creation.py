@@ -6,8 +6,8 @@ from typing import Any
 
 from torch import Tensor
 
+from pathspace.inference.conversions import converted
 from pathspace.inference.registry import rule
-from pathspace.inference.rules.edges import converted
 from pathspace.inference.semantics import Semantics
 from pathspace.inference.values import NEUTRAL, Value, Weight, constant, shape_of
 

@@ -1,4 +1,4 @@
-"""Helpers of rules: edges of masked parameters, products with constants, conversions, and what may be an ``eps``."""
+"""Helpers of rules: edges of masked parameters, products with constants, and what may be an ``eps``."""
 
 from __future__ import annotations
 
@@ -87,15 +87,6 @@ def varying(*ids: Tensor) -> int:
     return math.prod(n for dim, n in enumerate(shape) if any(entry.stride(dim) for entry in wide))
 
 
-def converted(semantics: Semantics, value: Value, dtype: torch.dtype) -> Value:
-    """A value as another type: floating-point types keep scales, booleans need none, integers fix them."""
-    if dtype.is_floating_point or dtype.is_complex:
-        return value
-    if dtype == torch.bool:
-        return semantics.observe(semantics.activation(value))
-    return semantics.opaque([semantics.activation(value)], "rounding is not homogeneous")
-
-
 def negligible(semantics: Semantics, value: Any, operand: Any) -> bool:
     """Whether a number is the ``eps`` of a normalisation written out by hand and can be ignored; records it if so."""
     node = semantics.place.node
@@ -112,7 +103,6 @@ def negligible(semantics: Semantics, value: Any, operand: Any) -> bool:
 __all__ = [
     "EPS",
     "LARGEST",
-    "converted",
     "edges",
     "is_constant",
     "is_plain",

@@ -1,0 +1,50 @@
+"""Conversions to other types, as operations of their own or inside of others, such as sums of integers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+from pathspace.inference.registry import facts_of
+from pathspace.inference.semantics import Semantics
+from pathspace.inference.values import NEUTRAL, ROOT, Value, Weight, distinct
+
+# kinds of operations whose results can be integers although they convert no operand (nothing is known of others)
+UNCONVERTED = frozenset(["", "comparison", "creation", "movement", "random", "rounding", "size"])
+
+
+def converted(semantics: Semantics, value: Value, dtype: torch.dtype) -> Value:
+    """A value as another type: floating-point types keep scales, booleans need none, integers fix them."""
+    if dtype.is_floating_point or dtype.is_complex:
+        return value
+    if dtype == torch.bool:
+        return semantics.observe(semantics.activation(value))
+    return semantics.opaque([semantics.activation(value)], "rounding is not homogeneous")
+
+
+def as_stored(semantics: Semantics, args: Any, kwargs: Any) -> Any:
+    """The operands of an operation in the type of its result, if that is a type of integers or truth values."""
+    shown = semantics.place.result
+    if not isinstance(shown, Tensor) or shown.dtype.is_floating_point or shown.dtype.is_complex:
+        return args, kwargs
+    if facts_of(semantics.place.op).kind in UNCONVERTED:
+        return args, kwargs
+
+    def one(value: Any) -> Any:
+        return converted(semantics, value, shown.dtype) if isinstance(value, Weight) or is_free(value) else value
+
+    return pytree.tree_map(one, (args, kwargs))
+
+
+def is_free(value: Any) -> bool:
+    """Whether an activation has a free scale."""
+    if not isinstance(value, Tensor):
+        return False
+    ids = distinct(value)
+    return bool(((ids != ROOT) & (ids != NEUTRAL)).any())
+
+
+__all__ = ["as_stored", "converted", "is_free"]
