@@ -13,7 +13,7 @@ from pathspace.inference.registry import rule
 from pathspace.inference.rules.edges import EPS, negligible, times
 from pathspace.inference.rules.pointwise import looked_at, raised
 from pathspace.inference.semantics import Semantics
-from pathspace.inference.values import Value, Weight, constant, distinct, shape_of
+from pathspace.inference.values import Value, Weight, compress, constant, distinct, shape_of
 
 # largest number of factors in a product over a dimension
 FACTORS = 64
@@ -165,6 +165,18 @@ def distances(semantics: Semantics, x: Value, y: Value, p: float = 2.0, *args: A
     return semantics.join(left, right.transpose(-1, -2)).expand(shape_of(semantics.place.result))
 
 
+@rule("aten.pdist", "aten._pdist_forward", kind="norm")
+def distances_within(semantics: Semantics, x: Value, p: float = 2.0) -> Tensor:
+    """Distances between all pairs of rows of one matrix; for ``p = 0``, how many entries differ."""
+    ids = semantics.activation(x) if p == 0 else semantics.reduce(x, [-1])
+    first, second = torch.triu_indices(ids.shape[0], ids.shape[0], 1)
+    pairs = semantics.join(ids[first], ids[second])
+    if p == 0:
+        semantics.observe(pairs)
+        return constant(shape_of(semantics.place.result))
+    return compress(pairs)
+
+
 @rule("aten.pairwise_distance", kind="norm")
 def pairwise_distance(
     semantics: Semantics, x: Value, y: Value, p: float = 2.0, eps: float = 1e-6, *args: Any
@@ -209,6 +221,13 @@ def fourier(semantics: Semantics, x: Value, size: Any = None, dims: Any = None, 
     name = semantics.place.op
     default = -1 if not name.endswith(("2", "n")) else (-2, -1) if name.endswith("2") else None
     return _shared(semantics, x, kwargs.get("dim", default if dims is None else dims), semantics.place.result)
+
+
+@rule("aten._fft_r2c", "aten._fft_c2c", kind="transform", degree=(1,), linear="jointly")
+@rule("aten._fft_c2r", kind="transform")
+def fourier_inside(semantics: Semantics, x: Value, dims: Sequence[int], *args: Any) -> Tensor:
+    """Fourier transforms inside of others, such as those of windows of a signal."""
+    return _shared(semantics, x, dims, semantics.place.result)
 
 
 @rule("aten.fft_fftshift", "aten.fft_ifftshift", kind="movement", degree=(1,), linear="jointly", coefficients="one")
