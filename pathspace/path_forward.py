@@ -239,7 +239,13 @@ class Forward:
     def _product(self, node: fx.Node, facts: Facts, run: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if self.bound and len(list(sums.each_sum((args, kwargs)))) > 1:
             self.refuse(operation_name(node.target), args, kwargs, "a product of activations has no largest slope")
-        return sums.multiplied(run, facts, args, kwargs, self.p)
+
+        def number(leaf: Any) -> Any:
+            """Integers and masks of the model as factors; those that depend on data may be 1 everywhere."""
+            whole = isinstance(leaf, Tensor) and not leaf.is_floating_point() and not self.is_decided(leaf)
+            return leaf.double() if whole else leaf
+
+        return sums.multiplied(run, facts, sums.mapped(number, args), kwargs, self.p)
 
     def _weighted(self, facts: Facts, run: Any, args: tuple[Any, ...], kwargs: dict[str, Any], shown: Any) -> Any:
         """A linear map of one operand with constant coefficients, or a maximum over windows."""
