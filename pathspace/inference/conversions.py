@@ -15,6 +15,9 @@ from pathspace.inference.values import NEUTRAL, ROOT, Value, Weight, distinct
 # kinds of operations whose results can be integers although they convert no operand (nothing is known of others)
 UNCONVERTED = frozenset(["", "comparison", "creation", "movement", "random", "rounding", "size"])
 
+# operations that read only the shape of an operand
+SHAPES = frozenset(["aten.expand_as", "aten.reshape_as", "aten.view_as"])
+
 
 def converted(semantics: Semantics, value: Value, dtype: torch.dtype) -> Value:
     """A value as another type: floating-point types keep scales, booleans need none, integers fix them."""
@@ -30,7 +33,7 @@ def as_stored(semantics: Semantics, args: Any, kwargs: Any) -> Any:
     shown = semantics.place.result
     if not isinstance(shown, Tensor) or shown.dtype.is_floating_point or shown.dtype.is_complex:
         return args, kwargs
-    if facts_of(semantics.place.op).kind in UNCONVERTED:
+    if semantics.place.op in SHAPES or facts_of(semantics.place.op).kind in UNCONVERTED:
         return args, kwargs
 
     def one(value: Any) -> Any:
