@@ -50,7 +50,7 @@ DATA = {
     "was trained on digits and now receives digits turned by 90 degrees.",
     "fetched": "Tasks: Fashion-MNIST, 10,000 test images (MLP of three hidden layers, CNN, ResNet of 8 layers and "
     "transformer of 2 blocks with patches of 7 x 7, on means over 2 x 2 pixels), the King James Bible, 12,800 "
-    "characters to test (transformer of 2 blocks), and adapters of rank 8 beside a frozen MLP, which was trained on "
+    "characters to test (transformer of 2 blocks), and adapters of rank 16 beside a frozen MLP, which was trained on "
     "upright images in 200 steps and now receives images turned by 90 degrees.",
 }
 

@@ -22,7 +22,9 @@ from pathspace.training.experiments.tasks.text import SHARES, chunks, topics_tex
 from pathspace.training.task import Split
 
 BATCH = {"embedded": 32, "fetched": 64}
-LENGTH, RANK = 32, 8
+# (a linear model is passed by every contender in so many steps: narrower networks need more of them)
+WIDTH, RANK = {"embedded": 32, "fetched": 128}, {"embedded": 8, "fetched": 16}
+LENGTH = 32
 # 12,800 characters to test
 CHUNKS = {"embedded": (4000, 200, 200), "fetched": (None, 200, 400)}
 Splits = tuple[Split, Split, Split]
@@ -84,16 +86,17 @@ class Adapted(nn.Module):
 
     Args:
         layers: the trained layers.
+        rank: of the adapters.
     """
 
-    def __init__(self, layers: nn.Sequential) -> None:
+    def __init__(self, layers: nn.Sequential, rank: int) -> None:
         super().__init__()
         self.layers = layers.requires_grad_(False)
         inner = [layer for layer in layers if isinstance(layer, nn.Linear)][:-1]
         self.down = nn.ParameterList(
-            nn.Parameter(torch.randn(RANK, one.in_features) / one.in_features**0.5) for one in inner
+            nn.Parameter(torch.randn(rank, one.in_features) / one.in_features**0.5) for one in inner
         )
-        self.up = nn.ParameterList(nn.Parameter(torch.zeros(one.out_features, RANK)) for one in inner)
+        self.up = nn.ParameterList(nn.Parameter(torch.zeros(one.out_features, rank)) for one in inner)
 
     def forward(self, x: Tensor) -> Tensor:
         """Map images to scores."""
@@ -112,16 +115,17 @@ def _pixels(scale: str) -> int:
 
 
 def _mlp(scale: str) -> nn.Sequential:
-    sizes = (_pixels(scale), 32, 32, 32)
+    width = WIDTH[scale]
+    sizes = (_pixels(scale), width, width, width)
     hidden = [layer for a, b in pairwise(sizes) for layer in (nn.Linear(a, b), nn.ReLU())]
-    return nn.Sequential(nn.Flatten(), *hidden, nn.Linear(32, 10))
+    return nn.Sequential(nn.Flatten(), *hidden, nn.Linear(width, 10))
 
 
 def _cnn(scale: str) -> nn.Sequential:
     first = nn.Conv2d(1, 8, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2)
     second = nn.Conv2d(8, 16, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2)
-    pixels = (math.isqrt(_pixels(scale)) // 4) ** 2
-    return nn.Sequential(*first, *second, nn.Flatten(), nn.Linear(16 * pixels, 32), nn.ReLU(), nn.Linear(32, 10))
+    pixels, width = (math.isqrt(_pixels(scale)) // 4) ** 2, WIDTH[scale]
+    return nn.Sequential(*first, *second, nn.Flatten(), nn.Linear(16 * pixels, width), nn.ReLU(), nn.Linear(width, 10))
 
 
 def _resnet(scale: str) -> CifarResNet:
@@ -144,7 +148,7 @@ def _adapted(scale: str) -> Adapted:
         optimizer.zero_grad()
         functional.cross_entropy(layers(train.inputs[some]), train.targets[some]).backward()
         optimizer.step()
-    return Adapted(layers)
+    return Adapted(layers, RANK[scale])
 
 
 def linear_model(task: str, scale: str) -> nn.Module:
@@ -164,10 +168,10 @@ TASKS: dict[str, tuple[Callable[[str], nn.Module], Callable[[str], Splits]]] = {
     GPT: (lambda scale: CharacterGPT(text(scale)[1], LENGTH), lambda scale: text(scale)[0]),
     "adapters": (_adapted, _turned),
 }
-# steps of a run, the same for all contenders: fewer where each costs more
+# steps of a run, the same for all contenders: fewer where each costs more, and enough to pass a linear model
 STEPS = {
     "embedded": {"MLP": 150, "CNN": 150, "adapters": 150, "batch-norm ResNet": 80, GPT: 80, "ViT": 200},
-    "fetched": {"MLP": 600, "CNN": 600, "adapters": 1200, "batch-norm ResNet": 300, GPT: 200, "ViT": 1200},
+    "fetched": {"MLP": 1000, "CNN": 1200, "adapters": 1800, "batch-norm ResNet": 300, GPT: 800, "ViT": 1200},
 }
 
 
