@@ -58,15 +58,18 @@ DATA = {
 def claims_of(by: Mapping[Case, Entry]) -> tuple[Claim, ...]:
     """The claims on trial, in families that are corrected apart: the question, what it presumes twice, all others.
 
-    A claim decides nothing where neither contender beats a guess: where both 95 % intervals reach its loss.
+    A claim decides nothing where neither contender beats the linear model: where both 95 % intervals reach its mean, or
+    without one the loss of a guess.
     """
     families: dict[str, list[Claim]] = {}
     for family, what, ours, rival in pairs():
         if ours in by and rival in by:
             claim = compared(what, by[ours], by[rival])
             spans = [t_interval(by[case].losses) for case in (ours, rival)]
-            if min(span.mean + span.half_width for span in spans) >= chance(ours[1], by[ours].scale):
-                claim = replace(claim, nothing="neither beats a guess")
+            simple = by.get((DEFAULT, ours[1], SIMPLE))
+            bar = chance(ours[1], by[ours].scale) if simple is None else t_interval(simple.losses).mean
+            if min(span.mean + span.half_width for span in spans) >= bar:
+                claim = replace(claim, nothing=f"neither beats {'a guess' if simple is None else f'the {SIMPLE}'}")
             families.setdefault(family, []).append(claim)
     return tuple(claim for family in families.values() for claim in judge(family))
 
@@ -176,7 +179,8 @@ def record(entries: Sequence[Entry], setting: Setting, origins: Sequence[dict[st
             + (f"Contenders in claims have {counts[0]} to {counts[-1]} seeds. " if counts else "")
             + f"All others have {max(2, len(setting.seeds) // 2)}.",
             f"The {SIMPLE} is linear in the image, or a table of pairs of characters; AdamW trains it in as many "
-            "steps. It is the bar for what a network is worth at all, and no contender of the comparison.",
+            "steps. It is the bar for what a network is worth at all, and no contender of the comparison; a claim "
+            "decides nothing where both contenders are above it.",
             "A run that fails (not finite, ends above its start, or refused) counts as a guess.",
             f"The question is whether {OURS} ends lower than {RIVAL} from {SCRAMBLED} starts: p-values are corrected "
             f"for the {len(table.rows)} claims of this family. The claims that scrambling hurts {RIVAL}, the claims "
