@@ -182,6 +182,7 @@ def test_a_state_brings_the_trees_that_its_rule_has_chosen(make: Make, first: st
     if first == "model":
         twin.load_state_dict(weights)
     resumed = make(again, twin, skeleton=ps.trace(twin, *again.args).skeleton("magnitude"))
+    assert resumed.relative is False and resumed.max_multiplier is None
     assert resumed.fingerprint() != optimizer.fingerprint()
     kept = resumed.fingerprint(), resumed.space, copy.deepcopy(resumed.state_dict())
     damaged = copy.deepcopy(state)

@@ -146,7 +146,6 @@ class GaugeFixed(Joined):
 
     # --- the interface of optimizers
 
-    @torch.no_grad()
     def unwrap(self) -> tuple[Optimizer, ...]:
         """The inner optimizers, with their state in the gauge of the weights; this wrapper takes no further step.
 
