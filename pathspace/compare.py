@@ -89,11 +89,11 @@ def compare(a: nn.Module, b: nn.Module, graph: Structure, tolerance: float = SAM
     orders = by_weights(one, two, slices)
     moved = permuted(two, slices, orders)
     parts = _parts(one, moved)
-    exact = set(parts) - set(_tensors(one))
+    held = tensors_of(one)
     differ = {
         name: far
         for name, far in sorted(parts.items(), key=lambda entry: -entry[1])
-        if far > (0 if name in exact else tolerance)
+        if far > (tolerance if _is_real(held[name]) else 0)
     }
     distance = _distance(one, moved)
     return Comparison(
@@ -101,9 +101,12 @@ def compare(a: nn.Module, b: nn.Module, graph: Structure, tolerance: float = SAM
     )
 
 
+def _is_real(tensor: Tensor) -> bool:
+    return tensor.is_floating_point() or tensor.is_complex()
+
+
 def _tensors(model: nn.Module) -> dict[str, Tensor]:
-    found = tensors_of(model).items()
-    return {name: real(tensor) for name, tensor in found if tensor.is_floating_point() or tensor.is_complex()}
+    return {name: real(tensor) for name, tensor in tensors_of(model).items() if _is_real(tensor)}
 
 
 def _parts(one: nn.Module, two: nn.Module) -> dict[str, float]:

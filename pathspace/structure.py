@@ -103,6 +103,11 @@ class Statistic:
     units: Tensor
     eps: float = 0.0
 
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names of the buffers that there are."""
+        return tuple(name for name in (self.mean, self.var) if name is not None)
+
 
 @dataclass(frozen=True, eq=False)
 class Slice:

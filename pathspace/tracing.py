@@ -134,7 +134,7 @@ def _graph(model: nn.Module, found: Structure, stated: str) -> ReductionGraph:
     """The structure as a public reduction graph, with its input sizes in words."""
     held = {field.name: getattr(found, field.name) for field in fields(found)}
     every = dict(every_path(model))
-    statistics = [name for entry in found.statistics for name in (entry.mean, entry.var) if name is not None]
+    statistics = [name for entry in found.statistics for name in entry.names]
     held_by = map(owner, [*found.captured.parameters, *statistics])
     modules = {path: every[path] for path in held_by if path in every}
     return ReductionGraph(**{**held, "range": stated, "modules": modules})

@@ -509,7 +509,7 @@ def test_channels_last_weights_take_the_same_steps(make: Make, name: str) -> Non
 
 def test_large_tensors_go_by_groups_of_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     """test_foreach_large_tensor: groups of rows and whole tensors take the same step."""
-    from pathspace.training.optim import slots
+    from pathspace.training.optim import space
 
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(70, 300), nn.ReLU(), nn.Linear(300, 200), nn.ReLU(), nn.Linear(200, 3)).double()
@@ -517,7 +517,7 @@ def test_large_tensors_go_by_groups_of_rows(monkeypatch: pytest.MonkeyPatch) -> 
     ends = []
     for size in (1000, 1 << 30):
         twin = copy.deepcopy(model)
-        monkeypatch.setattr(slots, "group_size", lambda weights, device, size=size: size)
+        monkeypatch.setattr(space, "group_size", lambda weights, device, size=size: size)
         optimizer = GSGD(twin.named_parameters(), lr=0.1, skeleton=ps.trace(twin, x).skeleton(), max_multiplier=1.0)
         assert any(slot.rows for slot in optimizer.space.slots) == (size == 1000)
         for _ in range(2):

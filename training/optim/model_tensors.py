@@ -30,7 +30,7 @@ def find_tensors(groups: Iterable[Mapping[str, Any]], graph: Structure, model: n
     Raises:
         InputError: a tensor is missing, or has another shape.
     """
-    statistics = [name for entry in graph.statistics for name in (entry.mean, entry.var) if name is not None]
+    statistics = [name for entry in graph.statistics for name in entry.names]
     own: dict[str, Tensor] = {**graph.captured.buffers, **graph.parameters}
     if model is not None:
         own = dict(model.named_buffers(remove_duplicate=False))
@@ -68,7 +68,7 @@ def find_places(graph: Structure, model: nn.Module | None) -> dict[str, Place]:
         graph: the reduction graph.
         model: the model, or ``None`` for the traced one.
     """
-    wanted = [name for entry in graph.statistics for name in (entry.mean, entry.var) if name is not None]
+    wanted = [name for entry in graph.statistics for name in entry.names]
     modules: Mapping[str, nn.Module] = graph.modules
     names = dict(zip(wanted, wanted, strict=True))
     if model is not None:

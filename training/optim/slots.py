@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
-from pathspace.training.optim.kernels import group_size, rows_of_group
+from pathspace.training.optim.kernels import rows_of_group
 from pathspace.training.optim.layout import Part
 
 Groups = Sequence[dict[str, Any]]
@@ -63,6 +63,7 @@ def make_slots(
     parts: Sequence[Part],
     held: Sequence[Tensor],
     absent: Mapping[int, Tensor],
+    size: int,
 ) -> list[Slot]:
     """One slot for each parameter of the groups, then for each weight that the optimizer does not have.
 
@@ -72,17 +73,17 @@ def make_slots(
         parts: the layout of every tensor.
         held: the part of every tensor on this device.
         absent: block -> weight of the traced model that the optimizer does not have.
+        size: number of weights that are processed together.
     """
     owned = [(p, g) for g, group in enumerate(groups) for p in group["params"]]
     given = len(owned)
     owned += [(p, 0) for p in absent.values()]
-    count = sum(p.numel() for p in held)
     slots: list[Slot] = []
     for (parameter, g), block, part, tensor in zip(owned, blocks, parts, held, strict=True):
         weight = part.shaped(tensor.detach())
         dense = weight.data_ptr() == tensor.data_ptr() and weight.is_contiguous()
         flat = weight.view(-1) if dense else None
-        rows = rows_of_group(part, group_size(count, tensor.device))
+        rows = rows_of_group(part, size)
         slots.append(Slot(parameter, g, block, part, tensor, weight, flat, rows, given=len(slots) < given))
     return slots
 

@@ -98,9 +98,11 @@ class PathSpace:
         self.device = self.layout.first.device
         dtypes = [None if block is None else p.dtype for p, block in zip(held, blocks, strict=True)]
         self.vectors = Vectors(self.layout, dtypes, self.device, fused)
-        self.slots = make_slots(groups, self.blocks, self.layout.parts, held, absent)
+        count = sum(p.numel() for p in held)
+        size = group_size(count, self.device)
         # with so few elements, the cost of a step is the number of operations
-        self.few = sum(p.numel() for p in held) <= group_size(sum(p.numel() for p in held), self.device)
+        self.few = count <= size
+        self.slots = make_slots(groups, self.blocks, self.layout.parts, held, absent, size)
         # factors by unit to the balanced gauge, and suffixes when it was computed; upper bounds of factors by tail
         ids = 0 if manner.cap is None else 1 + skeleton.graph.num_units + skeleton.graph.forms.shape[0]
         self.balancing = torch.ones(ids, dtype=torch.float64)

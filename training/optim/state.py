@@ -18,7 +18,7 @@ from torch import Tensor
 
 from pathspace import InputError, Skeleton
 from pathspace.training.optim.space import PathSpace
-from pathspace.training.optim.tree_state import packed, unpacked
+from pathspace.training.optim.tree_state import digest, packed, unpacked
 
 # names of vectors that are not stored with the first tensor
 _APART = ("factor", "tree", "steps")
@@ -26,11 +26,11 @@ _APART = ("factor", "tree", "steps")
 
 def fingerprint(skeleton: Skeleton) -> str:
     """A hash of the two trees."""
-    digest = hashlib.sha256()
+    trees_hash = hashlib.sha256()
     for tree in (skeleton.tree_in, skeleton.tree_out):
         for array in (tree.block, tree.index, tree.forward, tree.parent):
-            digest.update(np.ascontiguousarray(array).tobytes())
-    return digest.hexdigest()
+            trees_hash.update(np.ascontiguousarray(array).tobytes())
+    return trees_hash.hexdigest()
 
 
 def without_model(skeleton: Skeleton) -> Skeleton:
@@ -41,8 +41,7 @@ def without_model(skeleton: Skeleton) -> Skeleton:
 
 def _owned(owner: str, skeleton: Skeleton) -> Tensor:
     """A hash of the trees and of the optimizer's class."""
-    digest = hashlib.sha256(f"{owner} {fingerprint(skeleton)}".encode()).digest()
-    return torch.tensor(list(digest), dtype=torch.uint8)
+    return digest(f"{owner} {fingerprint(skeleton)}")
 
 
 def _by_chain(kept: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -16,10 +16,14 @@ from pathspace import Skeleton
 from pathspace.spanning_tree import SpanningTree
 
 
+def digest(text: str) -> Tensor:
+    """A hash of a text as a tensor, as states hold it."""
+    return torch.tensor(list(hashlib.sha256(text.encode()).digest()), dtype=torch.uint8)
+
+
 def choice(skeleton: Skeleton) -> Tensor:
     """A hash of the rule and the seed, which choose other trees for other weights."""
-    digest = hashlib.sha256(f"{skeleton.rule} {skeleton.seed}".encode()).digest()
-    return torch.tensor(list(digest), dtype=torch.uint8)
+    return digest(f"{skeleton.rule} {skeleton.seed}")
 
 
 def packed(skeleton: Skeleton) -> dict[str, Tensor]:
@@ -80,4 +84,4 @@ def _tree(table: np.ndarray, rest: np.ndarray, number: int) -> SpanningTree:
     )
 
 
-__all__ = ["packed", "unpacked"]
+__all__ = ["digest", "packed", "unpacked"]
