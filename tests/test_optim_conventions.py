@@ -453,7 +453,7 @@ def test_sparse_and_complex_gradients_are_refused(make: Make, kind: str) -> None
         ({"nesterov": True}, "nesterov=True, which needs momentum"),
         ({"max_multiplier": 0.0}, "max_multiplier=0.0"),
         ({"min_ratio": 2.0}, "min_ratio=2.0"),
-        ({"fused": True}, "fused=True"),
+        ({"fused": True, "relative": True}, "fused=True with relative=True"),
         ({"differentiable": True}, "differentiable=True"),
         ({"skeleton": None}, "found a NoneType as its skeleton"),
     ],

@@ -1,4 +1,4 @@
-"""Fused kernels without a device: their tests under Triton's interpreter, and the compiler's word on them."""
+"""Triton's kernels without a device: their tests in its interpreter, and the compiler's word on them."""
 
 from __future__ import annotations
 
@@ -8,11 +8,6 @@ import sys
 from pathlib import Path
 
 import pytest
-import torch
-from torch import nn
-
-import pathspace as ps
-from pathspace.training import GSGD
 
 pytest.importorskip("triton")
 
@@ -32,15 +27,7 @@ def run(*command: str, **environment: str) -> str:
 
 
 def test_kernels_take_the_steps_of_whole_tensors() -> None:
-    assert " passed" in run("-m", "pytest", "tests/fused_kernels.py", "-rN", "-vv", TRITON_INTERPRET="1")
-
-
-def test_without_a_device_or_an_interpreter_kernels_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
-    model = nn.Sequential(nn.Linear(2, 3), nn.ReLU(), nn.Linear(3, 1))
-    skeleton = ps.trace(model, torch.randn(2, 2)).skeleton()
-    with pytest.raises(ps.UnsupportedError, match="fused=True for weights on cpu, expected a CUDA device"):
-        GSGD(model.named_parameters(), skeleton=skeleton, fused=True)
+    assert " passed" in run("-m", "pytest", "tests/test_fused_kernels.py", "-rN", "-vv", TRITON_INTERPRET="1")
 
 
 COMPILE = """

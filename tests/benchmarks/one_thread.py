@@ -24,7 +24,8 @@ from benchmarks.gauge_fixed import gauge_fixed
 from benchmarks.measure import prepared, training
 
 PROCESSES, ROUNDS = 3, 20
-SHOWN = ("model", "backward_ms", "sgd_ms", "gsgd_ms", "compiled_ms", "compiled/sgd", "gsgd/sgd")
+SHOWN = ("model", "backward_ms", "sgd_ms", "gsgd_ms", "compiled_ms", "gsgd_fused_ms", "gsgd/sgd", "compiled/sgd")
+SHOWN += ("gsgd_fused/sgd",)
 
 
 def small(name: str) -> dict[str, Any]:
@@ -47,7 +48,7 @@ def alone(name: str) -> dict[str, Any]:
     model, _, _, makers = prepared(name, "cpu", 1)
     moves: dict[str, Callable[[], Any]] = {}
     pairs = []
-    for key in ("sgd", "gsgd"):
+    for key in ("sgd", "gsgd", "gsgd_fused"):
         twin = copy.deepcopy(model)
         optimizer = makers[key](twin)
         for parameter in twin.parameters():
@@ -66,7 +67,8 @@ def alone(name: str) -> dict[str, Any]:
     typical = {f"{key}_ms": statistics.median(values) for key, values in times.items()}
     sgd = typical["sgd_ms"]
     least = (typical["read_ms"] + sgd) / sgd
-    return {"model": name, **typical, "two passes/sgd": least, "gsgd/sgd": typical["gsgd_ms"] / sgd}
+    ratios = {f"{key}/sgd": typical[f"{key}_ms"] / sgd for key in ("gsgd", "gsgd_fused")}
+    return {"model": name, **typical, "two passes/sgd": least, **ratios}
 
 
 PARTS: dict[str, tuple[Callable[[str], dict[str, Any]], tuple[str, ...], int]] = {

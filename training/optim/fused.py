@@ -24,8 +24,27 @@ KINDS = {PLAIN: 0, DYNAMIC: 1, STATIC: 2}
 ROWS, AT_ONCE, BLOCK = 128, 8, 128
 
 
+def kernels_for(owner: str, device: torch.device) -> Any:
+    """The module of kernels for a device: Triton's for a CUDA device, Numba's for a processor.
+
+    Raises:
+        UnsupportedError: the compiler is not installed, or there is none for the device.
+    """
+    # (both are slow to import)
+    if device.type != "cpu" or os.environ.get("TRITON_INTERPRET") == "1":
+        check_device(owner, device)
+        from pathspace.training.optim import triton_kernels
+
+        return triton_kernels
+    if importlib.util.find_spec("numba") is None:
+        raise UnsupportedError(f"{owner} found fused=True without Numba; install pathspace[cpu], or leave fused out.")
+    from pathspace.training.optim import numba_kernels
+
+    return numba_kernels
+
+
 def check_device(owner: str, device: torch.device) -> None:
-    """Check that the kernels can run.
+    """Check that Triton's kernels can run.
 
     Raises:
         UnsupportedError: Triton is not installed, or the weights are not on a CUDA device.
@@ -96,7 +115,6 @@ class Fused:
         kept: the stored vectors by chain, and by tensor.
         chains: names of those vectors that are moments of chains.
         buffers: names of the moments of tensors.
-        block: columns of one program.
 
     Raises:
         UnsupportedError: the kernels cannot address a tensor.
@@ -111,15 +129,12 @@ class Fused:
         kept: Mapping[str, Tensor],
         chains: Sequence[str],
         buffers: Sequence[str],
-        block: int = BLOCK,
     ) -> None:
-        check_device(space.owner, space.device)
         if space.manner.relative:
             raise UnsupportedError(f"{space.owner} found fused=True with relative=True, expected one; leave one out.")
-        # (slow to import)
-        from pathspace.training.optim import triton_kernels
-
-        self.kernels, self.space, self.kept, self.buffers, self.block = triton_kernels, space, kept, buffers, block
+        self.kernels, self.space, self.kept, self.buffers = kernels_for(space.owner, space.device), space, kept, buffers
+        self.block = self.kernels.BLOCK
+        self._memory: dict[int, Any] = {}
         self.launches = 0
         self._constants = -1
         self._tables: dict[str, Table] = {}
@@ -146,7 +161,7 @@ class Fused:
         for i, slot in enumerate(self.space.slots):
             part, by_head = slot.part, self._by_head(slot)
             tail, head = address(part.tail, part, part.taps), address(part.head, part) if by_head else (0, 1, 1)
-            if slot.held.dtype not in TYPES or tail is None or head is None or slot.flat is None:
+            if slot.held.dtype not in self.kernels.SUPPORTED or tail is None or head is None or slot.flat is None:
                 name = self.space.names[i]
                 raise UnsupportedError(
                     f"{self.space.owner} found fused=True for parameter {name!r} of shape {tuple(slot.held.shape)} and "
@@ -210,8 +225,8 @@ class Fused:
             lr, betas = group["lr"], group.get("betas", (0.0, 0.0))
             result.append(
                 [
-                    # (the first kernel reads a learning rate that is a tensor)
-                    0.0 if isinstance(lr, Tensor) else float(lr),
+                    # (on a device the first kernel reads a learning rate that is a tensor)
+                    0.0 if isinstance(lr, Tensor) and lr.is_cuda else float(lr),
                     float(group["weight_decay"]),
                     float(group["maximize"]),
                     float(group.get("momentum", 0.0)),
@@ -282,30 +297,28 @@ class Fused:
         settings = self._upload("settings", self._settings(groups, started), torch.float64)
         rates = self._upload("rates", self._rates(groups))
         chains, parts, adam = self._upload("chains", list(self._by_chain[:7])), vectors.kept, space.manner.linear
-        sizes = {"ADAM": adam, "BLOCK": self.block}
         tiles, sums, edges = self.grids
         before = vectors.value.clone() if space.cut else vectors.value
         target, tails, count = layout.target, layout.tails, layout.count
         by_chain = (chains, count, settings, self.groups)
         self._launch(
             k.reduce, max(sums, 1), pointers, self.numbers, self.sums, self.total, target, self.signs, parts.tree,
-            layout.places, tails, settings, rates, len(groups), SIGNED=layout.signs is not None, AT_ONCE=AT_ONCE,
-            BLOCK=self.block,
+            layout.places, tails, settings, rates, len(groups), SIGNED=layout.signs is not None,
         )  # fmt: skip
         space.spread.sum(self.total)
         self._launch(
             k.pass_on, -(-(tails + layout.edges) // self.block), *by_chain, vectors.factor, self.limits, parts.step,
             parts.keep, parts.tree, layout.of_tails, layout.of_edges, tails, layout.edges,
-            OTHERS=len(layout.of_edges) > layout.edges, **sizes,
+            OTHERS=len(layout.of_edges) > layout.edges, ADAM=adam,
         )  # fmt: skip
         self._launch(
             k.update, tiles, pointers, self.numbers, self.tiles, settings, parts.step, parts.keep, self.static,
-            self.heads, self.shares, self.ages, AT_ONCE=AT_ONCE, **sizes,
+            self.heads, self.shares, self.ages, ADAM=adam,
         )  # fmt: skip
         blocks = -(-count // self.block)
         self._launch(
             k.finish, blocks + edges, pointers, self.numbers, self.edges, *by_chain, space.counts, layout.places,
-            parts.tree, self.ages, len(space.slots), blocks, **sizes,
+            parts.tree, self.ages, len(space.slots), blocks, ADAM=adam,
         )  # fmt: skip
         for slot in space.slots:
             if not slot.idle:
@@ -316,10 +329,10 @@ class Fused:
             space.record.follow(torch.cat([ratio, ratio.reciprocal()]), adam)
         space.note_step()
 
-    def _launch(self, kernel: Any, programs: int, *args: Any, **sizes: Any) -> None:
+    def _launch(self, kernel: Any, programs: int, *args: Any, **options: bool) -> None:
         if programs:
             self.launches += 1
-            kernel[(programs,)](*args, **sizes)
+            self.kernels.launch(self._memory, kernel, programs, args, options)
 
 
 __all__ = ["Fused", "check_device"]

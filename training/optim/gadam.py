@@ -176,7 +176,8 @@ class GAdam(PathOptimizer):
         amsgrad: refused when true.
         foreach: accepted as by torch, without effect.
         capturable: accepted as by torch; a step never waits for the device either way.
-        fused: take each step in four kernels, whatever the number of tensors (needs Triton and a CUDA device).
+        fused: take each step in four kernels, whatever the number of tensors: of Triton on a CUDA device, of Numba on a
+            processor (``pathspace[gpu]``, ``pathspace[cpu]``).
         differentiable: refused when true.
         min_ratio: smallest ratio of a path value to its initial value; see :class:`pathspace.training.GSGD`.
         max_multiplier: upper bound of the multiplier of the learning rate in the balanced gauge at the start: of

@@ -190,7 +190,8 @@ class GSGD(PathOptimizer):
         maximize: maximise the loss.
         foreach: accepted as by torch; tensors outside path space are updated together unless this is ``False``.
         capturable: accepted as by torch; a step never waits for the device either way.
-        fused: take each step in four kernels, whatever the number of tensors (needs Triton and a CUDA device).
+        fused: take each step in four kernels, whatever the number of tensors: of Triton on a CUDA device, of Numba on a
+            processor (``pathspace[gpu]``, ``pathspace[cpu]``).
         differentiable: refused when true.
         min_ratio: smallest absolute ratio of a path value to its value at the start (or when other code last changed
             the weights). A path value that would come closer to zero is set to this limit with its sign, because the

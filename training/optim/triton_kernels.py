@@ -6,9 +6,13 @@ do not). Numbers are computed in float64 and rounded once, when they are written
 
 # (no postponed annotations here: the compiler reads them)
 # mypy: ignore-errors
+import torch
 import triton
 import triton.language as tl
 
+# types that the kernels read and write, and columns of one program
+SUPPORTED = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
+BLOCK = 128
 # columns of the table of pointers
 WEIGHT, GRAD, FIRST, SECOND, FRESH = (tl.constexpr(i) for i in range(5))
 POINTERS = tl.constexpr(5)
@@ -310,3 +314,9 @@ def finish(pointers, numbers, programs, chains, count, settings, groups, counts,
             edge = tl.load(about + EDGE) + first + number
             value = tl.load(tree + edge, mask=inside, other=0.0)
             store(weight, tl.load(places + edge, mask=inside, other=0), value, inside, tl.load(about + TYPE))
+
+
+def launch(_memory, kernel, programs, arguments, options):
+    """Start a kernel with so many programs."""
+    sizes = {"AT_ONCE": 8, "BLOCK": BLOCK}
+    kernel[(programs,)](*arguments, **options, **{key: sizes[key] for key in sizes if key in kernel.arg_names})

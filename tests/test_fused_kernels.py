@@ -1,8 +1,13 @@
-"""Fused kernels against the steps of whole tensors: on a GPU, or interpreted (see ``test_optim_fused.py``)."""
+"""Fused kernels against the steps of whole tensors (in Triton's interpreter: ``test_optim_fused.py``).
+
+Triton's kernels on a GPU, or interpreted; Numba's on a processor.
+"""
 
 from __future__ import annotations
 
 import copy
+import importlib.util
+import os
 from collections.abc import Callable
 from typing import Any
 
@@ -21,6 +26,9 @@ from pathspace.training.experiments.models import ReluRNN
 from pathspace.training.optim.fused import Fused
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+TRITON = DEVICE == "cuda" or os.environ.get("TRITON_INTERPRET") == "1"
+SHORT = ((torch.bfloat16, "momentum"), (torch.float16, "gadam")) if TRITON else ((torch.float32, "gadam"),)
+swept = pytest.mark.skipif(not TRITON, reason="sweeps have no kernels for processors")
 
 
 def double(rate: float) -> Tensor:
@@ -83,10 +91,10 @@ def test_fused_steps_are_those_of_whole_tensors_in_four_launches(member: str, na
 
 
 @pytest.mark.parametrize(
-    ("member", "kind"),
-    [("momentum", torch.float32), ("momentum", torch.bfloat16), ("gadam", torch.float16)],
+    ("kind", "member"),
+    [(torch.float32, "gsgd"), (torch.float32, "momentum"), *SHORT],
 )
-def test_other_types_are_rounded_once(member: str, kind: torch.dtype) -> None:
+def test_other_types_are_rounded_once(kind: torch.dtype, member: str) -> None:
     """A step from rounded weights, gradients and moments of 0, within one rounding of the step in double precision."""
     case = Problem("residual_cnn", unit=True)
     for parameter in case.model.parameters():
@@ -218,6 +226,27 @@ def test_what_kernels_cannot_walk_is_refused() -> None:
         GSGD(gaps.named_parameters(), skeleton=case.skeleton(gaps), fused=True)
 
 
+@pytest.mark.skipif(TRITON, reason="kernels of a processor")
+@pytest.mark.parametrize(("member", "name"), CASES)
+def test_threads_share_a_step(member: str, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pytest.importorskip("pathspace.training.optim.numba_kernels"), "MANY", 1)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 3)
+    case = Problem(name, unit=name != "opposite_parents")
+    fused, plain, twin = pair(case, member, case.model)
+    for _ in range(2):
+        case.step(case.model, fused)
+        case.step(twin, plain)
+    assert largest_difference(case.model, twin) < 1e-12
+
+
+@pytest.mark.skipif(TRITON, reason="kernels of a processor")
+def test_without_numba_kernels_are_refused_on_a_processor(monkeypatch: pytest.MonkeyPatch) -> None:
+    case = Problem("mlp_2x3x5x2", unit=True)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(UnsupportedError, match=r"fused=True without Numba; install pathspace\[cpu\]"):
+        GSGD(case.model.named_parameters(), skeleton=case.skeleton(case.model), fused=True)
+
+
 SWEPT: dict[str, Callable[[], tuple[nn.Module, Tensor]]] = {
     "norms and running statistics": lambda: (
         nn.Sequential(
@@ -230,6 +259,7 @@ SWEPT: dict[str, Callable[[], tuple[nn.Module, Tensor]]] = {
 }  # fmt: skip
 
 
+@swept
 @pytest.mark.parametrize(("name", "norms"), [*zip(SWEPT, ("tensor", "unit"), strict=True)])
 def test_a_fused_sweep_is_the_sweep_in_three_launches(name: str, norms: str) -> None:
     torch.manual_seed(0)
@@ -252,6 +282,7 @@ def test_a_fused_sweep_is_the_sweep_in_three_launches(name: str, norms: str) -> 
         torch.testing.assert_close(one.detach(), other.detach(), rtol=1e-10, atol=1e-14)
 
 
+@swept
 @pytest.mark.parametrize(("name", "norms"), [*zip(SWEPT, ("tensor", "unit"), strict=True)])
 @pytest.mark.parametrize("kind", [torch.float32, torch.bfloat16])
 def test_a_fused_sweep_in_other_types_is_the_sweep_but_for_two_roundings(
@@ -291,6 +322,7 @@ def test_a_fused_sweep_in_other_types_is_the_sweep_but_for_two_roundings(
     assert moved > 0.1
 
 
+@swept
 def test_fused_sweeps_are_refused_where_the_model_returns_to_its_own_gauge() -> None:
     model = nn.Sequential(nn.Linear(2, 3), nn.ReLU(), nn.Linear(3, 1)).to(DEVICE)
     graph = ps.trace(model, torch.ones(1, 2, device=DEVICE))
