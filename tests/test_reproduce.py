@@ -572,7 +572,7 @@ def test_toys_of_one_seed_start_alike() -> None:
 
 # ---- experiments, records, page -------------------------------------------------------------------------------------
 
-TRIALS = ["smnist", "language", "rcnn", "translation", "image", "depth"]
+TRIALS = ["smnist", "language", "rcnn", "translation", "image", "depth", "regularisers"]
 
 
 def pretend(trials: Sequence[Trial]) -> list[Outcome]:
@@ -590,7 +590,7 @@ def pretend(trials: Sequence[Trial]) -> list[Outcome]:
 def test_records_of_trained_experiments_hold_together(name: str, scale: str, tmp_path: Path) -> None:
     data = tmp_path if scale == "full" else None
     setting = Setting(run=pretend, scale=scale, data=data, bars=lambda task, options: {})
-    if (name, scale) == ("image", "full"):
+    if scale == "full" and name in ("image", "regularisers"):
         with pytest.raises(InputError, match="ImageNet's images cannot be passed on"):
             EXPERIMENTS[name].run(setting)
         return
@@ -605,6 +605,23 @@ def test_records_of_trained_experiments_hold_together(name: str, scale: str, tmp
         assert claim["verdict"] in get_args(Verdict)
     if name == "smnist":
         assert {c["verdict"] for c in record.claims if "G-SGD errs less than SGD" in c["statement"]} == {"better"}
+
+
+def test_every_regulariser_has_nine_points_and_the_best_strength_is_reported() -> None:
+    tuned: list[Trial] = []
+
+    def run(trials: Sequence[Trial]) -> list[Outcome]:
+        tuned.extend(t for t in trials if not t.test and t not in tuned)
+        # the middle one of three strengths is the best
+        kept = [dict(t.options) for t in trials]
+        best = [t.tau == 3e-7 or t.decay == 5e-4 or o.get("scale") == 0.3 for t, o in zip(trials, kept, strict=True)]
+        return [outcome(0.1 - 0.05 * good + 0.1 * t.lr, t) for t, good in zip(trials, best, strict=True)]
+
+    setting = Setting(run=run, tuning_seeds=(1000,), bars=lambda task, options: {})
+    record = EXPERIMENTS["regularisers"].run(setting)
+    assert len(tuned) == 6 * 9
+    named = [row[0] for row in record.ours.rows]
+    assert named[0] == "nothing" and {"penal connection, 3e-07", "weight decay, 0.0005", "LayerScale, 0.3"} < {*named}
 
 
 @pytest.mark.parametrize("name", ["toy", "ideal-direction", "time"])
@@ -649,6 +666,7 @@ def test_all_experiments_of_the_papers_are_there() -> None:
         "translation",
         "image",
         "depth",
+        "regularisers",
         "ideal-direction",
     }
     assert set(EXPERIMENTS) == names

@@ -23,6 +23,7 @@ from pathspace.training.experiments.models import (
     toy,
     translator,
 )
+from pathspace.training.experiments.models.cifar_resnet import BasicBlock
 
 pytestmark = pytest.mark.usefixtures("no_rule_fails")
 
@@ -80,6 +81,32 @@ def test_models_of_the_papers_are_verified_with_nothing_pinned_but_by_positions(
 @pytest.mark.parametrize(("depth", "parameters"), [(20, 0.27), (32, 0.46), (44, 0.66), (56, 0.85)])
 def test_residual_networks_have_the_sizes_of_their_paper(depth: int, parameters: float) -> None:
     assert round(sum(p.numel() for p in CifarResNet(depth).parameters()) / 1e6, 2) == parameters
+
+
+def test_blocks_of_residual_networks_have_regularisers() -> None:
+    torch.manual_seed(0)
+    x = torch.randn(64, 1, 8, 8)
+    block = BasicBlock(1, 1, 1, scale=0.0)
+    assert torch.equal(block(x), x.relu())
+    # a dropped branch leaves the stream, one that is kept counts more; none is dropped in evaluation mode
+    dropping = BasicBlock(1, 1, 1, drop=0.75)
+    torch.nn.init.zeros_(dropping.outer_norm.weight)
+    torch.nn.init.ones_(dropping.outer_norm.bias)
+    added = (dropping(x.abs()) - x.abs()).mean(dim=(1, 2, 3))
+    assert sorted({round(float(a), 4) for a in added.detach()}) == [0.0, 4.0]
+    assert torch.allclose(dropping.eval()(x.abs()), x.abs() + 1)
+
+
+def test_a_penalty_on_activations_has_the_gradient_of_their_squares() -> None:
+    torch.manual_seed(0)
+    x, outputs = torch.randn(4, 2, 5, 5).double(), []
+    block, plain = BasicBlock(2, 2, 1, activity=0.3).double(), BasicBlock(2, 2, 1).double()
+    plain.load_state_dict(block.state_dict())
+    plain._activated = lambda sums: outputs.append(torch.relu(sums)) or outputs[-1]  # type: ignore[method-assign, func-returns-value]
+    block(x).sum().backward()
+    (plain(x).sum() + sum(0.15 * a.square().sum() for a in outputs)).backward()
+    for one, other in zip(block.parameters(), plain.parameters(), strict=True):
+        torch.testing.assert_close(one.grad, other.grad)
 
 
 def test_depth_that_does_not_exist_is_one_sentence() -> None:

@@ -315,7 +315,7 @@ def reproduce(
             "Path-SGD, "
             "G-Adam, Adam on sequential digits; 10), language (stacked ReLU RNN; 6), rcnn (recurrent convolutions; 4), "
             "time (of a step; 3), toy (28 parameters; 3), translation (efficiency of the chain; 8), image and depth "
-            "(penal connection; 6 each), "
+            "(penal connection; 6 each), regularisers (it beside others; 14), "
             "ideal-direction (1), optimizers (a leaderboard; 90); "
             "page, which writes page and pictures again from the records in --out; claims, which judges every "
             "statement of the papers by them and by the tests; or recipes, which writes a page of the papers' recipes.",

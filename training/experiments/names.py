@@ -15,7 +15,7 @@ TASKS = (
 )
 EXPERIMENTS = (
     *("optimizers", "race", "smnist", "language", "rcnn", "time", "toy", "translation", "image", "depth"),
-    *("ideal-direction", "page", "claims", "recipes"),
+    *("regularisers", "ideal-direction", "page", "claims", "recipes"),
 )
 
 

@@ -7,6 +7,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from pathspace.errors import InputError
+from pathspace.training.penal import penal
 
 
 class BasicBlock(nn.Module):
@@ -19,26 +20,46 @@ class BasicBlock(nn.Module):
         inputs: channels that enter.
         width: channels that leave.
         stride: 1, or 2 to halve the image.
+        scale: first value of a learned factor for each channel of the branch (LayerScale); ``None`` for none.
+        drop: share of the samples whose branch is dropped in a training step (stochastic depth).
+        activity: strength of a penalty ``activity/2 ||a||^2`` on the outputs of the activations.
 
     Example:
         >>> BasicBlock(4, 8, 2)(torch.zeros(2, 4, 8, 8)).shape
         torch.Size([2, 8, 4, 4])
     """
 
-    def __init__(self, inputs: int, width: int, stride: int) -> None:
+    def __init__(
+        self,
+        inputs: int,
+        width: int,
+        stride: int,
+        scale: float | None = None,
+        drop: float = 0.0,
+        activity: float = 0.0,
+    ) -> None:
         super().__init__()
         self.enter = nn.Conv2d(inputs, width, 3, stride, padding=1, bias=False)
         self.inner_norm = nn.BatchNorm2d(width)
         self.leave = nn.Conv2d(width, width, 3, padding=1, bias=False)
         self.outer_norm = nn.BatchNorm2d(width)
-        self.stride, self.added = stride, width - inputs
+        self.stride, self.added, self.drop, self.activity = stride, width - inputs, drop, activity
+        self.scale = None if scale is None else nn.Parameter(torch.full((width, 1, 1), scale))
 
     def forward(self, stream: Tensor) -> Tensor:
         """Map (B, inputs, Y, X) to (B, width, Y / stride, X / stride)."""
-        branch = self.outer_norm(self.leave(torch.relu(self.inner_norm(self.enter(stream)))))
+        branch = self.outer_norm(self.leave(self._activated(self.inner_norm(self.enter(stream)))))
+        if self.scale is not None:
+            branch = branch * self.scale
+        if self.training and self.drop:
+            branch = branch * branch.new_empty(len(branch), 1, 1, 1).bernoulli_(1 - self.drop) / (1 - self.drop)
         if self.stride > 1 or self.added:
             stream = functional.pad(stream[:, :, :: self.stride, :: self.stride], (0, 0, 0, 0, 0, self.added))
-        return torch.relu(stream + branch)
+        return self._activated(stream + branch)
+
+    def _activated(self, sums: Tensor) -> Tensor:
+        outputs = torch.relu(sums)
+        return penal(outputs, self.activity) if self.activity else outputs
 
 
 class CifarResNet(nn.Module):
@@ -49,6 +70,7 @@ class CifarResNet(nn.Module):
         channels: channels of the images.
         width: channels of the first stage, 16 in the original.
         outputs: scores per image.
+        **more: further settings of the blocks.
 
     Raises:
         InputError: ``depth`` is not ``6 n + 2``.
@@ -61,7 +83,7 @@ class CifarResNet(nn.Module):
         269722
     """
 
-    def __init__(self, depth: int = 20, channels: int = 3, width: int = 16, outputs: int = 10) -> None:
+    def __init__(self, depth: int = 20, channels: int = 3, width: int = 16, outputs: int = 10, **more: float) -> None:
         super().__init__()
         if depth < 8 or (depth - 2) % 6:
             raise InputError(f"A residual network of depth {depth} does not exist; give 6 n + 2, such as 20 or 56.")
@@ -73,7 +95,7 @@ class CifarResNet(nn.Module):
         for stage in range(3):
             after = width * 2**stage
             for block in range(blocks):
-                stages.append(BasicBlock(before, after, 2 if stage and not block else 1))
+                stages.append(BasicBlock(before, after, 2 if stage and not block else 1, **more))
                 before = after
         self.blocks = nn.Sequential(*stages)
         self.readout = nn.Linear(before, outputs)

@@ -10,6 +10,7 @@ from pathspace.training.experiments.reproduce.convolutions import DEPTH, IMAGE, 
 from pathspace.training.experiments.reproduce.experiment import Experiment, Setting
 from pathspace.training.experiments.reproduce.leaderboard import OPTIMIZERS
 from pathspace.training.experiments.reproduce.race import RACE
+from pathspace.training.experiments.reproduce.regularisers import REGULARISERS
 from pathspace.training.experiments.reproduce.smnist import SMNIST
 from pathspace.training.experiments.reproduce.texts import LANGUAGE, TRANSLATION
 from pathspace.training.experiments.reproduce.timing import TIME
@@ -17,7 +18,20 @@ from pathspace.training.experiments.reproduce.toys import IDEAL, TOY
 
 EXPERIMENTS: dict[str, Experiment] = {
     experiment.name: experiment
-    for experiment in (OPTIMIZERS, RACE, SMNIST, LANGUAGE, RCNN, TIME, TOY, TRANSLATION, IMAGE, DEPTH, IDEAL)
+    for experiment in (
+        OPTIMIZERS,
+        RACE,
+        SMNIST,
+        LANGUAGE,
+        RCNN,
+        TIME,
+        TOY,
+        TRANSLATION,
+        IMAGE,
+        DEPTH,
+        REGULARISERS,
+        IDEAL,
+    )
 }
 
 __all__ = ["EXPERIMENTS", "Experiment", "Setting"]

@@ -35,9 +35,9 @@ def image(setting: Setting) -> Record:
     if setting.scale == "full":
         full_arms("markov-chain-table-2", setting)  # refuses: the paper's images and recipe are not to be had
     if setting.scale == "fetched":
-        base, rates = _clothes(setting, "momentum", "resnet", 8, 8, FASHION), RATES
+        base, rates = clothes(setting, "momentum", "resnet", 8, 8, FASHION), RATES
     else:
-        base, rates = _digits(setting, "adam", 10, "residual", 8, 3), ADAM_RATES
+        base, rates = digits(setting, "adam", 10, "residual", 8, 3), ADAM_RATES
     *small, large = taus = TAUS[setting.scale]
     arms = [Arm(_label("baseline", tau), replace(base, tau=tau), rates) for tau in (0.0, *taus)]
     claims = {f"tau = {tau:g}": tau for tau in small} | {f"a large tau ({large:g})": large}
@@ -91,9 +91,9 @@ def depth(setting: Setting) -> Record:
         for layers in DEPTHS:
             plain = f"{layers} layers"
             if fetched:
-                base = _clothes(setting, "momentum", "resnet", 8, layers, FASHION)
+                base = clothes(setting, "momentum", "resnet", 8, layers, FASHION)
             else:
-                base = _digits(setting, "momentum", 8, "resnet", 4, layers)
+                base = digits(setting, "momentum", 8, "resnet", 4, layers)
             for strength, column in ((0.0, "ResNet"), (tau, "Markov chain")):
                 trial = replace(base, tau=strength)
                 pairs.append((cells["CIFAR-10, 20 layers", column], Arm(_label(plain, strength), trial, rates)))
@@ -137,9 +137,9 @@ def rcnn(setting: Setting) -> Record:
         ]
     else:
         if setting.scale == "fetched":
-            base = replace(_clothes(setting, "sgd", "recurrent", 16, 4), epochs=setting.budget(8))
+            base = replace(clothes(setting, "sgd", "recurrent", 16, 4), epochs=setting.budget(8))
         else:
-            base = _digits(setting, "sgd", 10, "recurrent", 8, 2)
+            base = digits(setting, "sgd", 10, "recurrent", 8, 2)
         base = replace(base, init="unit-skeleton")
         pairs = [
             (cells[label, "MNIST RCNN-32"], Arm(label, replace(base, optimizer=kind), RATES))
@@ -167,13 +167,13 @@ def rcnn(setting: Setting) -> Record:
     return record
 
 
-def _digits(setting: Setting, optimizer: str, epochs: int, network: str, width: int, depth: int) -> Trial:
+def digits(setting: Setting, optimizer: str, epochs: int, network: str, width: int, depth: int) -> Trial:
     """Return a run on the embedded digits."""
     options = (("hidden", width), ("network", network), ("depth", depth))
     return Trial("digits-images", optimizer, 0, 0, setting.budget(epochs), BATCH, options=options)
 
 
-def _clothes(
+def clothes(
     setting: Setting, optimizer: str, network: str, width: int, depth: int, data: tuple[tuple[str, Any], ...] = ()
 ) -> Trial:
     """Return a run of 6 epochs on Fashion-MNIST whose learning rate falls linearly to 0."""

@@ -12,7 +12,7 @@ from torch.nn.functional import avg_pool2d
 
 from pathspace.training.experiments.data import bible_text, given
 from pathspace.training.experiments.tasks.digits import read_in_steps, sequence_task
-from pathspace.training.experiments.tasks.images import image_task
+from pathspace.training.experiments.tasks.images import image_task, settings_of_blocks
 from pathspace.training.experiments.tasks.papers import mnist_splits, tokens_of
 from pathspace.training.experiments.tasks.text import chunks, language_task
 from pathspace.training.task import Split, Task, register_task
@@ -55,6 +55,9 @@ def fashion_images(
     depth: int = 2,
     limit: int | None = None,
     pool: int = 1,
+    scale: float | None = None,
+    drop: float = 0.0,
+    activity: float = 0.0,
     data: str | None = None,
 ) -> Task:
     """Build the task: images of clothes, 28 x 28, in one of ten classes, by a convolutional network.
@@ -65,13 +68,17 @@ def fashion_images(
         depth: see :func:`pathspace.training.experiments.tasks.images.image_task`.
         limit: at most so many training images, the first ones; validation and test images are all there.
         pool: the images are means over squares of ``pool`` x ``pool`` pixels; 2 makes them 14 x 14.
+        scale: first value of a learned factor for each channel of the branches of ``resnet``; ``None`` for none.
+        drop: share of the branches of ``resnet`` that are dropped in a training step.
+        activity: strength of a penalty on the squares of the activations of ``resnet``.
         data: folder with the four files; by default the fetched ones.
 
     Raises:
         InputError: the data is not there.
     """
     parts = fashion_splits("fashion-images", pool, limit, data)
-    return image_task("fashion-images", "Fashion-MNIST", parts, network, hidden, depth)
+    blocks = settings_of_blocks(scale, drop, activity)
+    return image_task("fashion-images", "Fashion-MNIST", parts, network, hidden, depth, blocks=blocks)
 
 
 def bible_tokens(folder: Path) -> tuple[list[Tensor], int]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from torch import nn
 from torch.nn import functional
@@ -17,7 +17,7 @@ from pathspace.training.task import Split, Task, error_rate, register_task, seed
 # name -> (channels of the images, classes, width, depth) -> model
 NETWORKS: dict[str, Callable[..., nn.Module]] = {
     "residual": lambda channels, classes, width, depth: ResidualCNN(channels, width, width, classes, depth),
-    "resnet": lambda channels, classes, width, depth: CifarResNet(depth, channels, width, classes),
+    "resnet": lambda channels, classes, width, depth, **more: CifarResNet(depth, channels, width, classes, **more),
     "recurrent": lambda channels, classes, width, depth, dropout=0.0: RecurrentCNN(
         channels, width, classes, depth, dropout=dropout
     ),
@@ -33,6 +33,7 @@ def image_task(
     depth: int,
     classes: int = 10,
     dropout: float = 0.0,
+    blocks: Mapping[str, float] | None = None,
 ) -> Task:
     """Build the task of classifying images with a convolutional network.
 
@@ -45,6 +46,7 @@ def image_task(
         depth: blocks of ``residual``, layers of ``resnet``, recurrent layers of ``recurrent``.
         classes: number of classes.
         dropout: before the read-out of ``recurrent``.
+        blocks: further settings of the blocks of ``resnet``.
 
     Returns:
         The task; its metric is the error rate.
@@ -63,7 +65,9 @@ def image_task(
         raise InputError(f"Task '{name}' got hidden = {width} and depth = {depth}; give at least 1 of each.")
     if dropout and network != "recurrent":
         raise InputError(f"Task '{name}' got dropout = {dropout}, but its network '{network}' has no dropout.")
-    extra = {"dropout": dropout} if dropout else {}
+    if blocks and network != "resnet":
+        raise InputError(f"Task '{name}' got {', '.join(blocks)}, but its network '{network}' has none of them.")
+    extra = {"dropout": dropout} if dropout else dict(blocks or {})
     train, valid, test = parts
     channels = train.inputs.shape[1]
 
@@ -81,14 +85,35 @@ def image_task(
     )
 
 
+def settings_of_blocks(scale: float | None, drop: float, activity: float) -> dict[str, float]:
+    """The settings of :class:`pathspace.training.experiments.models.cifar_resnet.BasicBlock` that are in use.
+
+    Example:
+        >>> settings_of_blocks(None, 0.1, 0.0)
+        {'drop': 0.1}
+    """
+    used = {} if scale is None else {"scale": scale}
+    return used | {key: value for key, value in (("drop", drop), ("activity", activity)) if value}
+
+
 @register_task("digits-images")
-def digits_images(hidden: int = 8, network: str = "residual", depth: int = 3) -> Task:
+def digits_images(
+    hidden: int = 8,
+    network: str = "residual",
+    depth: int = 3,
+    scale: float | None = None,
+    drop: float = 0.0,
+    activity: float = 0.0,
+) -> Task:
     """Build the task: one 8 x 8 image in, one of ten digits out, by a convolutional network.
 
     Args:
         hidden: channels of the network.
         network: ``residual`` (blocks without norms), ``resnet`` or ``recurrent``.
         depth: blocks of ``residual``, layers of ``resnet`` (8, 14, 20, ...), recurrent layers of ``recurrent``.
+        scale: first value of a learned factor for each channel of the branches of ``resnet``; ``None`` for none.
+        drop: share of the branches of ``resnet`` that are dropped in a training step.
+        activity: strength of a penalty on the squares of the activations of ``resnet``.
 
     Returns:
         The task.
@@ -100,4 +125,6 @@ def digits_images(hidden: int = 8, network: str = "residual", depth: int = 3) ->
         >>> digits_images().train.inputs.shape
         torch.Size([1197, 1, 8, 8])
     """
-    return image_task("digits-images", "8 x 8 handwritten digits", image_splits(), network, hidden, depth)
+    blocks = settings_of_blocks(scale, drop, activity)
+    what = "8 x 8 handwritten digits"
+    return image_task("digits-images", what, image_splits(), network, hidden, depth, blocks=blocks)

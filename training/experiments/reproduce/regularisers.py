@@ -1,0 +1,94 @@
+"""``regularisers``: does the penal connection do more for a residual network than what people use already?"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from pathspace.training.experiments.reproduce.convolutions import FASHION, clothes, digits
+from pathspace.training.experiments.reproduce.experiment import Experiment, Setting
+from pathspace.training.experiments.reproduce.paired_comparison import PairedComparison, draw_paired_comparison, hold
+from pathspace.training.experiments.reproduce.recipes import full_arms, table_cells
+from pathspace.training.experiments.reproduce.record import Record, Table
+from pathspace.training.experiments.reproduce.trial import Trial
+from pathspace.training.experiments.reproduce.tuning import Arm, best_rate, measure
+
+RATES = (0.03, 0.1, 0.3)
+PENAL, NOTHING = "penal connection", "nothing"
+# what -> three strengths, each with all rates; without any, three other sets of rates, so that all have nine points
+STRENGTHS: dict[str, tuple[dict[str, Any], ...]] = {
+    PENAL: tuple({"tau": tau} for tau in (3e-8, 3e-7, 3e-6)),
+    "weight decay": tuple({"decay": decay} for decay in (1e-4, 5e-4, 2e-3)),
+    "squares of activations": tuple({"activity": activity} for activity in (3e-8, 3e-7, 3e-6)),
+    "LayerScale": tuple({"scale": scale} for scale in (0.1, 0.3, 1.0)),
+    "stochastic depth": tuple({"drop": drop} for drop in (0.05, 0.1, 0.2)),
+}
+PLAIN_RATES = (RATES, (0.02, 0.07, 0.2), (0.015, 0.05, 0.15))
+
+
+def _with(base: Trial, settings: dict[str, Any]) -> Trial:
+    """A run with fields of its own, or with options of its task."""
+    fields = {key: value for key, value in settings.items() if key in ("tau", "decay")}
+    options = tuple((key, value) for key, value in settings.items() if key not in fields)
+    return replace(base, options=(*base.options, *options), **fields)
+
+
+def chosen(arms: Sequence[Arm], setting: Setting) -> tuple[Arm, float]:
+    """The arm whose best rate has the lowest validation metric of the tuning seeds, and the seconds of the others."""
+    tuned = measure(arms, setting.run, setting.tuning_seeds, ())
+    place = int(best_rate({float(i): one.tuning[one.lr] for i, one in enumerate(tuned)}))
+    return arms[place], sum(one.seconds for i, one in enumerate(tuned) if i != place)
+
+
+def regularisers(setting: Setting) -> Record:
+    """A residual network with the penal connection, with other regularisers, and with none."""
+    cells = table_cells("markov-chain-table-2")
+    if setting.scale == "full":
+        full_arms("markov-chain-table-2", setting)  # refuses: the paper's images and recipe are not to be had
+    if setting.scale == "fetched":
+        base = clothes(setting, "momentum", "resnet", 8, 8, FASHION)
+    else:
+        base = digits(setting, "momentum", 12, "resnet", 8, 8)
+    families = [[Arm(NOTHING, base, rates) for rates in PLAIN_RATES]]
+    for name, strengths in STRENGTHS.items():
+        labels = [f"{name}, {value:g}" for one in strengths for value in one.values()]
+        families.append([Arm(label, _with(base, one), RATES) for label, one in zip(labels, strengths, strict=True)])
+    arms, seconds = zip(*(chosen(family, setting) for family in families), strict=True)
+    plain, ours, *others = (arm.label for arm in arms)
+    record, _ = hold(
+        setting,
+        arms,
+        [
+            PairedComparison("the penal connection errs less than no regulariser", ours, plain),
+            *(
+                PairedComparison(f"the penal connection errs less than {other.rpartition(', ')[0]}", ours, other)
+                for other in others
+            ),
+        ],
+        name="regularisers",
+        title="The penal connection beside other regularisers of a residual network",
+        source="A comparison of this project, not of a paper",
+        paper=Table(("finding",), (("none: no paper makes this comparison",),)),
+        cells=[cells["ResNet50", "tau 3e-7" if arm.base.tau else "baseline"] for arm in arms],
+        remarks=(
+            "Every regulariser has three strengths and three learning rates, nine points in all; the table names the "
+            "strength that validation data chose. Without any, nine rates.",
+            "Strengths: tau 3e-8, 3e-7, 3e-6 (the paper's range without its smallest); weight decay 1e-4, 5e-4, 2e-3; "
+            "the squares of all activations as the penal connection's of the branches; first values of LayerScale 0.1, "
+            "0.3, 1; shares of dropped branches 0.05, 0.1, 0.2.",
+        ),
+        caption="Training loss and validation error, mean over seeds and range",
+    )
+    return replace(record, seconds=record.seconds + sum(seconds))
+
+
+REGULARISERS = Experiment(
+    "regularisers",
+    "the penal connection beside weight decay, LayerScale, stochastic depth and a penalty on activations",
+    14,
+    "",
+    regularisers,
+    draw_paired_comparison,
+    fetched=True,
+)
