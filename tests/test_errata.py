@@ -15,6 +15,7 @@ from oracles.networks import LoopRNN
 from torch import Tensor
 
 import pathspace as ps
+from pathspace.training import GSGD
 
 INPUTS, HIDDEN, OUTPUTS, STEPS, RATE = 3, 5, 2, 4, 1e-6
 
@@ -245,3 +246,30 @@ def test_one_hidden_layer_needs_the_signs_of_w_o_only() -> None:
     for name, weight in skeleton.basis().rebuild(values, signs).items():
         model.get_parameter(name).data.copy_(weight)
     torch.testing.assert_close(model(x), outputs)
+
+
+@pytest.mark.parametrize("layers", [1, 2, 4])
+def test_recurrent_layers_alone_have_no_free_scale_in_the_last_one(layers: int) -> None:
+    torch.manual_seed(0)
+    rnn = torch.nn.RNN(4, HIDDEN, layers, nonlinearity="relu", bias=False, batch_first=True).double()
+
+    class Alone(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.rnn = rnn
+
+        def forward(self, x: Tensor) -> Tensor:
+            states: Tensor = self.rnn(x)[0]
+            return states
+
+    model, x = Alone(), torch.randn(2, STEPS, 4).double()
+    skeleton = ps.trace(model, x).skeleton()
+    assert skeleton.graph.num_units == (layers - 1) * HIDDEN
+    if layers > 1:
+        return
+    before = [p.detach().clone() for p in model.parameters()]
+    model(x).square().sum().backward()
+    GSGD(model.named_parameters(), lr=RATE, skeleton=skeleton).step()
+    for old, new in zip(before, model.parameters(), strict=True):
+        assert new.grad is not None
+        torch.testing.assert_close(new.detach(), old - RATE * new.grad, rtol=0, atol=1e-15)
