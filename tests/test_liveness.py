@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 from torch import Tensor, fx, nn
 
@@ -346,10 +346,13 @@ def test_places_that_no_window_meets_are_those_without_a_gradient(data: st.DataO
     size, stride, hole = ([data.draw(st.integers(1, n)) for _ in range(dims)] for n in (3, 4, 2))
     margin = data.draw(st.sampled_from([0, 1, "valid"]))
     weight = torch.ones(2, 2, *size, dtype=torch.float64)
-    kind = F.conv1d if dims == 1 else F.conv2d
+    kind, back = (F.conv1d, F.conv_transpose1d) if dims == 1 else (F.conv2d, F.conv_transpose2d)
+    crop = 0 if margin == "valid" else margin
     reads: list[Callable[[Tensor], Tensor]] = [
         lambda x: kind(x, weight, None, stride, margin, hole),
         lambda x: kind(x, weight, None, stride, margin, hole)[:, :, :1],
+        lambda x: back(x, weight, None, stride, crop, 0, 1, hole),
+        lambda x: back(x, weight[:, :1], None, stride, crop, 0, 2, hole)[:, :, :2],
     ]
     if dims == 2:
         reads.append(lambda x: F.avg_pool2d(x, size, stride))
@@ -359,6 +362,58 @@ def test_places_that_no_window_meets_are_those_without_a_gradient(data: st.DataO
         live = live_elements(captured.graph, {}).get("relu", True)
         mask = live if isinstance(live, Tensor) else torch.tensor(live).expand(shape)
         assert torch.equal(mask, _by_gradient(read, shape)), (shape, size, stride, margin, hole)
+
+
+class _Taps(nn.Module):
+    """A convolution of an activation, of which some places are read."""
+
+    def __init__(self, kernel: nn.Module, places: int) -> None:
+        super().__init__()
+        self.enter, self.kernel, self.places = nn.Conv1d(1, 4, 1, bias=False), kernel, places
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = torch.relu(self.enter(x.flatten(2))).reshape(x.shape[0], 4, *x.shape[2:])
+        first, *others = self.kernel(h).tensor_split(2, 1)
+        return torch.cat([first[..., : self.places], *(other[..., -self.places :] for other in others)], 1)
+
+
+@given(data=st.data())
+def test_taps_that_meet_only_padding_where_a_result_is_read_are_on_no_path(data: st.DataObject) -> None:
+    dims, transposed = data.draw(st.integers(1, 2)), data.draw(st.booleans())
+    sizes, kernel, stride, hole, groups = (
+        [data.draw(st.integers(1, 4)) for _ in range(dims)],
+        *(data.draw(st.integers(1, most)) for most in (4, 3, 2, 2)),
+    )
+    kinds = (nn.ConvTranspose1d, nn.ConvTranspose2d) if transposed else (nn.Conv1d, nn.Conv2d)
+    options: dict[str, Any] = {"stride": stride, "dilation": hole, "groups": groups, "bias": False}
+    options["padding"] = data.draw(st.integers(0, 1) if transposed or stride > 1 else st.sampled_from([0, 1, "same"]))
+    model = _Taps(kinds[dims - 1](4, 4, kernel, **options), data.draw(st.integers(1, 3)))
+    x = torch.rand(2, 1, *sizes, dtype=torch.float64) + 0.5
+    for weight in model.parameters():
+        nn.init.ones_(weight)
+    try:
+        model.double()(x).sum().backward()
+    except RuntimeError:
+        assume(False)  # (no place is left)
+    graph = ps.trace(model, x, sizes="given")
+    unused = {block.name: block.unused for block in graph.blocks}
+    grad = model.kernel.weight.grad
+    assert isinstance(grad, Tensor)
+    found = unused.get("kernel.weight", torch.tensor(True))
+    assert torch.equal((torch.tensor(False) if found is None else found).expand(grad.shape), grad == 0), options
+
+
+def test_a_kernel_that_is_computed_has_no_path_through_taps_that_meet_only_padding() -> None:
+    class Computed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.enter, self.one, self.other = nn.Conv1d(1, 2, 1), *(nn.Parameter(torch.randn(3, 2, 3)) for _ in "ab")
+
+        def forward(self, x: Tensor) -> Tensor:
+            return F.conv1d(torch.relu(self.enter(x)), self.one * self.other, padding=1)[..., 0]
+
+    certificate = ps.verify(Computed(), torch.randn(2, 1, 5))
+    assert certificate.holds and certificate.weights == 4 + 2 * 3 * 2 * 2
 
 
 class _Positions(nn.Module):

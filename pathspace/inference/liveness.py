@@ -326,17 +326,22 @@ def _attention(node: fx.Node, live: Tensor) -> Operands | None:
 
 
 def _under_windows(node: fx.Node, live: Live) -> Operands | None:
-    """A convolution reads the places under its windows; a stride can leave out others."""
+    """A convolution reads the places under its windows; a stride, or the crop of a transposed one, leaves some out."""
     x, weight, _, *options = (*node.args, None)[: max(len(node.args), 3)]
     shape, size = x.meta["val"].shape, weight.meta["val"].shape[2:]  # type: ignore[union-attr]
-    if node.kwargs or (live is True and set(pytree.tree_leaves(options[:1])) <= {1}):
+    transposed = operation_name(node.target) in TRANSPOSED
+    # (a transposed convolution drops what its padding covers)
+    whole = options[1:2] if transposed else options[:1]
+    if node.kwargs or (live is True and set(pytree.tree_leaves(whole)) <= {0 if transposed else 1}):
         return None
-    if live is True:
+    if live is True and not transposed:
         met = _met_by_windows(node, size)
         return None if isinstance(met, bool) else _others(node, {x: _short(met.expand(shape))})  # type: ignore[dict-item]
     places = torch.zeros(1, *shape[-len(size) :]).float().requires_grad_()
-    result = node.target(places, torch.ones(1, 1, *size).float(), None, *options[:3])  # type: ignore[operator]
-    mask = live.flatten(0, -len(size) - 1).any(0)  # type: ignore[union-attr]
+    # (one channel has no groups)
+    options = [*options[:3], *([1] if options[3:] else []), *options[4:]] if transposed else options[:3]
+    result = node.target(places, torch.ones(1, 1, *size).float(), None, *options)  # type: ignore[operator]
+    mask = _mask(live, result.shape).flatten(0, -len(size) - 1).any(0)
     (found,) = torch.autograd.grad(result, places, mask.expand_as(result).float())
     return _others(node, {x: _short((found[0] != 0).expand(shape))})  # type: ignore[dict-item]
 
@@ -375,4 +380,5 @@ MIXING: dict[str, Callable[[fx.Node, Tensor], Operands | None]] = {
     # (these have numbers for each channel)
     **dict.fromkeys(("aten.prelu", FROZEN), _along(lambda node: [])),
 }
-WINDOWS = frozenset(["aten.conv1d", "aten.conv2d", "aten.conv3d"])
+TRANSPOSED = frozenset(f"aten.conv_transpose{rank}d" for rank in (1, 2, 3))
+WINDOWS = TRANSPOSED | {f"aten.conv{rank}d" for rank in (1, 2, 3)}

@@ -14,7 +14,7 @@ from pathspace.inference.rules.contraction import contract_ids, with_bias
 from pathspace.inference.rules.edges import edges
 from pathspace.inference.rules.windows import pair, windows
 from pathspace.inference.semantics import Semantics
-from pathspace.inference.values import NEUTRAL, Value, Weight, compress, reshaped
+from pathspace.inference.values import NEUTRAL, Value, Weight, compress, distinct, reshaped
 
 # properties of every convolution
 CONVOLVED: dict[str, Any] = {
@@ -44,6 +44,47 @@ def _convolved(
     return reshaped(out, (batch, groups * outs, *sizes))
 
 
+def _met(
+    semantics: Semantics, ids: Tensor, weight: Value, steps: Sequence[int], margins: Sequence[int],
+    holes: Sequence[int], transposed_groups: int = 0,
+) -> Value:  # fmt: skip
+    """The kernel without the taps that meet only zeros where the result reaches an output: they are on no path.
+
+    Args:
+        semantics: the interpretation.
+        ids: the operand (N, C, ...).
+        weight: its kernel.
+        steps: the stride.
+        margins: zeros before the operand, or, for a transposed convolution, positions cut off from its result.
+        holes: the dilation.
+        transposed_groups: groups of channels of a transposed convolution, 0 for others.
+    """
+    live, rank = semantics.place.live, len(steps)
+    if not isinstance(live, Tensor):
+        return weight
+    read = distinct(live if live.dim() == rank + 2 else live.unsqueeze(0)).transpose(0, 1)
+    data = (distinct(ids) != NEUTRAL).any(1).unsqueeze(0)
+    batch = (-1, max(read.shape[1], data.shape[1]))
+    read, data = read.expand(*batch, *live.shape[-rank:]), data.expand(*batch, *ids.shape[2:])
+    # tap k connects the place i of the one and the place i s + k h - margin of the other
+    small, large = (data, read) if transposed_groups else (read, data)
+    pads: list[int] = []
+    for dim, (s, p, h) in enumerate(zip(steps, margins, holes, strict=True), 2):
+        pads = [p, (weight.shape[dim] - 1) * h + (small.shape[dim] - 1) * s + 1 - p - large.shape[dim], *pads]
+    large = torch.nn.functional.pad(large.double(), pads)
+    pairs = torch.convolution(large, small.double(), None, holes, [0] * rank, steps, False, [0] * rank, 1)
+    met = pairs != 0
+    if bool(met.all()):
+        return weight
+    if transposed_groups:
+        met = met.reshape(-1, 1, len(met) // transposed_groups or 1, *weight.shape[2:])
+        met = met.expand(transposed_groups, weight.shape[0] // transposed_groups, weight.shape[1], *weight.shape[2:])
+        met = met.reshape(weight.shape)
+    else:
+        met = met.transpose(0, 1).expand(weight.shape)
+    return weight.masked(met) if isinstance(weight, Weight) else torch.where(met, weight, NEUTRAL)
+
+
 @rule("aten.conv1d", "aten.conv2d", "aten.conv3d", **CONVOLVED)
 def convolution(
     semantics: Semantics,
@@ -64,9 +105,11 @@ def convolution(
         margins = [(t // 2, t - t // 2) for t in total]
     else:
         margins = [(p, p) for p in pair(padding, rank)]
+    ids = ids if batched else ids.unsqueeze(0)
     shape = (groups, weight.shape[0] // groups, *weight.shape[1:])
-    own = semantics.moved(lambda t: t.reshape(shape), weight)
-    out = _convolved(semantics, ids if batched else ids.unsqueeze(0), own, steps, margins, holes)
+    met = _met(semantics, ids, weight, steps, [before for before, _ in margins], holes)
+    own = semantics.moved(lambda t: t.reshape(shape), met)
+    out = _convolved(semantics, ids, own, steps, margins, holes)
     out = with_bias(semantics, out, bias, 1)
     return out if batched else out.squeeze(0)
 
@@ -96,7 +139,8 @@ def transposed_convolution(
     kernel = weight.shape[2:]
     # as a convolution's weight: (groups, out / groups, in / groups, kernel)
     split = (groups, weight.shape[0] // groups, *weight.shape[1:])
-    own = semantics.moved(lambda t: t.reshape(split).transpose(1, 2), weight)
+    met = _met(semantics, ids, weight, steps, crops, holes, groups)
+    own = semantics.moved(lambda t: t.reshape(split).transpose(1, 2), met)
     sizes = [(n - 1) * s - 2 * p + h * (k - 1) + e + 1
              for n, s, p, h, k, e in zip(ids.shape[2:], steps, crops, holes, kernel, extras, strict=True)]  # fmt: skip
     outs = weight.shape[1] * groups
