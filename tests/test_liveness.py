@@ -75,6 +75,7 @@ def _added(h: Tensor, m: _Places) -> Tensor:
 
 
 FIRST_TWO = torch.arange(6)[:, None] < 2
+KEPT = F.one_hot(torch.tensor([1, 2]), 6).float()
 
 # how the places are read -> the places that are
 READS: dict[str, tuple[Callable[[Tensor, _Places], Tensor], set[int]]] = {
@@ -109,6 +110,11 @@ READS: dict[str, tuple[Callable[[Tensor, _Places], Tensor], set[int]]] = {
     "times a mask": (lambda h, m: h.tanh() * FIRST_TWO, {0, 1}),
     "times numbers": (lambda h, m: m.leave(h * FIRST_TWO.float()), {0, 1}),
     "times zero": (lambda h, m: h.tanh() * 0 + h[:, :1], {0}),
+    "times zeros of its shape": (lambda h, m: h.tanh() * torch.zeros_like(h) + h[:, :1], {0}),
+    "times zeros and added": (lambda h, m: torch.addcmul(h[:, :1], FIRST_TWO.float(), h.tanh()), {0, 1}),
+    "divided": (lambda h, m: FIRST_TWO.float() / (1 + h.exp()), {0, 1}),
+    "by a matrix": (lambda h, m: KEPT @ h.tanh(), {1, 2}),
+    "into a matrix": (lambda h, m: torch.einsum("ij,bjk->bik", KEPT, h.tanh())[:, 1], {2}),
     "chosen": (lambda h, m: torch.where(FIRST_TWO, h.tanh(), m.leave(h).flip(1)), {0, 1, 2, 3}),
     "filled": (lambda h, m: F.gelu(h).masked_fill(~FIRST_TWO, 0.0), {0, 1}),
     "filled from elsewhere": (lambda h, m: h.masked_fill(FIRST_TWO, h[0, 5, 0]), {2, 3, 4, 5}),
@@ -131,6 +137,13 @@ def test_places_that_are_not_read_are_on_no_path(name: str) -> None:
     assert _used(graph) == expected
     certificate = ps.verify(model, x)
     assert certificate.holds and certificate.theorem3["holds"]
+
+
+def test_a_dropped_part_of_a_function_restricts_nothing() -> None:
+    """The features themselves are read elsewhere."""
+    model, x = _Places(lambda h, m: m.leave(h) + h.tanh()[:, :1] + FIRST_TWO * h.tanh()), torch.randn(2, 6, 3)
+    certificate = ps.verify(model, x, upper_bound=True)
+    assert certificate.holds and certificate.units == certificate.units_at_most
 
 
 def _outputs(module: fx.GraphModule, values: list[Any], changed: dict[str, Any]) -> list[Tensor]:
