@@ -416,6 +416,38 @@ def test_taps_that_meet_only_padding_where_a_result_is_read_are_on_no_path(data:
     assert torch.equal((torch.tensor(False) if found is None else found).expand(grad.shape), grad == 0), options
 
 
+class _Places1d(nn.Module):
+    """A convolution of every second place, of which a function reads some."""
+
+    def __init__(self, kernel: nn.Module, read: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.kernel, self.read = kernel, read
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.read(self.kernel(x[..., ::2]))
+
+
+APART: dict[str, tuple[nn.Module, int, Callable[[Tensor], Tensor]]] = {
+    "each place by its own tap": (nn.ConvTranspose1d(2, 2, 2, bias=False), 2, lambda h: h[..., ::2]),
+    "the second place by its own tap": (nn.ConvTranspose1d(2, 2, 2, bias=False), 2, lambda h: h[..., 1:]),
+    "places that are only margin": (nn.Conv1d(2, 2, 1, padding=1, bias=False), 3, lambda h: h.cumsum(-1)),
+    "places beyond the last window": (
+        nn.ConvTranspose1d(2, 2, 3, stride=2, output_padding=1, bias=False), 5, lambda h: h.flip(-1)[..., :2]
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", APART)
+def test_places_that_a_margin_tells_apart(name: str) -> None:
+    kernel, length, read = APART[name]
+    model, x = _Places1d(kernel, read).double(), torch.randn(3, 2, length).double()
+    graph, before = ps.trace(model, x, sizes="given"), model(x)
+    ps.rescale(model, graph, torch.ones(graph.num_units))
+    torch.testing.assert_close(model(x), before)
+    certificate = ps.verify(model, x, upper_bound=True)
+    assert certificate.holds and certificate.units == certificate.units_at_most
+
+
 def test_a_kernel_that_is_computed_has_no_path_through_taps_that_meet_only_padding() -> None:
     class Computed(nn.Module):
         def __init__(self) -> None:
