@@ -66,6 +66,8 @@ class MarkovChain(Nodes):
         Reference:
             Learnable Markov chain paper, Definition 1.
         """
+        # (the wrapper of torch.compile does not call hooks)
+        model = getattr(model, "_orig_mod", model)
         example = arranged(model, inputs, kwargs)
         captured = capture(model, *example)
         finder = Finder(captured)
@@ -154,9 +156,11 @@ def _sites(model: nn.Module, finder: Finder, example: Example) -> tuple[dict[str
         both = list(zip(drawn[module], running[module], strict=False))
         same = len(drawn[module]) == len(running[module])
         if not same or any(tuple(node.meta["val"].shape) != shape for node, (_, shape) in both):
+            compiled = any("_orig_mod" in inner._modules for inner in model.modules())
             raise UnsupportedError(
                 f"{type(model).__name__} makes {len(running[module])} additions in module {module!r} ({source}) when "
-                f"it runs and {len(drawn[module])} when it is captured; trace it in the mode in which it will run."
+                f"it runs and {len(drawn[module])} when it is captured; trace it "
+                f"{'before its blocks are compiled' if compiled else 'in the mode in which it will run'}."
             )
         sites[residual.node.name] = next(site for node, (site, _) in both if node is residual.node)
     return sites, {name: frozenset(kinds) for name, kinds in additions.items()}

@@ -192,6 +192,23 @@ def switched(before: Run, after: Run) -> tuple[int, int]:
     return wrong, total
 
 
+def rounding_decides(
+    model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any], seed: int, before: Run, tolerance: float
+) -> bool:
+    """Whether outputs or rectifiers change by as much when every weight changes in its last digits only.
+
+    Outputs that are 0 in exact arithmetic (the mean of what an instance norm has centred) are rounding errors, and
+    nothing can be said about their changes.
+    """
+    generator, weights = torch.Generator().manual_seed(seed), {}
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        if parameter.is_floating_point() and parameter.layout == torch.strided:
+            digits = torch.randint(-8, 9, parameter.shape, generator=generator).to(parameter)
+            weights[name] = parameter.detach() * (1 + digits * torch.finfo(parameter.dtype).eps)
+    after = run(model, args, kwargs, weights, seed)
+    return difference(before, after) > tolerance or switched(before, after)[0] > 0
+
+
 def unread(
     model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any], seed: int, before: Run, after: Run
 ) -> bool:

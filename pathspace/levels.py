@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from pathspace.forward_run import LARGE, difference, resolution, run, seen
+from pathspace.forward_run import LARGE, difference, resolution, rounding_decides, run, seen
 from pathspace.invariance import TOLERANCE, largest_power, rescaled_in_place, rescaled_weights, rounding_tolerance
 from pathspace.reduction import ReductionGraph
 
@@ -41,7 +41,7 @@ def measure_levels(
         ``{"deviation": d, "change": c}`` is the largest change of the outputs, relative to the largest output, after a
         rescaling by ``phi ~ N(0, d^2)`` (d is 1 and 3, or less where weights meet high powers of scales); ``holds``,
         whether the exact level changes within ``tolerance`` (``None``
-        where it has no units, or no output could be seen to change).
+        where it has no units, no output could be seen to change, or rounding decides the outputs).
 
     Example:
         >>> import torch, pathspace as ps
@@ -76,10 +76,13 @@ def measure_levels(
     exact = level(graph.exact_part(normal), graph.num_exact_units)
     every = exact if graph.num_exact_units == graph.num_units else level(normal, graph.num_units)
     worst = max((entry["change"] for entry in exact["changes"]), default=0.0)
+    holds = worst <= tolerance if exact["changes"] and seen(before) else None
+    if holds is False and graph.num_weights <= LARGE and rounding_decides(model, args, kwargs, seed, before, tolerance):
+        holds = None
     return {
         "exact": exact,
         "all": every,
-        "holds": worst <= tolerance if exact["changes"] and seen(before) else None,
+        "holds": holds,
         "tolerance": tolerance,
     }
 

@@ -251,6 +251,9 @@ def failed_capture(model: nn.Module, error: BaseException) -> CaptureError:
     elif "numpy" in said:
         what = "it computes in numpy, whose operations cannot be recorded"
         advice = "write this step with torch"
+    elif type(error).__name__ == "DataDependentOutputException" and "_local_scalar_dense" not in said:
+        what = "a function of torch compares the values of tensors there, as torch.cov does"
+        advice = "write this step with other operations of torch, or pass the part of the model around it"
     elif decides_by_values(error):
         what = "its Python control flow depends on the values of tensors"
         advice = "write this step with torch.where or torch.cond, or pass the part of the model around it"

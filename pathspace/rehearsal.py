@@ -12,6 +12,7 @@ from torch.utils._pytree import tree_map
 
 from pathspace.capture import quiet
 from pathspace.safe_deepcopy import safe_deepcopy
+from pathspace.stand_in import count_no_batches
 from pathspace.without_values import fake_mode, give_shapes
 
 
@@ -32,6 +33,7 @@ class Rehearsal:
         self._mode = fake_mode()
         twin = safe_deepcopy(model, share_tensors=True)
         give_shapes(twin, self._mode)
+        count_no_batches(twin)
         with quiet(), torch.no_grad(), FakeCopyMode(self._mode):
             self._twin = safe_deepcopy(twin)
 

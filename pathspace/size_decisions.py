@@ -35,10 +35,12 @@ INSTALLED = ("/site-packages/", "/dist-packages/")
 COMPARISONS = ("lt", "le", "gt", "ge", "eq", "ne")
 ARITHMETIC = (
     *("add", "radd", "sub", "rsub", "mul", "rmul", "floordiv", "rfloordiv", "mod", "rmod", "neg", "abs"),
-    *("truediv", "pow", "and", "rand", "or", "ror", "xor", "rxor", "lshift", "rshift"),
+    *("truediv", "divmod", "pow", "and", "rand", "or", "ror", "xor", "rxor", "lshift", "rshift"),
 )
+# results of these may be compared with 0 where nobody sees it: as the width of a margin, for example
+RESTS = frozenset(["mod", "rmod", "divmod", "and", "rand"])
 # results of these may count the steps of a loop
-COUNTING = frozenset(["sub", "rsub", "floordiv", "rfloordiv", "truediv", "rshift"])
+COUNTING = frozenset(["sub", "rsub", "floordiv", "rfloordiv", "truediv", "divmod", "rshift"])
 # largest number of captures for decisions, and their largest size
 MOST, LONGEST = 6, 4096
 
@@ -89,7 +91,8 @@ class Watch(TorchFunctionMode):
         decisions: every comparison, in order.
         pieces: line of code -> number of pieces that it took out of tensors.
         lengths: places that call ``len(tensor)``, whose result records nothing.
-        few: whether code computed a number below 2 from sizes, as for a loop of no step, or of one, at these sizes.
+        few: whether code computed a number below 2 from sizes, as for a loop of no step, or of one, at these sizes, or
+            took a whole tensor as its first piece.
 
     Example:
         >>> with Watch() as watch:
@@ -107,6 +110,8 @@ class Watch(TorchFunctionMode):
         self._times: Counter[tuple[str, str]] = Counter()
         self.pieces: Counter[tuple[str, int]] = Counter()
         self.lengths: list[str] = []
+        # places that converted a size to something else that records nothing, with the size
+        self._converted: dict[str, int] = {}
         self.few = False
 
     def __enter__(self) -> Self:
@@ -129,7 +134,27 @@ class Watch(TorchFunctionMode):
     def walks(self, inputs: Inputs) -> bool:
         """Whether there may be a loop over steps: a line took about as many pieces as an input has, or it has few."""
         sizes = {size for size, _ in together(inputs, thin_only=False) if size > 2}
-        return self.few or any(count in sizes or count + 1 in sizes for count in self.pieces.values())
+        several = any(count in sizes or count + 1 in sizes for count in self.pieces.values())
+        return self.few or several or bool(self._conversions(inputs))
+
+    def count(self, frame: FrameType, number: Any) -> None:
+        """Record a number below 2, if it may count the steps of a loop in the model's code."""
+        if isinstance(number, int | float) and abs(number) < 2 and not _within(frame, (*LIBRARIES, *INSTALLED)):
+            self.few = True
+
+    def convert(self, frame: FrameType, size: int) -> None:
+        """Record that a size is used as something else: a key, a name, a number that records nothing."""
+        if not _within(frame, (*LIBRARIES, *INSTALLED)):
+            self._converted[_place(frame)] = size
+
+    def _conversions(self, inputs: Inputs) -> list[str]:
+        """The places that converted the length of an input."""
+        sizes = {size for size, _ in together(inputs, thin_only=False)}
+        return [place for place, size in self._converted.items() if size in sizes]
+
+    def unrecorded(self, inputs: Inputs) -> list[str]:
+        """The places after which nothing is recorded of a size."""
+        return [*self.lengths, *self._conversions(inputs)]
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
@@ -151,6 +176,7 @@ class Watch(TorchFunctionMode):
         elif not _within(frame, INSTALLED):
             here = frame.f_code.co_filename, frame.f_lineno
             self.pieces[here] += len(result) if isinstance(result, tuple) else 1
+            self.few = self.few or (func is Tensor.__getitem__ and _is_whole(result, *args))
         return result
 
 
@@ -160,6 +186,13 @@ def _place(frame: FrameType) -> str:
 
 def _within(frame: FrameType, folders: Sequence[str]) -> bool:
     return any(folder in frame.f_code.co_filename for folder in folders)
+
+
+def _is_whole(piece: Tensor, tensor: Tensor, index: Any) -> bool:
+    """Whether a piece with an end is everything, as the only piece in a loop is."""
+    parts = index if isinstance(index, tuple) else (index,)
+    ends = any(isinstance(part, slice) and part.stop is not None for part in parts)
+    return ends and piece.shape == tensor.shape
 
 
 class Size(int):
@@ -172,40 +205,61 @@ class Size(int):
         made.watch = watch
         return made
 
-    __hash__ = int.__hash__
-
     def __bool__(self) -> bool:
-        return self.watch.tell(sys._getframe(1), "ne", int(self), 0)
+        return self.watch.tell(sys._getframe(1), "ne", operator.index(self), 0)
+
+    def __float__(self) -> float:
+        # (a root of it may count steps)
+        self.watch.count(sys._getframe(1), operator.index(self) / 2)
+        return int.__float__(self)
 
 
 def _compared(name: str) -> Callable[[Size, Any], Any]:
     def compared(self: Size, other: Any) -> Any:
         if not isinstance(other, int | float):
             return NotImplemented
-        plain = int(other) if isinstance(other, int) else other
-        return self.watch.tell(sys._getframe(1), name, int(self), plain, isinstance(other, Size))
+        plain = operator.index(other) if isinstance(other, int) else other
+        return self.watch.tell(sys._getframe(1), name, operator.index(self), plain, isinstance(other, Size))
 
     return compared
 
 
 def _computed(name: str) -> Callable[..., Any]:
-    compute, counting = getattr(int, f"__{name}__"), name in COUNTING
+    compute, broken = getattr(int, f"__{name}__"), getattr(float, f"__{name}__", None)
 
     def computed(self: Size, *others: Any) -> Any:
-        result = compute(int(self), *others)
-        if result is NotImplemented:
-            return result
-        if counting and abs(result) < 2 and not _within(sys._getframe(1), (*LIBRARIES, *INSTALLED)):
-            self.watch.few = True
-        return Size(result, self.watch) if isinstance(result, int) else result
+        plain, frame = operator.index(self), sys._getframe(1)
+        result = compute(plain, *others)
+        if result is NotImplemented and broken is not None:
+            result = broken(float(plain), *others)
+        results = result if isinstance(result, tuple) else (result,)
+        # (a negative power is a factor)
+        if name in COUNTING or (isinstance(result, float) and not (name == "pow" and result < 1)):
+            self.watch.count(frame, results[0])
+        if name in RESTS and isinstance(results[-1], int):
+            self.watch.tell(frame, "ne", results[-1], 0)
+        sizes = [Size(part, self.watch) if isinstance(part, int) else part for part in results]
+        return tuple(sizes) if isinstance(result, tuple) else sizes[0]
 
     return computed
+
+
+def _converted(name: str) -> Callable[..., Any]:
+    convert = getattr(int, f"__{name}__")
+
+    def converted(self: Size, *options: Any) -> Any:
+        self.watch.convert(sys._getframe(1), operator.index(self))
+        return convert(operator.index(self), *options)
+
+    return converted
 
 
 for _name in COMPARISONS:
     setattr(Size, f"__{_name}__", _compared(_name))
 for _name in ARITHMETIC:
     setattr(Size, f"__{_name}__", _computed(_name))
+for _name in ("int", "hash", "str", "format"):
+    setattr(Size, f"__{_name}__", _converted(_name))
 
 
 @dataclass

@@ -126,7 +126,8 @@ def _traced(
             found = build(captured, scales, norm_eps, uses)
         elif found is None:
             found = build(captured, scales, norm_eps, raw=raw)
-    stated = sentence((args, kwargs), [at for _, at in further], looked, [*ways.unseen, *watch.lengths])
+    unseen = [*ways.unseen, *watch.unrecorded((args, kwargs))]
+    stated = sentence((args, kwargs), [at for _, at in further], looked, unseen)
     return _graph(model, found, stated)
 
 

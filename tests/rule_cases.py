@@ -136,6 +136,7 @@ TABLE: list[tuple[str, tuple[Any, ...], dict[str, Any]]] = [
     ("_fft_r2c", (H, [1], 0, True), {}),
     ("_fft_c2r", (Z, [1], 0, 4), {}),
     ("_fft_c2c", (Z, [1], 0, True), {}),
+    ("istft", (Act((2, 3, 4, 2), through=((aten.view_as_complex.default,),)), 4, 1), {}),
     ("fft_fftshift fft_ifftshift", (ODD,), {}),
     # elementwise functions that are not homogeneous
     ("gelu silu tanh sigmoid elu selu celu mish softplus relu6 hardswish hardsigmoid exp exp2 expm1", (H,), {}),
@@ -493,6 +494,10 @@ FORMS: list[tuple[str, tuple[Any, ...], dict[str, Any], int | None]] = [
     ("clamp_max", (H, 0.0), {}, 6),
     ("threshold", (H, 0.0, 0.0), {}, 6),
     ("threshold", (H, 0.0, 1.0), {}, None),
+    ("elu", (H, 0.0), {}, 6),
+    ("softshrink", (H, 0.0), {}, 6),
+    ("hardshrink", (H, 0.0), {}, 6),
+    ("istft", (Act((2, 3, 4, 2), through=((aten.view_as_complex.default,),)), 4, 1, 4, act(4, low=0.5)), {}, 2),
     ("lerp", (H, G, E), {}, None),
     ("nan_to_num", (Act((2, 3), through=((aten.reciprocal.default,),)),), {}, None),
     ("addmm", (act(3), S, R), {"beta": 0}, None),

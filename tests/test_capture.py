@@ -69,6 +69,11 @@ class Keyword(nn.Module):
         return {"both": (self.second(hidden), self.second(2 * hidden))}
 
 
+class Covariance(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.cov(x)
+
+
 def test_keyword_inputs_and_nested_outputs() -> None:
     graph = ps.trace(Keyword(), torch.randn(2, 3), kwargs={"scale": torch.ones(1)})
     assert (graph.num_weights, graph.num_units) == (26, 4)
@@ -81,6 +86,7 @@ def test_keyword_inputs_and_nested_outputs() -> None:
         (nn.Linear(3, 3), (torch.ones(2, 3, dtype=torch.long),), "int64"),
         (nn.Linear(3, 3).double(), (torch.randn(2, 3),), "dtype"),
         (Branching(), (torch.randn(2, 3),), "test_capture.py:"),
+        (Covariance(), (torch.randn(2, 3),), "a function of torch compares the values of tensors"),
         (nn.LazyLinear(3), (torch.randn(2, 3),), "run the model once"),
         (nn.DataParallel(nn.Linear(3, 3)), (torch.randn(2, 3),), "model.module"),
     ],
@@ -90,6 +96,28 @@ def test_failures_are_one_sentence(model: nn.Module, inputs: tuple[Tensor, ...],
         ps.trace(model, *inputs)
     assert words in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+def test_batch_norms_that_average_all_batches_are_traced() -> None:
+    model = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4, momentum=None), nn.ReLU(), nn.Linear(4, 2))
+    certificate = ps.verify(model, torch.randn(5, 3))
+    assert certificate.holds and certificate.units == 8
+    assert model[1].momentum is None and model[1].num_batches_tracked == 0
+
+
+def test_products_over_no_elements_are_zero() -> None:
+    class Empty(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b = nn.Linear(3, 4), nn.Linear(4, 2)
+            self.down, self.up = nn.Parameter(torch.zeros(4, 0)), nn.Parameter(torch.zeros(0, 2))
+
+        def forward(self, x: Tensor) -> Tensor:
+            h = torch.relu(self.a(x))
+            return self.b(h) + h @ self.down @ self.up + (self.down @ self.up).sum()
+
+    graph = ps.trace(Empty(), torch.randn(5, 3))
+    assert graph.num_units == 4 and graph.num_weights == 26 and not graph.pinned
 
 
 def test_only_modules_are_traced() -> None:

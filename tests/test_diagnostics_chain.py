@@ -356,3 +356,21 @@ def test_the_dimensions_of_samples_are_found_once() -> None:
     records = [chain.observe(nn.functional.mse_loss, x[:2], torch.zeros(2, 5, 8)) for _ in range(2)]
     assert len(runs) == 3 and torch.equal(records[0].cosines, records[1].cosines)
     assert chain.batch_dims(0) == (0, 0) and chain.batch_dims(1) == (1, 1) and len(runs) == 4
+
+
+def test_a_compiled_model_has_the_chain_of_its_module() -> None:
+    class Block(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.f = nn.Linear(3, 3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return x + self.f(x)
+
+    model, x = nn.Sequential(Block(), Block()), torch.randn(2, 3)
+    chain = MarkovChain.trace(torch.compile(model), x)
+    assert [node.name for node in chain.nodes] == ["0.f", "1.f"]
+    chain.observe(nn.functional.mse_loss, x, torch.zeros(2, 3))
+    inside = nn.Sequential(Block(), torch.compile(Block()))
+    with pytest.raises(UnsupportedError, match="before its blocks are compiled"):
+        MarkovChain.trace(inside, x)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 from torch import Tensor, fx, nn
 
@@ -75,6 +75,7 @@ def _added(h: Tensor, m: _Places) -> Tensor:
 
 
 FIRST_TWO = torch.arange(6)[:, None] < 2
+KEPT = F.one_hot(torch.tensor([1, 2]), 6).float()
 
 # how the places are read -> the places that are
 READS: dict[str, tuple[Callable[[Tensor, _Places], Tensor], set[int]]] = {
@@ -109,6 +110,11 @@ READS: dict[str, tuple[Callable[[Tensor, _Places], Tensor], set[int]]] = {
     "times a mask": (lambda h, m: h.tanh() * FIRST_TWO, {0, 1}),
     "times numbers": (lambda h, m: m.leave(h * FIRST_TWO.float()), {0, 1}),
     "times zero": (lambda h, m: h.tanh() * 0 + h[:, :1], {0}),
+    "times zeros of its shape": (lambda h, m: h.tanh() * torch.zeros_like(h) + h[:, :1], {0}),
+    "times zeros and added": (lambda h, m: torch.addcmul(h[:, :1], FIRST_TWO.float(), h.tanh()), {0, 1}),
+    "divided": (lambda h, m: FIRST_TWO.float() / (1 + h.exp()), {0, 1}),
+    "by a matrix": (lambda h, m: KEPT @ h.tanh(), {1, 2}),
+    "into a matrix": (lambda h, m: torch.einsum("ij,bjk->bik", KEPT, h.tanh())[:, 1], {2}),
     "chosen": (lambda h, m: torch.where(FIRST_TWO, h.tanh(), m.leave(h).flip(1)), {0, 1, 2, 3}),
     "filled": (lambda h, m: F.gelu(h).masked_fill(~FIRST_TWO, 0.0), {0, 1}),
     "filled from elsewhere": (lambda h, m: h.masked_fill(FIRST_TWO, h[0, 5, 0]), {2, 3, 4, 5}),
@@ -131,6 +137,13 @@ def test_places_that_are_not_read_are_on_no_path(name: str) -> None:
     assert _used(graph) == expected
     certificate = ps.verify(model, x)
     assert certificate.holds and certificate.theorem3["holds"]
+
+
+def test_a_dropped_part_of_a_function_restricts_nothing() -> None:
+    """The features themselves are read elsewhere."""
+    model, x = _Places(lambda h, m: m.leave(h) + h.tanh()[:, :1] + FIRST_TWO * h.tanh()), torch.randn(2, 6, 3)
+    certificate = ps.verify(model, x, upper_bound=True)
+    assert certificate.holds and certificate.units == certificate.units_at_most
 
 
 def _outputs(module: fx.GraphModule, values: list[Any], changed: dict[str, Any]) -> list[Tensor]:
@@ -346,10 +359,13 @@ def test_places_that_no_window_meets_are_those_without_a_gradient(data: st.DataO
     size, stride, hole = ([data.draw(st.integers(1, n)) for _ in range(dims)] for n in (3, 4, 2))
     margin = data.draw(st.sampled_from([0, 1, "valid"]))
     weight = torch.ones(2, 2, *size, dtype=torch.float64)
-    kind = F.conv1d if dims == 1 else F.conv2d
+    kind, back = (F.conv1d, F.conv_transpose1d) if dims == 1 else (F.conv2d, F.conv_transpose2d)
+    crop = 0 if margin == "valid" else margin
     reads: list[Callable[[Tensor], Tensor]] = [
         lambda x: kind(x, weight, None, stride, margin, hole),
         lambda x: kind(x, weight, None, stride, margin, hole)[:, :, :1],
+        lambda x: back(x, weight, None, stride, crop, 0, 1, hole),
+        lambda x: back(x, weight[:, :1], None, stride, crop, 0, 2, hole)[:, :, :2],
     ]
     if dims == 2:
         reads.append(lambda x: F.avg_pool2d(x, size, stride))
@@ -359,6 +375,90 @@ def test_places_that_no_window_meets_are_those_without_a_gradient(data: st.DataO
         live = live_elements(captured.graph, {}).get("relu", True)
         mask = live if isinstance(live, Tensor) else torch.tensor(live).expand(shape)
         assert torch.equal(mask, _by_gradient(read, shape)), (shape, size, stride, margin, hole)
+
+
+class _Taps(nn.Module):
+    """A convolution of an activation, of which some places are read."""
+
+    def __init__(self, kernel: nn.Module, places: int) -> None:
+        super().__init__()
+        self.enter, self.kernel, self.places = nn.Conv1d(1, 4, 1, bias=False), kernel, places
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = torch.relu(self.enter(x.flatten(2))).reshape(x.shape[0], 4, *x.shape[2:])
+        first, *others = self.kernel(h).tensor_split(2, 1)
+        return torch.cat([first[..., : self.places], *(other[..., -self.places :] for other in others)], 1)
+
+
+@given(data=st.data())
+def test_taps_that_meet_only_padding_where_a_result_is_read_are_on_no_path(data: st.DataObject) -> None:
+    dims, transposed = data.draw(st.integers(1, 2)), data.draw(st.booleans())
+    sizes, kernel, stride, hole, groups = (
+        [data.draw(st.integers(1, 4)) for _ in range(dims)],
+        *(data.draw(st.integers(1, most)) for most in (4, 3, 2, 2)),
+    )
+    kinds = (nn.ConvTranspose1d, nn.ConvTranspose2d) if transposed else (nn.Conv1d, nn.Conv2d)
+    options: dict[str, Any] = {"stride": stride, "dilation": hole, "groups": groups, "bias": False}
+    options["padding"] = data.draw(st.integers(0, 1) if transposed or stride > 1 else st.sampled_from([0, 1, "same"]))
+    model = _Taps(kinds[dims - 1](4, 4, kernel, **options), data.draw(st.integers(1, 3)))
+    x = torch.rand(2, 1, *sizes, dtype=torch.float64) + 0.5
+    for weight in model.parameters():
+        nn.init.ones_(weight)
+    try:
+        model.double()(x).sum().backward()
+    except RuntimeError:
+        assume(False)  # (no place is left)
+    graph = ps.trace(model, x, sizes="given")
+    unused = {block.name: block.unused for block in graph.blocks}
+    grad = model.kernel.weight.grad
+    assert isinstance(grad, Tensor)
+    found = unused.get("kernel.weight", torch.tensor(True))
+    assert torch.equal((torch.tensor(False) if found is None else found).expand(grad.shape), grad == 0), options
+
+
+class _Places1d(nn.Module):
+    """A convolution of every second place, of which a function reads some."""
+
+    def __init__(self, kernel: nn.Module, read: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.kernel, self.read = kernel, read
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.read(self.kernel(x[..., ::2]))
+
+
+APART: dict[str, tuple[nn.Module, int, Callable[[Tensor], Tensor]]] = {
+    "each place by its own tap": (nn.ConvTranspose1d(2, 2, 2, bias=False), 2, lambda h: h[..., ::2]),
+    "the second place by its own tap": (nn.ConvTranspose1d(2, 2, 2, bias=False), 2, lambda h: h[..., 1:]),
+    "places that are only margin": (nn.Conv1d(2, 2, 1, padding=1, bias=False), 3, lambda h: h.cumsum(-1)),
+    "places beyond the last window": (
+        nn.ConvTranspose1d(2, 2, 3, stride=2, output_padding=1, bias=False), 5, lambda h: h.flip(-1)[..., :2]
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", APART)
+def test_places_that_a_margin_tells_apart(name: str) -> None:
+    kernel, length, read = APART[name]
+    model, x = _Places1d(kernel, read).double(), torch.randn(3, 2, length).double()
+    graph, before = ps.trace(model, x, sizes="given"), model(x)
+    ps.rescale(model, graph, torch.ones(graph.num_units))
+    torch.testing.assert_close(model(x), before)
+    certificate = ps.verify(model, x, upper_bound=True)
+    assert certificate.holds and certificate.units == certificate.units_at_most
+
+
+def test_a_kernel_that_is_computed_has_no_path_through_taps_that_meet_only_padding() -> None:
+    class Computed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.enter, self.one, self.other = nn.Conv1d(1, 2, 1), *(nn.Parameter(torch.randn(3, 2, 3)) for _ in "ab")
+
+        def forward(self, x: Tensor) -> Tensor:
+            return F.conv1d(torch.relu(self.enter(x)), self.one * self.other, padding=1)[..., 0]
+
+    certificate = ps.verify(Computed(), torch.randn(2, 1, 5))
+    assert certificate.holds and certificate.weights == 4 + 2 * 3 * 2 * 2
 
 
 class _Positions(nn.Module):

@@ -477,6 +477,16 @@ def test_the_simple_ones_keep_torchs_conventions(kind: type[torch.optim.Optimize
     assert not bool(poisoned.isfinite().all())
 
 
+@pytest.mark.parametrize("kind", [EMASGD, RescaleSGD, SignProp, GSGD, GAdam])
+def test_no_parameters_are_refused_in_words(kind: type[torch.optim.Optimizer]) -> None:
+    make: Callable[..., torch.optim.Optimizer] = kind
+    settings = {"skeleton": ps.trace(mlp(), X).skeleton()} if issubclass(kind, GSGD | GAdam) else {}
+    read = iter(mlp().parameters())
+    list(read)
+    with pytest.raises(InputError, match=f"{kind.__name__} found no parameters, expected at least one"):
+        make(read, **settings)
+
+
 @pytest.mark.parametrize("kind", [RescaleSGD, SignProp])
 def test_sparse_and_complex_gradients_are_refused(kind: type[torch.optim.Optimizer]) -> None:
     make: Callable[..., torch.optim.Optimizer] = kind

@@ -341,6 +341,7 @@ HIDDEN = {
         lambda m, h: m.b(h.tanh() if h.shape[1] % 2 == 0 else h), (2, 3, 3), (2, 6, 3)
     ),
     "a power of a size": (lambda m, h: m.b(h.tanh() if h.shape[1] ** 2 > 16 else h), (2, 4, 3), (2, 6, 3)),
+    "a margin of ones": (lambda m, h: m.b(F.pad(h, (0, 0, 0, -h.shape[1] % 4), value=1.0)), (2, 4, 3), (2, 7, 3)),
     "a bit of a size": (lambda m, h: m.b(h.tanh() if h.shape[1] & 1 else h), (2, 4, 3), (2, 7, 3)),
 }  # fmt: skip
 
@@ -379,6 +380,12 @@ COUNTS = {
     "a quarter, rounded up": (lambda x: range(-(-x.shape[1] // 4)), 4),
     "a quotient, rounded up": (lambda x: range(math.ceil(x.shape[1] / 4)), 4),
     "numbers of a sample": (lambda x: range(x[0].numel() // 6), 2),
+    "a root": (lambda x: range(int(x.shape[1] ** 0.5)), 3),
+    "a root by a function": (lambda x: range(int(math.sqrt(x.shape[1]))), 3),
+    "a factor": (lambda x: range(int(x.shape[1] * 0.5)), 3),
+    "a quotient and a rest": (lambda x: range(divmod(x.shape[1], 2)[0]), 3),
+    "half of a converted length": (lambda x: range(int(x.shape[1]) // 2), 3),
+    "slices of two steps": (lambda x: [x[:, t : t + 2] for t in range(0, x.shape[1], 2)], 2),
     "parts of two steps": (lambda x: x.split(2, 1), 2),
     "windows of two steps": (lambda x: x.unfold(1, 2, 2).unbind(1), 2),
 }
@@ -410,14 +417,17 @@ def test_numbers_among_the_inputs_are_named() -> None:
 
 
 def test_a_way_that_no_capture_took_is_named() -> None:
-    """A branch at sizes beyond those tried, ``len``, and code of packages: said, and not taken for seen."""
+    """A branch at sizes beyond those tried, ``len``, a lookup: said, and not taken for seen."""
     x = torch.randn(2, 4)
     far = branch(lambda h: h.shape[0] > 10**6)()
     by_length = branch(lambda h: len(h) > 4)()
-    for model in (far, by_length):
+    looked_up = branch(lambda h: {6: True}.get(h.shape[0], False))()
+    named = branch(lambda h: f"{h.shape[0]}" == "6")()
+    for model in (far, by_length, looked_up, named):
         graph = ps.trace(model, x)
         assert graph.num_units == 3
-        assert "and other sizes at which the model runs the same operations" in graph.range
+        looked = model in (looked_up, named)
+        assert ("as captured at (4x4:float32)" if looked else "runs the same operations") in graph.range
         assert "which way test_sizes.py:" in graph.range and graph.range.endswith("was seen at these sizes only")
 
 
@@ -439,7 +449,14 @@ def test_sizes_stay_numbers_while_they_are_watched() -> None:
         first, second = torch.ones(6, 4).shape
         assert [first - second, -second, first * 2, 7 % second, abs(second), first // 4] == [2, -4, 12, 3, 4, 1]
         assert (first > second, first > 4, first == "6", bool(first - 6)) == (True, True, False, False)
-        assert {first: 1}[6] == 1 and list(range(second)) == [0, 1, 2, 3] and first / 4 == 1.5
+        assert (
+            {first: 1}[6] == 1
+            and f"{first}" == "6"
+            and divmod(first, second) == (1, 2)
+            and 2**first == 64
+            and list(range(second)) == [0, 1, 2, 3]
+            and first / 4 == 1.5
+        )
         assert torch.zeros(first, second).view(-1, second + 2).shape == (4, 6)
     assert all(type(each.left) is type(each.right) is int for each in watch.decisions)
     with pytest.raises(ps.CaptureError, match="check the shapes"):

@@ -383,6 +383,27 @@ def test_rectifiers_that_rounding_switches_refute_nothing() -> None:
     assert found["holds"] and found["rectifiers"] == 4 * 400 and not found["switched"]
 
 
+class _Centred(nn.Module):
+    """The mean of what an instance norm has centred, which is 0 but for rounding."""
+
+    def __init__(self, behind: nn.Module) -> None:
+        super().__init__()
+        self.one, self.other, self.norm = nn.Conv2d(2, 3, 3), nn.Conv2d(3, 3, 3), nn.InstanceNorm2d(3)
+        self.behind = behind
+
+    def forward(self, x: Tensor) -> Any:
+        return self.behind(self.norm(self.other(torch.relu(self.one(x)))).mean((2, 3)))
+
+
+@pytest.mark.parametrize("behind", [nn.Identity(), nn.LayerNorm(3), nn.ReLU()])
+@pytest.mark.parametrize("seed", range(3))
+def test_outputs_that_are_rounding_alone_refute_nothing(behind: nn.Module, seed: int) -> None:
+    torch.manual_seed(seed)
+    certificate = ps.verify(_Centred(behind), torch.randn(2, 2, 9, 9))
+    assert certificate.holds and certificate.theorem2["holds"] is None
+    assert "rounding decides, and nothing can be said" in certificate.theorem2["evidence"]
+
+
 def test_a_model_that_is_captured_but_does_not_run_is_one_sentence() -> None:
     """As experts in float64, for which torch has no kernel."""
 

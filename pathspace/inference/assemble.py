@@ -189,7 +189,7 @@ def assemble(scales: Scales, traced: int | None = None) -> dict[str, Ends]:
     ):
         if number == traced:
             own = {name: len(uses) for name, uses in pieces.items()}
-        use = _living(recorded, head_alive)
+        use = _living(recorded, head_alive) if recorded.weight.shape.numel() else None
         if use is None:
             continue
         name = use.weight.name

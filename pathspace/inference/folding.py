@@ -15,9 +15,15 @@ import torch
 from torch import Tensor, fx
 from torch.utils import _pytree as pytree
 
+from pathspace.inference.registry import operation_name
 from pathspace.inference.values import Weight, value_of, with_value
 
 LARGEST = 1 << 22
+# operations that fill the shape of their operand -> the number, or the position of the argument that gives it
+FILLED: dict[str, tuple[float | None, int]] = {
+    "aten.zeros_like": (0, 0), "aten.ones_like": (1, 0), "aten.full_like": (None, 1),
+    "aten.new_zeros": (0, 0), "aten.new_ones": (1, 0), "aten.new_full": (None, 2),
+}  # fmt: skip
 
 
 def folded(node: fx.Node, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
@@ -33,6 +39,11 @@ def folded(node: fx.Node, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any
         large.
     """
     target, shown = node.target, node.meta.get("val")
+    if operation_name(target) in FILLED:
+        number, position = FILLED[operation_name(target)]
+        number = args[position] if number is None and len(args) > position else number
+        plain = _is_number(number) and isinstance(shown, Tensor) and all(isinstance(n, int) for n in shown.shape)
+        return with_value(torch.full((), number, dtype=shown.dtype).expand(shown.shape)) if plain else None  # type: ignore[union-attr, arg-type]
     if not isinstance(target, torch._ops.OpOverload):
         plain = not any(isinstance(leaf, Tensor | Weight) for leaf in pytree.tree_leaves((args, kwargs)))
         return target(*args, **kwargs) if plain and callable(target) and _is_number(shown) else None
@@ -97,6 +108,8 @@ def constant_of(wanted: fx.Node, module: fx.GraphModule, values: Mapping[str, An
         node = pending.pop()
         if node.op == "placeholder" and value_of(values.get(node.name)) is None:
             return None
+        if operation_name(node.target) in FILLED:
+            continue
         new = [operand for operand in node.all_input_nodes if operand not in needed]
         pending += new
         needed.update(new)
@@ -109,7 +122,7 @@ def constant_of(wanted: fx.Node, module: fx.GraphModule, values: Mapping[str, An
         elif node.target is operator.getitem:
             known[node] = known[node.args[0]][node.args[1]]  # type: ignore[index]
         else:
-            args, kwargs = fx.node.map_arg((node.args, node.kwargs), known.__getitem__)
+            args, kwargs = fx.node.map_arg((node.args, node.kwargs), known.get)
             known[node] = folded(node, args, kwargs)
         if known[node] is None:
             return None

@@ -15,9 +15,9 @@ from pathspace.errors import InputError, PathspaceError, UnsupportedError
 from pathspace.inference.conversions import as_stored, is_free
 from pathspace.inference.decompose import decomposed
 from pathspace.inference.folding import folded, held_by
-from pathspace.inference.liveness import Live, live_elements, without_dead
+from pathspace.inference.liveness import Live, fitted, live_elements, without_dead
 from pathspace.inference.regions import REGIONS
-from pathspace.inference.registry import RULES, operation_name
+from pathspace.inference.registry import RULES, facts_of, operation_name
 from pathspace.inference.rules.normalization import WITH_STATISTICS
 from pathspace.inference.semantics import Place, Semantics
 from pathspace.inference.values import NEUTRAL, Weight, constant, shape_of, value_of, with_value
@@ -211,6 +211,10 @@ class Walk(Generic[S]):
         live = self.live.get(node.name, True)
         if live is False:
             return pytree.tree_map(lambda shown: constant(shape_of(shown), NEUTRAL), node.meta["val"])
+        if isinstance(live, Tensor) and facts_of(node).elementwise:
+            # (what is dropped must not restrict operands that are read elsewhere)
+            held = {operand.name: env[operand.name] for operand in node.all_input_nodes}
+            env = {k: without_dead(v, fitted(live, v.shape)) if isinstance(v, Tensor) else v for k, v in held.items()}
         return without_dead(self.call(node, env, run), live)
 
     def call(self, node: fx.Node, env: Mapping[str, Any], run: int) -> Any:

@@ -8,11 +8,18 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from pathspace.inference.folding import constant_of
+from pathspace.inference.folding import FILLED, constant_of
 from pathspace.inference.registry import operation_name
 from pathspace.inference.values import distinct, value_of
 
-PRODUCTS = frozenset(f"aten.{name}{end}" for name in ("mul", "multiply") for end in ("", "_"))
+# products and quotients -> the position of the first factor, and whether the second one divides
+FACTORS = {
+    f"aten.{name}{end}": place
+    for names, place in (("mul multiply", (0, False)), ("div divide true_divide", (0, True)),
+                         ("addcmul", (1, False)), ("addcdiv", (1, True)))
+    for name in names.split()
+    for end in ("", "_")
+}  # fmt: skip
 CHOICES = frozenset(["aten.where", "aten.masked_fill", "aten.masked_fill_"])
 
 
@@ -31,7 +38,9 @@ class Constants:
         self._nodes: set[fx.Node] = set()
         for node in module.graph.nodes:
             given = node.op == "placeholder" and value_of(values.get(node.name)) is not None
-            made = node.op == "call_function" and self._nodes.issuperset(node.all_input_nodes)
+            made = node.op == "call_function" and (
+                operation_name(node.target) in FILLED or self._nodes.issuperset(node.all_input_nodes)
+            )
             if given or made or node.op == "get_attr":
                 self._nodes.add(node)
 
@@ -44,6 +53,11 @@ class Constants:
             self._known[node] = None if known is None else distinct(known)
         return self._known[node]
 
+    def zeros(self, node: fx.Node) -> bool:
+        """Whether an operand of a node is a constant with zeros."""
+        found = (self.value(operand) for operand in node.all_input_nodes if operand in self._nodes)
+        return any(known is not None and bool((known == 0).any()) for known in found)
+
     def leaves(self, node: fx.Node) -> list[tuple[Any, Tensor | None]] | None:
         """The operands of a product or a choice with the mask of the elements that reach its result.
 
@@ -55,9 +69,11 @@ class Constants:
             leaves anything out.
         """
         name = operation_name(node.target)
-        if name in PRODUCTS:
-            x, y = node.args[:2]
-            found = [(x, self._not_zero(y)), (y, self._not_zero(x))]
+        if name in FACTORS and not (set(node.kwargs) - {"value"}):
+            first, divides = FACTORS[name]
+            x, y = node.args[first : first + 2]
+            added = [(operand, None) for operand in node.args[:first]]
+            found = [*added, (x, None if divides else self._not_zero(y)), (y, self._not_zero(x))]
         elif name in CHOICES and not node.kwargs and len(node.args) == 3:
             condition, x, y = node.args if name == "aten.where" else (node.args[1], node.args[2], node.args[0])
             known = self.value(condition)
@@ -80,4 +96,4 @@ class Constants:
         return kept if masks else None
 
 
-__all__ = ["CHOICES", "PRODUCTS", "Constants"]
+__all__ = ["CHOICES", "FACTORS", "Constants"]

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, fx
 from torch.utils import _pytree as pytree
 
-from pathspace.inference.left_out import CHOICES, PRODUCTS, Constants
+from pathspace.inference.left_out import CHOICES, FACTORS, Constants
 from pathspace.inference.registry import facts_of, operation_name
 from pathspace.inference.rules.normalization import WITH_STATISTICS
 from pathspace.inference.values import NEUTRAL, Weight, compress, constant, distinct
@@ -124,7 +124,8 @@ class _Backward:
             results = self._parts.setdefault(source, {})  # type: ignore[arg-type]
             results[number] = _either(results.get(number, False), live)  # type: ignore[index, arg-type]
             return
-        if live is True and not parts and not _leaves_out(node.target):
+        whole = live is True and not parts
+        if whole and not _leaves_out(node.target) and not (_is_sum_of_products(node) and self.constants.zeros(node)):
             self._live.update(dict.fromkeys(node.all_input_nodes, True))
             return
         operands = self._operands(node, live, parts)
@@ -142,7 +143,7 @@ class _Backward:
         if (left := self.constants.leaves(node)) is not None:
             shown = node.meta["val"].shape
             return [
-                (operand, _fit(_both(live, kept, shown), operand.meta["val"].shape))
+                (operand, fitted(_both(live, kept, shown), operand.meta["val"].shape))
                 for operand, kept in left
                 if isinstance(operand, fx.Node)
             ]
@@ -154,17 +155,25 @@ class _Backward:
             if facts.kind == "split" and len(parts) == len(shown) and all(part is True for part in parts.values()):
                 return None
             return self._transposed(node, live, parts) if live is not True or crops or facts.kind in LEAVE_OUT else None
+        if _is_sum_of_products(node) and self.constants.zeros(node):
+            return self._transposed(node, live, parts)
         if isinstance(live, bool):
             return None
         if name in MIXING:
             return MIXING[name](node, live)
         shapes = [(operand, operand.meta["val"].shape) for operand in node.all_input_nodes]
-        return [(operand, _fit(live, shape)) for operand, shape in shapes] if facts.elementwise else None
+        return [(operand, fitted(live, shape)) for operand, shape in shapes] if facts.elementwise else None
 
     def _transposed(self, node: fx.Node, live: Live, parts: Mapping[int, Live]) -> Operands | None:
-        """The transpose of a linear map with coefficients that are 0 or positive, applied to the mask of its result."""
-        operands = node.all_input_nodes
+        """The transpose of a linear map with coefficients that are 0 or positive, applied to the mask of its result.
+
+        In a sum of products, constants and the other operands are the coefficients.
+        """
+        operands, products = node.all_input_nodes, _is_sum_of_products(node)
+        known = {operand: self.constants.value(operand) for operand in operands}
         data = [operand for operand in operands if operand.meta["val"].is_floating_point()]
+        if products:
+            data = [operand for operand in data if known[operand] is None]
         large = sum(operand.meta["val"].numel() for operand in operands) > LARGEST
         if large or all(operand.op == "get_attr" or self._is_weight(operand) for operand in data):
             return None
@@ -173,10 +182,11 @@ class _Backward:
             # (the same for every channel)
             rank = int(operation_name(node.target)[-2])
             sizes = {one: torch.Size((1,) * (len(shape) - rank)) + shape[-rank:] for one, shape in sizes.items()}
-        given: dict[fx.Node, Any] = {operand: torch.zeros(size).float() for operand, size in sizes.items()}
-        for operand in operands:
-            if operand not in given and (value := self.constants.value(operand)) is not None:
-                given[operand] = value.expand(operand.meta["val"].shape)
+        given: dict[fx.Node, Any] = {operand: torch.full(size, float(products)) for operand, size in sizes.items()}
+        for operand, value in known.items():
+            if operand not in given and value is not None:
+                wide = value.expand(operand.meta["val"].shape)
+                given[operand] = (wide != 0).float() if products else wide
         if len(given) < len(operands):
             return None
         try:
@@ -198,13 +208,18 @@ class _Backward:
         return operand.op == "placeholder" and isinstance(self.values.get(operand.name), Weight)
 
 
+def _is_sum_of_products(node: fx.Node) -> bool:
+    facts = facts_of(node)
+    return facts.linear == "each" and facts.kind == "contraction"
+
+
 def _leaves_out(target: Any) -> bool:
     """Whether an operation may leave out elements of its operands, although its whole result is used."""
     name, kind = operation_name(target), facts_of(target).kind
     if name.startswith("aten.adaptive_avg_pool"):
         # (these windows cover their operand, whatever its size)
         return False
-    return name in SIZES | WINDOWS | PRODUCTS | CHOICES or kind in LEAVE_OUT or kind == "padding"
+    return name in SIZES | WINDOWS | FACTORS.keys() | CHOICES or kind in LEAVE_OUT or kind == "padding"
 
 
 def _acts(node: fx.Node) -> bool:
@@ -251,7 +266,7 @@ def _both(live: Live, kept: Tensor | None, shape: torch.Size) -> Tensor:
     return (distinct(one.expand(shape)) & distinct(other.expand(shape))).expand(shape)
 
 
-def _fit(mask: Tensor, shape: torch.Size) -> Live:
+def fitted(mask: Tensor, shape: torch.Size) -> Live:
     """The mask of an operand that was broadcast to the mask's shape."""
     while mask.dim() > len(shape):
         mask = mask.any(0)
@@ -281,12 +296,12 @@ def _matrix_product(node: fx.Node, live: Tensor) -> Operands | None:
     first, second = (operand.meta["val"].shape for operand in (x, y))  # type: ignore[union-attr]
     if len(first) < 2:
         return None
-    marks: dict[Any, Live] = {one: _fit(live, one.meta["val"].shape) for one in bias}  # type: ignore[union-attr]
+    marks: dict[Any, Live] = {one: fitted(live, one.meta["val"].shape) for one in bias}  # type: ignore[union-attr]
     if len(second) == 1:
         return _others(node, marks | {x: _short(live.unsqueeze(-1).expand(first))})
     rows = live.any(-1, keepdim=True).expand(*live.shape[:-1], first[-1])
     columns = live.any(-2, keepdim=True).expand(*live.shape[:-2], second[-2], live.shape[-1])
-    return _others(node, marks | {x: _fit(rows, first), y: _fit(columns, second)})
+    return _others(node, marks | {x: fitted(rows, first), y: fitted(columns, second)})
 
 
 def _along(dims: Callable[[Any], Iterable[int]]) -> Callable[[fx.Node, Tensor], Operands | None]:
@@ -326,17 +341,22 @@ def _attention(node: fx.Node, live: Tensor) -> Operands | None:
 
 
 def _under_windows(node: fx.Node, live: Live) -> Operands | None:
-    """A convolution reads the places under its windows; a stride can leave out others."""
+    """A convolution reads the places under its windows; a stride, or the crop of a transposed one, leaves some out."""
     x, weight, _, *options = (*node.args, None)[: max(len(node.args), 3)]
     shape, size = x.meta["val"].shape, weight.meta["val"].shape[2:]  # type: ignore[union-attr]
-    if node.kwargs or (live is True and set(pytree.tree_leaves(options[:1])) <= {1}):
+    transposed = operation_name(node.target) in TRANSPOSED
+    # (a transposed convolution drops what its padding covers)
+    whole = options[1:2] if transposed else options[:1]
+    if node.kwargs or (live is True and set(pytree.tree_leaves(whole)) <= {0 if transposed else 1}):
         return None
-    if live is True:
+    if live is True and not transposed:
         met = _met_by_windows(node, size)
         return None if isinstance(met, bool) else _others(node, {x: _short(met.expand(shape))})  # type: ignore[dict-item]
     places = torch.zeros(1, *shape[-len(size) :]).float().requires_grad_()
-    result = node.target(places, torch.ones(1, 1, *size).float(), None, *options[:3])  # type: ignore[operator]
-    mask = live.flatten(0, -len(size) - 1).any(0)  # type: ignore[union-attr]
+    # (one channel has no groups)
+    options = [*options[:3], *([1] if options[3:] else []), *options[4:]] if transposed else options[:3]
+    result = node.target(places, torch.ones(1, 1, *size).float(), None, *options)  # type: ignore[operator]
+    mask = _mask(live, result.shape).flatten(0, -len(size) - 1).any(0)
     (found,) = torch.autograd.grad(result, places, mask.expand_as(result).float())
     return _others(node, {x: _short((found[0] != 0).expand(shape))})  # type: ignore[dict-item]
 
@@ -375,4 +395,5 @@ MIXING: dict[str, Callable[[fx.Node, Tensor], Operands | None]] = {
     # (these have numbers for each channel)
     **dict.fromkeys(("aten.prelu", FROZEN), _along(lambda node: [])),
 }
-WINDOWS = frozenset(["aten.conv1d", "aten.conv2d", "aten.conv3d"])
+TRANSPOSED = frozenset(f"aten.conv_transpose{rank}d" for rank in (1, 2, 3))
+WINDOWS = TRANSPOSED | {f"aten.conv{rank}d" for rank in (1, 2, 3)}

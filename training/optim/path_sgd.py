@@ -233,7 +233,7 @@ class PathSGD(Optimizer):
         number("PathSGD", "lr", lr)
         number("PathSGD", "every", every, low=1)
         number("PathSGD", "min_kappa", min_kappa)
-        expect_parameters("PathSGD", params)
+        params = expect_parameters("PathSGD", params)
         super().__init__(params, {"lr": lr, "maximize": maximize})
         refuse_shards(
             "PathSGD",

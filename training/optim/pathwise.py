@@ -124,7 +124,7 @@ class PathOptimizer(Optimizer):
     ) -> None:
         owner = type(self).__name__
         expect_arguments(owner, skeleton=skeleton)
-        expect_parameters(owner, params)
+        params = expect_parameters(owner, params)
         number(owner, "min_ratio", min_ratio, low=SMALLEST, high=1.0)
         warn_of_dead(owner, skeleton)
         # weights at dead units are constant

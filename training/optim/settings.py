@@ -16,17 +16,25 @@ from pathspace import InputError, InputTypeError, UnsupportedError
 SMALLEST = sys.float_info.min
 
 
-def expect_parameters(owner: str, params: object) -> None:
-    """Refuse arguments that are not parameters, such as the model itself.
+def expect_parameters(owner: str, params: object) -> list[Any]:
+    """The parameters as a list; anything else, such as the model itself, is refused.
 
     Raises:
         InputTypeError: the argument is a module, a tensor, a string, or not iterable.
+        InputError: it is empty.
     """
     if isinstance(params, nn.Module | Tensor | str) or not isinstance(params, Iterable):
         raise InputTypeError(
             f"{owner} found a {type(params).__name__} as its parameters, expected an iterable of parameters; pass "
             "model.parameters() or model.named_parameters()."
         )
+    found = list(params)
+    if not found:
+        raise InputError(
+            f"{owner} found no parameters, expected at least one; pass model.parameters() of a model that has some "
+            "(an iterator can be read only once)."
+        )
+    return found
 
 
 def number(owner: str, name: str, value: Any, low: float = 0.0, high: float = float("inf")) -> None:

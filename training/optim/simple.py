@@ -70,7 +70,7 @@ class EMASGD(SGD):
         modes("EMASGD", None, differentiable)
         number("EMASGD", "lr", lr)
         number("EMASGD", "gamma", gamma, high=1.0)
-        expect_parameters("EMASGD", params)
+        params = expect_parameters("EMASGD", params)
         super().__init__(
             params, lr=lr, momentum=gamma, dampening=gamma, maximize=maximize, foreach=foreach, fused=fused
         )
@@ -111,7 +111,7 @@ class _PerTensor(Optimizer, ABC):
         number(type(self).__name__, "lr", lr)
         number(type(self).__name__, "gamma", gamma, high=1.0)
         modes(type(self).__name__, modes_of_torch["fused"], modes_of_torch["differentiable"])
-        expect_parameters(type(self).__name__, params)
+        params = expect_parameters(type(self).__name__, params)
         super().__init__(params, {"lr": lr, "gamma": gamma, "maximize": maximize, **modes_of_torch, **more})
 
     @abstractmethod

@@ -34,8 +34,9 @@ def edges(semantics: Semantics, weight: Weight, value: Value, dims: Sequence[int
     """``sum over dims of weight * value``, in which masked scalars count as exact zeros."""
     if weight.kept is None:
         return semantics.contract(weight, value, dims)
-    ids = torch.where(weight.kept, semantics.activation(value), NEUTRAL)
-    return semantics.contract(weight.unmasked(), ids, dims)
+    ids, kept = semantics.activation(value), weight.kept
+    masked = torch.where(distinct(kept), distinct(ids), NEUTRAL).expand(broadcast_shape(kept.shape, ids.shape))
+    return semantics.contract(weight.unmasked(), masked, dims)
 
 
 def is_plain(value: Any) -> bool:

@@ -16,6 +16,9 @@ def _pins(reason: str, kind: str, *names: str, **stated: Any) -> None:
     @rule(*(f"aten.{name}{end}" for name in names for end in ("", "_")), kind=kind, **stated)
     def pinned(semantics: Semantics, *args: Any, **kwargs: Any) -> Any:
         values = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, Tensor | Weight)]
+        bend = (*args[1:2], *kwargs.values())[:1]
+        if semantics.place.op.removeprefix("aten.").rstrip("_") in STRAIGHT_AT_ZERO and bend == (0,):
+            return semantics.activation(args[0])
         if stated.get("elementwise"):
             return semantics.opaque(values, reason)
         semantics.pin(values, reason)
@@ -34,6 +37,8 @@ def _along(reason: str, kind: str, *names: str, **stated: Any) -> None:
 
 
 BENT = "not positively homogeneous"
+# with these the first option is the size of the bend: for 0 they are rectifiers, or copy their operand
+STRAIGHT_AT_ZERO = frozenset(["elu", "softshrink", "hardshrink"])
 # activation function -> its largest slope with default arguments, or None
 SLOPES: dict[str, float | None] = {
     "tanh": 1.0, "sigmoid": 0.25, "relu6": 1.0, "hardsigmoid": 1 / 6, "softsign": 1.0, "softplus": 1.0,

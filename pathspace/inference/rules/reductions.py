@@ -230,6 +230,16 @@ def fourier_inside(semantics: Semantics, x: Value, dims: Sequence[int], *args: A
     return _shared(semantics, x, dims, semantics.place.result)
 
 
+@rule("aten.istft", kind="transform")
+def windows_added(semantics: Semantics, x: Value, size: int, hop: Any = None, width: Any = None, window: Any = None,
+                  *args: Any, **kwargs: Any) -> Tensor:  # fmt: skip
+    """A signal from the transforms of its windows, which overlap: divided by the sum of the squares of the window."""
+    if window is not None:
+        semantics.pin([window], "a window by which the result is divided")
+    ids = semantics.reduce(x, [-2, -1], keepdim=True)
+    return ids.squeeze(-1).expand(shape_of(semantics.place.result))
+
+
 @rule("aten.fft_fftshift", "aten.fft_ifftshift", kind="movement", degree=(1,), linear="jointly", coefficients="one")
 def shift(semantics: Semantics, x: Value, dims: Any = None) -> Value:
     """A cyclic shift by half of the size, rounded down for ``fftshift`` and up for its inverse."""

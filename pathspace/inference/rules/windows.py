@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cache
 
 import torch
 from torch import Tensor
@@ -15,6 +16,31 @@ def pair(value: int | Sequence[int], rank: int) -> list[int]:
     """A number or a list of numbers, one per spatial dimension."""
     numbers = [value] if isinstance(value, int) else list(value)
     return numbers * rank if len(numbers) == 1 else numbers
+
+
+@cache
+def _alike(size: int, count: int, taps: int, before: int, step: int, hole: int) -> bool:
+    """Whether a margin tells no windows apart: all of them meet data, as all taps do, and common taps link them all.
+
+    Args:
+        size: places of the data, which have one scale.
+        count: number of windows.
+        taps: places of a window.
+        before: zeros before the data.
+        step: steps between windows.
+        hole: steps within a window.
+    """
+    places = torch.arange(count).mul(step).unsqueeze(1) + torch.arange(taps).mul(hole) - before
+    met = (places >= 0) & (places < size)
+    if not bool(met.any(1).all()):
+        return False
+    if bool(met.all(1).any()):
+        return True
+    linked, more = torch.zeros(taps, dtype=torch.bool), met[:1].any(0)
+    while bool((more & ~linked).any()):
+        linked = linked | more
+        more = met[(met & linked).any(1)].any(0)
+    return bool(linked.all())
 
 
 def windows(
@@ -52,16 +78,16 @@ def windows(
         if ceil and (count - 1) * step >= size + before:
             count -= 1
         extra = max(0, (count - 1) * step + reach - (size + before + after))
-        # the first window in which a tap is not in the left margin has it in the data, or no window has
-        firsts = [(tap, max(0, -((tap - before) // step))) for tap in range(0, reach, dilation[i])]
-        every_tap_meets_data = all(n < count and n * step - before + tap < size for tap, n in firsts)
-        if ids.stride(dim) == 0 and every_tap_meets_data and (semantics.uniform or not (before or after or extra)):
+        padded = bool(before or after or extra)
+        if ids.stride(dim) == 0 and (
+            not padded or (semantics.uniform and _alike(size, count, kernel[i], before, step, dilation[i]))
+        ):
             view = ids.narrow(dim, 0, 1).unsqueeze(-1)
             shape = list(view.shape)
             shape[dim], shape[-1] = count, kernel[i]
             ids = view.expand(shape)
             continue
-        if before or after or extra:
+        if padded:
             pad = [0, 0] * (ids.dim() - 1 - dim) + [before, after + extra]
             ids = along(lambda t, pad=pad: torch.nn.functional.pad(t, pad, value=NEUTRAL), ids, [dim])  # type: ignore[misc]
         ids = ids.unfold(dim, reach, step)[..., :: dilation[i]]
