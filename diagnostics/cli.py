@@ -77,9 +77,12 @@ def diagnose(
 
     Exit codes: 0 done, also where no chain was found; 2 bad input.
     """
+    from collections import Counter
+    from json import dumps
+
     from rich.console import Console
 
-    from pathspace.files import ensure_writable, expect_outputs, make_folder
+    from pathspace.files import ensure_writable, expect_outputs, make_folder, write_text
     from pathspace.progress import show_progress
     from pathspace.target import load_target
 
@@ -91,6 +94,7 @@ def diagnose(
     with show_progress("Loading", target) as status:
         loaded = load_target(target, inputs or (), seed=seed, train=train, need_inputs=data is None)
         from pathspace.diagnostics.diagnosis import diagnose as look
+        from pathspace.diagnostics.tables import plain
 
         what: dict[str, Any] = {"checkpoint": checkpoint, "data": data, "loss": loss, "batches": batches}
         what |= {"kwargs": loaded.kwargs, "names": layers, "seed": seed, "progress": status}
@@ -100,7 +104,7 @@ def diagnose(
             _draw_signal(table, plots)
             if record is not None:
                 _draw(chain, record, found.subject.batches[0][0], plots)
-    _deliver(found.to_dict(), json)
+    write_text(dumps(plain(found.to_dict()), indent=2, allow_nan=False), json)
     if json != "-":
         console = Console()
         console.print(_signal(table))
@@ -110,7 +114,7 @@ def diagnose(
             console.print(_summary(chain, found), soft_wrap=True, highlight=False)
             console.print(f"Gradients are those of {found.subject.loss.says}.", soft_wrap=True, highlight=False)
         _print_alarms(console, found.alarms)
-        for reason, count in _reasons(chain).items():
+        for reason, count in Counter(f"{item.operation}: {item.reason}" for item in chain.dismissed).most_common():
             console.print(f"  {count} x {reason}", soft_wrap=True, highlight=False, markup=False)
 
 
@@ -123,40 +127,17 @@ def _print_alarms(console: Any, alarms: list[Alarm]) -> None:
         console.print(f"Alarm ({what}): {alarm.text}{advice}", soft_wrap=True, highlight=False, markup=False)
 
 
-def _reasons(chain: MarkovChain) -> dict[str, int]:
-    from collections import Counter
-
-    counts = Counter(f"{item.operation}: {item.reason}" for item in chain.dismissed)
-    return dict(counts.most_common())
-
-
-def _deliver(result: dict[str, Any], path: str | None) -> None:
-    from json import dumps
-
-    from pathspace.files import write_text
-
-    write_text(dumps(_finite(result), indent=2, allow_nan=False), path)
-
-
-def _finite(value: Any) -> Any:
-    """Values with ``None`` in place of NaN and infinity, which JSON does not have."""
-    if isinstance(value, dict):
-        return {key: _finite(each) for key, each in value.items()}
-    if isinstance(value, list):
-        return [_finite(each) for each in value]
-    return None if isinstance(value, float) and math.isnan(value) else value
-
-
 def _summary(chain: MarkovChain, found: Diagnosis) -> str:
     """One line about the whole chain; a node whose direction or gradient is zero has no cosine."""
     from pathspace.diagnostics.report.sentences import chain as sentence
     from pathspace.diagnostics.report.sentences import started
+    from pathspace.diagnostics.tables import plain
     from pathspace.diagnostics.wording import plural
 
     record = found.record
     assert record is not None
     more = {} if found.started is None else found.started.to_dict()
-    facts = _finite({**record.to_dict(), **more})
+    facts = plain({**record.to_dict(), **more})
     silent = sum(node["cosine_mean"] is None for node in facts["nodes"])
     if silent == len(chain):
         return sentence(facts)

@@ -7,7 +7,6 @@ import warnings
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
-from fnmatch import fnmatchcase
 from typing import Any
 
 import numpy as np
@@ -18,7 +17,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._pytree import tree_map
 
 from pathspace.capture import describe, first_line
-from pathspace.diagnostics.layers import Names, Run, Types, hooked, patterns_of, select, unchanged
+from pathspace.diagnostics.layers import Names, Run, Types, hooked, matching, select, unchanged
 from pathspace.diagnostics.tables import Estimate, Table
 from pathspace.errors import COUNT, SEED, CaptureError, InputError, InputTypeError, expect_arguments, expect_numbers
 from pathspace.inputs import arranged
@@ -267,16 +266,14 @@ def redraw(model: nn.Module, scale: float, bias: float = 0.0, names: Names = Non
     expect_numbers("redraw", SEED, seed=seed)
     twin = safe_deepcopy(model).double()
     generator = torch.Generator().manual_seed(seed)
-    patterns = patterns_of(names)
+    wanted = matching(names)
     drawn = 0
     with torch.no_grad():
         for path, module in twin.named_modules():
             for name, parameter in module.named_parameters(recurse=False):
                 full = f"{path}.{name}" if path else name
                 known = isinstance(module, _MATRICES) or (isinstance(module, _RECURRENT) and "_hh" in name)
-                if parameter.dim() > 1 and (
-                    known if patterns is None else any(fnmatchcase(full, pattern) for pattern in patterns)
-                ):
+                if parameter.dim() > 1 and (known if names is None else wanted(full)):
                     noise = torch.randn(parameter.shape, generator=generator, dtype=torch.float64)
                     parameter.copy_(noise * (scale / math.sqrt(parameter[0].numel())))
                     drawn += 1

@@ -208,13 +208,8 @@ def curvature(model: nn.Module, loss: Loss, inputs: Any, targets: Any, seed: int
     with unchanged(model), torch.enable_grad(), sdpa_kernel(SDPBackend.MATH):
         value = loss(call(model, inputs), targets)
         with differentiating(model):
-            slopes = torch.autograd.grad(value, parameters, create_graph=True, allow_unused=True)
-        flat = torch.cat(
-            [
-                torch.zeros_like(p).reshape(-1) if g is None else g.reshape(-1)
-                for g, p in zip(slopes, parameters, strict=True)
-            ]
-        )
+            slopes = torch.autograd.grad(value, parameters, create_graph=True, materialize_grads=True)
+        flat = torch.cat([slope.reshape(-1) for slope in slopes])
         if not bool(flat.isfinite().all()):
             raise UnsupportedError(
                 f"The curvature of {type(model).__name__} cannot be computed, because its gradients are not finite."
@@ -225,18 +220,13 @@ def curvature(model: nn.Module, loss: Loss, inputs: Any, targets: Any, seed: int
                 return np.zeros(size)
             direction = torch.from_numpy(np.ascontiguousarray(vector).reshape(-1)).to(flat)
             try:
-                found = torch.autograd.grad(flat, parameters, direction, retain_graph=True, allow_unused=True)
+                found = torch.autograd.grad(flat, parameters, direction, retain_graph=True, materialize_grads=True)
             except RuntimeError as error:
                 raise UnsupportedError(
                     f"The curvature of {type(model).__name__} cannot be computed, because an operation has no second "
                     f"derivative: {first_line(error)}."
                 ) from error
-            row = np.concatenate(
-                [
-                    (torch.zeros_like(p) if g is None else g).detach().reshape(-1).double().cpu().numpy()
-                    for g, p in zip(found, parameters, strict=True)
-                ]
-            )
+            row = np.concatenate([part.detach().reshape(-1).double().cpu().numpy() for part in found])
             if not np.isfinite(row).all():
                 raise UnsupportedError(
                     f"The curvature of {type(model).__name__} cannot be computed, because its second derivatives are "
@@ -252,11 +242,8 @@ def curvature(model: nn.Module, loss: Loss, inputs: Any, targets: Any, seed: int
         try:
             return float(eigsh(operator, k=1, which="LA", v0=start, tol=1e-6, return_eigenvectors=False)[0])
         except ArpackNoConvergence as error:
-            return (
-                float(error.eigenvalues[-1])
-                if len(error.eigenvalues)
-                else float(start @ product(start) / (start @ start))
-            )
+            best = error.eigenvalues[-1] if len(error.eigenvalues) else start @ product(start) / (start @ start)
+            return float(best)
 
 
 @dataclass(frozen=True)
