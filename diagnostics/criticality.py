@@ -164,19 +164,20 @@ def _places(model: nn.Module, names: Names, types: Types) -> tuple[dict[str, nn.
     if names is not None or types is not None:
         layers = select(model, names, types)
     else:
-        layers = {name: module for name, module in model.named_modules() if isinstance(module, nn.RNNBase)}
-        layers = layers or {
-            name: module for name, module in model.named_modules() if isinstance(module, (*_MATRICES, *_RECURRENT))
-        }
+        kinds = (
+            nn.RNNBase
+            if any(isinstance(module, nn.RNNBase) for module in model.modules())
+            else (*_MATRICES, *_RECURRENT)
+        )
+        layers = {name: module for name, module in model.named_modules() if isinstance(module, kinds)}
         if not layers:
             raise InputError(
                 f"growth_exponent found no linear, convolutional or recurrent layer in {type(model).__name__}; choose "
                 "layers by names= or types=."
             )
-    recurrent = [module for module in layers.values() if isinstance(module, nn.RNNBase)]
-    if recurrent:
-        last = recurrent[-1]
-        return {name: module for name, module in layers.items() if module is last}, last
+    for name, module in reversed(layers.items()):
+        if isinstance(module, nn.RNNBase):
+            return {name: module}, module
     return layers, None
 
 
@@ -242,7 +243,7 @@ def _tangents(
         )
     if not tangents:
         raise InputError("growth_exponent: the model called none of the chosen layers on these inputs.")
-    return [tangent.detach() for tangent in tangents]
+    return tangents
 
 
 def redraw(model: nn.Module, scale: float, bias: float = 0.0, names: Names = None, seed: int = 0) -> nn.Module:

@@ -157,21 +157,18 @@ class ChainRecord:
 
     def to_dict(self) -> dict[str, Any]:
         """Summary as plain values, as ``pathspace diagnose --json`` writes it."""
-        low, middle, high = self.quantiles((0.05, 0.5, 0.95)).tolist()
-        gauge, products = self.gauge.tolist(), self.products.sum(1).tolist()
-        ratio = self.norms.nanmean(1).tolist()
-        mean = self.cosines.nanmean(1).tolist()
+        low, middle, high = self.quantiles((0.05, 0.5, 0.95))
+        columns = {
+            "cosine_mean": self.cosines.nanmean(1),
+            "cosine_q05": low,
+            "cosine_median": middle,
+            "cosine_q95": high,
+            "direction_over_stream": self.norms.nanmean(1),
+            "gauge": torch.where(self.gauge.isnan(), self.products.sum(1), self.gauge),
+        }
+        rows = zip(*(column.tolist() for column in columns.values()), strict=True)
         nodes = [
-            {
-                "name": name,
-                "cosine_mean": mean[i],
-                "cosine_q05": low[i],
-                "cosine_median": middle[i],
-                "cosine_q95": high[i],
-                "direction_over_stream": ratio[i],
-                "gauge": gauge[i] if gauge[i] == gauge[i] else products[i],
-            }
-            for i, name in enumerate(self.names)
+            {"name": name, **dict(zip(columns, row, strict=True))} for name, row in zip(self.names, rows, strict=True)
         ]
         return {
             "samples": self.samples,

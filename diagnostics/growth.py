@@ -331,6 +331,3 @@ def _split(inputs: Any) -> tuple[Any, Any]:
     if isinstance(inputs, Mapping):
         return (), dict(inputs)
     return (tuple(inputs) if isinstance(inputs, tuple | list) else (inputs,)), {}
-
-
-__all__ = ["Growth", "Widened", "deepen", "predict_growth", "rank_growths", "widen"]

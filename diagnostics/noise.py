@@ -351,18 +351,3 @@ def suggest_decay(
         None if positive is None else monotone_limit(decay, positive),
         advice + missing,
     )
-
-
-__all__ = [
-    "DecayAdvice",
-    "Probe",
-    "average_weight",
-    "contraction",
-    "curvature",
-    "monotone_limit",
-    "quadratic_probe",
-    "sampling_factor",
-    "stability_limit",
-    "stationary_variance",
-    "suggest_decay",
-]

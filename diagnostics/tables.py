@@ -107,8 +107,8 @@ class Table(Generic[Record]):
         """A row by number, or the first whose first field is ``key``."""
         if isinstance(key, int):
             return self.rows[key]
-        for row in self.rows:
-            if str(getattr(row, fields(row)[0].name)) == key:  # type: ignore[arg-type]
+        for name, row in zip(self.row_names(), self.rows, strict=True):
+            if name == key:
                 return row
         raise InputError(f"The table {self.title!r} found no row {key!r}; its rows are {_listed(self.row_names())}.")
 

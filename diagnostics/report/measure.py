@@ -206,9 +206,9 @@ def chain_facts(subject: Subject) -> Facts:
     return {"sentence": chain.sentence(), **record.to_dict(), **more, "dismissed": len(chain.dismissed)}
 
 
-def alarm_facts(subject: Subject, explanation: Explanation, chain: ChainRecord | None = None) -> Facts:
+def alarm_facts(subject: Subject, explanation: Explanation) -> Facts:
     """Problems of the model on its batches, by the rules for watched runs."""
-    return {"alarms": [asdict(alarm) for alarm in examine(subject, explanation.graph, chain)]}
+    return {"alarms": [asdict(alarm) for alarm in examine(subject, explanation.graph)]}
 
 
 def signal_facts(subject: Subject) -> Facts:

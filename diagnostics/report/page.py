@@ -270,6 +270,3 @@ def _embedded(value: Any) -> Markup:
     for character in "<>&\u2028\u2029":
         text = text.replace(character, f"\\u{ord(character):04x}")
     return Markup(text)
-
-
-__all__ = ["Report", "report"]

@@ -278,6 +278,3 @@ def _eps_share(module: nn.Module, source: Tensor) -> Tensor | None:
     if value.shape[-1] < 2:
         return None
     return (eps / (moments(value) + eps)).median()
-
-
-__all__ = ["LayerFacts", "Pass", "Probe", "unit_axis"]

@@ -236,6 +236,3 @@ class Units:
             spread = float(np.subtract(*np.quantile(ratio, (0.95, 0.05))))
             found.append(GroupFacts(name, after, float(np.median(ratio)), float(np.median(entering + leaving)), spread))
         return found
-
-
-__all__ = ["GroupFacts", "TensorFacts", "Units", "eps_share", "fan_in", "moves", "tensor_facts", "usual_squares"]
