@@ -39,11 +39,17 @@ def image(setting: Setting) -> Record:
     else:
         base, rates = _digits(setting, "adam", 10, "residual", 8, 3), ADAM_RATES
     *small, large = taus = TAUS[setting.scale]
-    arms = [Arm(_label("baseline", tau), replace(base, tau=tau), rates) for tau in (0.0, *taus)]
+    pairs = [
+        (
+            cells["ResNet50", "tau 3e-7" if tau else "baseline"],
+            Arm(_label("baseline", tau), replace(base, tau=tau), rates),
+        )
+        for tau in (0.0, *taus)
+    ]
     claims = {f"tau = {tau:g}": tau for tau in small} | {f"a large tau ({large:g})": large}
     record, _ = hold(
         setting,
-        arms,
+        pairs,
         [
             PairedComparison(f"{what} errs less than the baseline", _label("baseline", tau), "baseline")
             for what, tau in claims.items()
@@ -60,7 +66,6 @@ def image(setting: Setting) -> Record:
                 ("Swin-S/4-7-224", "83.3", "83.2", "83.5", "83.3", "83.1"),
             ),
         ),
-        cells=[cells["ResNet50", "tau 3e-7" if arm.base.tau else "baseline"] for arm in arms],
         remarks=(
             "The effect of tau depends on the sizes of batch and model, and on the loss.",
             "The paper's last column takes the best of four values of tau on its test set, without repeated seeds. "
@@ -103,7 +108,7 @@ def depth(setting: Setting) -> Record:
             )
     record, _ = hold(
         setting,
-        [arm for _, arm in pairs],
+        pairs,
         duels,
         name="depth",
         title="Residual networks over depth, with and without the penal connection",
@@ -112,7 +117,6 @@ def depth(setting: Setting) -> Record:
             ("accuracy in % on CIFAR-10, layers", "20", "32", "44", "56"),
             (("ResNet", "92.1", "92.6", "93.2", "92.2"), ("Markov chain", "92.3", "93.2", "93.4", "93.4")),
         ),
-        cells=[cell for cell, _ in pairs],
         remarks=("Smaller values of tau were not tried here.",) * (setting.scale == "embedded"),
         caption="Training loss and validation error, mean over seeds and range",
     )
@@ -148,7 +152,7 @@ def rcnn(setting: Setting) -> Record:
         duels = [PairedComparison("G-SGD errs less than SGD", "G-SGD", "SGD", (0.36, 0.38))]
     record, _ = hold(
         setting,
-        [arm for _, arm in pairs],
+        pairs,
         duels,
         name="rcnn",
         title="Recurrent convolutional network, unfolded three times, with G-SGD and with SGD",
@@ -157,7 +161,6 @@ def rcnn(setting: Setting) -> Record:
             ("error in %", *(column.replace("RCNN-", "") for column in columns)),
             tuple((row, *(cells[row, column].printed for column in columns)) for row in ("G-SGD", "SGD")),
         ),
-        cells=[cell for cell, _ in pairs],
         remarks=(
             "The momentum of G-SGD is that of path values. In this library, the weights of batch norm are part of the "
             "paths; the paper does not say how it treats them.",

@@ -57,7 +57,7 @@ def language(setting: Setting) -> Record:
         duels = [PairedComparison("G-SGD needs fewer bits per character than SGD", "G-SGD", "SGD")]
     record, _ = hold(
         setting,
-        [arm for _, arm in pairs],
+        pairs,
         duels,
         name="language",
         title="Language model: a stack of ReLU recurrent layers",
@@ -69,7 +69,6 @@ def language(setting: Setting) -> Record:
                 ("PTB-c, enwik8 (bits per character)", "G-SGD below SGD and Path-SGD"),
             ),
         ),
-        cells=[cell for cell, _ in pairs],
         remarks=(
             "The paper's Figure 4 shows its numbers as bars only, so no size of the effect is tested.",
             "Path-SGD is left out: its scaling sets all inputs to one, and tokens cannot be set to one.",
@@ -97,7 +96,7 @@ def translation(setting: Setting) -> Record:
             pairs.append((cells["WMT-16 EN/DE (Q)", label], Arm(label, trial, (0.001, 0.002, 0.005, 0.01))))
     record, by = hold(
         setting,
-        [arm for _, arm in pairs],
+        pairs,
         # Claimed below, together with the efficiency.
         [],
         name="translation",
@@ -112,7 +111,6 @@ def translation(setting: Setting) -> Record:
                 ("WMT-16 EN/DE (2000 epochs)", "68.7", "72.8", "13.4", "8.5"),
             ),
         ),
-        cells=[cell for cell, _ in pairs],
         remarks=(
             "The effect of tau relative to a mean loss depends on the batch size.",
             "Error is one minus the accuracy of the next token, given the true tokens before it. Efficiency is the "
