@@ -15,8 +15,6 @@ from pathspace.training.experiments.reproduce.record import Record, Table
 from pathspace.training.experiments.reproduce.trial import Trial
 from pathspace.training.experiments.reproduce.tuning import Arm
 
-MARKOV = "Rethinking skip connection model as a learnable Markov chain"
-PATHS = "Path space for recurrent neural networks with ReLU activations"
 BATCH = 64
 RATES, ADAM_RATES = (0.01, 0.03, 0.1), (0.003, 0.01, 0.03)
 DEPTH_RATES = (0.003, 0.01, 0.03, 0.1, 0.3)
@@ -55,23 +53,6 @@ def image(setting: Setting) -> Record:
             for what, tau in claims.items()
         ],
         name="image",
-        title="Image classification with and without the penal connection",
-        source=f"{MARKOV}, Table 2",
-        paper=Table(
-            ("accuracy in %", "baseline", "tau 3e-9", "3e-8", "3e-7", "3e-6"),
-            (
-                ("ResNet50", "79.2", "79.0", "79.4", "79.2", "79.3"),
-                ("ViT-S/16-224", "77.8", "78.0", "78.1", "78.0", "77.8"),
-                ("DeiT-S/16-224", "79.9", "79.9", "80.1", "80.0", "79.8"),
-                ("Swin-S/4-7-224", "83.3", "83.2", "83.5", "83.3", "83.1"),
-            ),
-        ),
-        remarks=(
-            "The effect of tau depends on the sizes of batch and model, and on the loss.",
-            "The paper's last column takes the best of four values of tau on its test set, without repeated seeds. "
-            "Here each value is a claim of its own, and p-values are corrected for the number of claims.",
-        ),
-        caption="Training loss and validation error, mean over seeds and range",
     )
     return record
 
@@ -111,14 +92,7 @@ def depth(setting: Setting) -> Record:
         pairs,
         duels,
         name="depth",
-        title="Residual networks over depth, with and without the penal connection",
-        source=f"{MARKOV}, Table 3",
-        paper=Table(
-            ("accuracy in % on CIFAR-10, layers", "20", "32", "44", "56"),
-            (("ResNet", "92.1", "92.6", "93.2", "92.2"), ("Markov chain", "92.3", "93.2", "93.4", "93.4")),
-        ),
         remarks=("Smaller values of tau were not tried here.",) * (setting.scale == "embedded"),
-        caption="Training loss and validation error, mean over seeds and range",
     )
     return record
 
@@ -155,17 +129,10 @@ def rcnn(setting: Setting) -> Record:
         pairs,
         duels,
         name="rcnn",
-        title="Recurrent convolutional network, unfolded three times, with G-SGD and with SGD",
-        source=f"{PATHS}, Table 2",
         paper=Table(
             ("error in %", *(column.replace("RCNN-", "") for column in columns)),
             tuple((row, *(cells[row, column].printed for column in columns)) for row in ("G-SGD", "SGD")),
         ),
-        remarks=(
-            "The momentum of G-SGD is that of path values. In this library, the weights of batch norm are part of the "
-            "paths; the paper does not say how it treats them.",
-        ),
-        caption="Training loss and validation error, mean over seeds and range",
     )
     return record
 

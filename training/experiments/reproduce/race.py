@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathspace.training.experiments.reproduce.experiment import Experiment, Setting
 from pathspace.training.experiments.reproduce.paired_comparison import PairedComparison, draw_paired_comparison, hold
 from pathspace.training.experiments.reproduce.recipes import table_cells
-from pathspace.training.experiments.reproduce.record import Record, Table
+from pathspace.training.experiments.reproduce.record import Record
 from pathspace.training.experiments.reproduce.smnist import CLIP
 from pathspace.training.experiments.reproduce.trial import Trial
 from pathspace.training.experiments.reproduce.tuning import Arm
@@ -54,10 +54,6 @@ def run(setting: Setting, rates: tuple[float, ...] | None = None) -> Record:
             PairedComparison("From the same start, G-SGD errs less than SGD", PATHS, UNIT),
         ],
         name="race",
-        title="A ReLU RNN reads images row by row: the effects of the start and of the optimizer",
-        source="Path space for recurrent neural networks with ReLU activations, section 5.1, at a small scale",
-        paper=Table(("error in %", "G-SGD", "SGD"), (("sMNIST-28", "1.50", "1.59"),)),
-        caption="Training loss and validation error at the chosen learning rates: mean over seeds and range",
     )
     return record
 
