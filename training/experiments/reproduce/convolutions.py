@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from pathspace.training.experiments.reproduce.experiment import Experiment, Setting
+from pathspace.training.experiments.reproduce.experiment import Setting, experiment
 from pathspace.training.experiments.reproduce.paired_comparison import PairedComparison, draw_paired_comparison, hold
 from pathspace.training.experiments.reproduce.recipes import Cell, full_arms, table_cells
 from pathspace.training.experiments.reproduce.record import Record, Table
@@ -161,30 +161,6 @@ def _label(plain: str, tau: float) -> str:
     return f"{plain}, tau {tau:g}" if tau else plain
 
 
-IMAGE = Experiment(
-    "image",
-    "residual network with and without the penal connection",
-    4,
-    "",
-    image,
-    draw_paired_comparison,
-    fetched=True,
-)
-DEPTH = Experiment(
-    "depth",
-    "residual networks of growing depth, penal connection or not",
-    4,
-    "CIFAR-10's python batches",
-    depth,
-    draw_paired_comparison,
-    fetched=True,
-)
-RCNN = Experiment(
-    "rcnn",
-    "recurrent convolutional network with G-SGD and SGD",
-    3,
-    "MNIST's four idx files and the python batches of CIFAR-10 and CIFAR-100",
-    rcnn,
-    draw_paired_comparison,
-    fetched=True,
-)
+IMAGE = experiment("image", image, draw_paired_comparison)
+DEPTH = experiment("depth", depth, draw_paired_comparison)
+RCNN = experiment("rcnn", rcnn, draw_paired_comparison)

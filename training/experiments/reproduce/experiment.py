@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 
 from pathspace.diagnostics.wording import plural
 from pathspace.training.experiments.reproduce.baselines import baselines
-from pathspace.training.experiments.reproduce.record import Record
+from pathspace.training.experiments.reproduce.record import Record, texts
 from pathspace.training.experiments.reproduce.trial import Outcome, Trial
 
 # The seeds that are reported, and the ones that choose learning rates.
@@ -108,3 +108,15 @@ class Experiment:
     seeds: int = 5
     fetched: bool = False
     trials: bool = True
+
+
+def experiment(name: str, run: Callable[[Setting], Record], draw: Callable[[Record], Figure]) -> Experiment:
+    """Return an experiment as ``experiments.toml`` describes it.
+
+    Args:
+        name: what users type.
+        run: does it.
+        draw: draws its picture.
+    """
+    known = {key: value for key, value in texts()[name].items() if key in Experiment.__dataclass_fields__}
+    return Experiment(name=name, run=run, draw=draw, **{"needs": "", **known})

@@ -15,7 +15,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter, StrMethodFormatter
 
 from pathspace.training.experiments.intervals import t_interval
-from pathspace.training.experiments.reproduce.experiment import Experiment, Setting
+from pathspace.training.experiments.reproduce.experiment import Setting, experiment
 from pathspace.training.experiments.reproduce.holm import Claim, judge
 from pathspace.training.experiments.reproduce.leaderboard_contest import (
     DEFAULT,
@@ -222,16 +222,6 @@ def draw(found: Record) -> Figure:
         return figure
 
 
-OPTIMIZERS = Experiment(
-    "optimizers",
-    "optimizers from default, rescaled and unit-skeleton starts",
-    90,
-    "",
-    run,
-    draw,
-    seeds=10,
-    fetched=True,
-    trials=False,
-)
+OPTIMIZERS = experiment("optimizers", run, draw)
 
 __all__ = ["OPTIMIZERS", "claims_of", "draw", "record", "run", "standing"]

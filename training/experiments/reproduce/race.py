@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from pathspace.training.experiments.reproduce.experiment import Experiment, Setting
+from pathspace.training.experiments.reproduce.experiment import Setting, experiment
 from pathspace.training.experiments.reproduce.paired_comparison import PairedComparison, draw_paired_comparison, hold
 from pathspace.training.experiments.reproduce.recipes import table_cells
 from pathspace.training.experiments.reproduce.record import Record
@@ -58,12 +58,4 @@ def run(setting: Setting, rates: tuple[float, ...] | None = None) -> Record:
     return record
 
 
-RACE = Experiment(
-    name="race",
-    summary="effects of the start and of the optimizer, on small images",
-    minutes=3,
-    needs="",
-    run=run,
-    draw=draw_paired_comparison,
-    fetched=True,
-)
+RACE = experiment("race", run, draw_paired_comparison)

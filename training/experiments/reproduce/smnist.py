@@ -8,7 +8,7 @@ from dataclasses import replace
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator
 
-from pathspace.training.experiments.reproduce.experiment import Experiment, Setting
+from pathspace.training.experiments.reproduce.experiment import Setting, experiment
 from pathspace.training.experiments.reproduce.holm import Claim
 from pathspace.training.experiments.reproduce.paired_comparison import PERCENT, bar_rows, row
 from pathspace.training.experiments.reproduce.pictures import draw_curves, legend, panels
@@ -164,12 +164,4 @@ def draw(record: Record) -> Figure:
         return figure
 
 
-SMNIST = Experiment(
-    name="smnist",
-    summary="G-SGD, SGD, Path-SGD, G-Adam, Adam on sequential digits",
-    minutes=10,
-    needs="MNIST's four idx files",
-    run=run,
-    draw=draw,
-    fetched=True,
-)
+SMNIST = experiment("smnist", run, draw)

@@ -7,7 +7,7 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
-from pathspace.training.experiments.reproduce.experiment import Experiment, Setting
+from pathspace.training.experiments.reproduce.experiment import Setting, experiment
 from pathspace.training.experiments.reproduce.holm import judge, positive
 from pathspace.training.experiments.reproduce.paired_comparison import (
     PERCENT,
@@ -127,20 +127,5 @@ def draw_translation(record: Record) -> Figure:
         return figure
 
 
-LANGUAGE = Experiment(
-    "language",
-    "stacked ReLU RNN on text with G-SGD and SGD",
-    4,
-    "the files of PTB, WikiText-2 and enwik8",
-    language,
-    draw_paired_comparison,
-    fetched=True,
-)
-TRANSLATION = Experiment(
-    "translation",
-    "transformer with and without the penal connection",
-    6,
-    "WMT-16's parallel text (train.en, train.de, ...)",
-    translation,
-    draw_translation,
-)
+LANGUAGE = experiment("language", language, draw_paired_comparison)
+TRANSLATION = experiment("translation", translation, draw_translation)

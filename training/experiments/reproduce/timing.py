@@ -14,7 +14,7 @@ from torch.nn import functional
 import pathspace as ps
 from pathspace.training.experiments.intervals import t_interval
 from pathspace.training.experiments.models import RecurrentCNN, ReluRNN
-from pathspace.training.experiments.reproduce.experiment import Experiment, Setting
+from pathspace.training.experiments.reproduce.experiment import Setting, experiment
 from pathspace.training.experiments.reproduce.holm import judge, positive
 from pathspace.training.experiments.reproduce.pictures import look, panels
 from pathspace.training.experiments.reproduce.record import Record, Table, about, judged, texts
@@ -184,4 +184,4 @@ def draw(record: Record) -> Figure:
         return figure
 
 
-TIME = Experiment("time", "time of a step with SGD, G-SGD, Path-SGD", 2, "", run, draw, trials=False)
+TIME = experiment("time", run, draw)

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from pathspace.training.experiments.intervals import t_interval
 from pathspace.training.experiments.models.toy import Toy
-from pathspace.training.experiments.reproduce.experiment import Experiment, Setting
+from pathspace.training.experiments.reproduce.experiment import Setting, experiment
 from pathspace.training.experiments.reproduce.holm import judge, positive
 from pathspace.training.experiments.reproduce.pictures import draw_curves, legend, look, panels
 from pathspace.training.experiments.reproduce.record import Record, Table, about, judged, texts
@@ -325,13 +325,5 @@ def draw_directions(record: Record) -> Figure:
         return figure
 
 
-TOY = Experiment("toy", "28 parameters: plain, skip, penal connection", 2, "", toy, draw_toy, trials=False)
-IDEAL = Experiment(
-    "ideal-direction",
-    "how often the ideal direction lowers the loss",
-    1,
-    "",
-    ideal_direction,
-    draw_directions,
-    trials=False,
-)
+TOY = experiment("toy", toy, draw_toy)
+IDEAL = experiment("ideal-direction", ideal_direction, draw_directions)
