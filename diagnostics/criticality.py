@@ -17,7 +17,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._pytree import tree_map
 
 from pathspace.capture import describe, first_line
-from pathspace.diagnostics.layers import Names, Run, Types, hooked, matching, select, unchanged
+from pathspace.diagnostics.layers import Names, Run, Types, hooked, in_float64, matching, select, unchanged
 from pathspace.diagnostics.tables import Estimate, Table
 from pathspace.errors import COUNT, SEED, CaptureError, InputError, InputTypeError, expect_arguments, expect_numbers
 from pathspace.inputs import arranged
@@ -195,14 +195,10 @@ def _tangents(
     if start is not None and start not in named_modules:
         raise InputError(f"growth_exponent found no layer {start!r} in {type(model).__name__}; see named_modules().")
 
-    inside: list[bool] = []
-
     def perturb(value: Any) -> Any:
-        if not (isinstance(value, Tensor) and value.is_floating_point()):
-            return value
         # inputs become float64 like the weights
-        value = value.detach().double()
-        if used or (start is not None and not inside):
+        value = in_float64(value)
+        if used or not isinstance(value, Tensor) or not value.is_floating_point():
             return value
         used.append(value)
         noise = torch.randn(value.shape, generator=generator, dtype=torch.float64).to(value.device)
@@ -218,10 +214,9 @@ def _tangents(
         # without gradients, torch's layers would use fused kernels without forward derivatives
         with torch.enable_grad(), forward_ad.dual_level():
             try:
-                args, named = tree_map(perturb, arranged(model, inputs, kwargs))
+                args, named = tree_map(perturb if start is None else in_float64, arranged(model, inputs, kwargs))
                 with ExitStack() as stack:
                     if start is not None:
-                        inside.append(True)
                         hook = named_modules[start].register_forward_hook(lambda _m, _a, out: tree_map(perturb, out))
                         stack.callback(hook.remove)
                     stack.enter_context(hooked(layers, run, differentiable=False))

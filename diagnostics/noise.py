@@ -18,7 +18,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from pathspace.capture import first_line
 from pathspace.diagnostics.gradients import Loss, gradients
 from pathspace.diagnostics.layers import call, differentiating, unchanged
-from pathspace.errors import InputError, UnsupportedError, expect_arguments
+from pathspace.errors import InputError, UnsupportedError, expect_arguments, expect_numbers
 
 
 def _decay(decay: float) -> float:
@@ -99,8 +99,7 @@ def stability_limit(decay: float, curvature: float) -> float:
         >>> [round(stability_limit(decay, 1.0), 9) for decay in (0, 0.5, 0.9, 0.99)]
         [2.0, 6.0, 38.0, 398.0]
     """
-    if curvature <= 0:
-        raise InputError(f"stability_limit found curvature={curvature}, expected a positive number.")
+    expect_numbers("stability_limit", "a positive number", curvature=curvature)
     return 2 * (1 + _decay(decay)) / ((1 - decay) * curvature)
 
 
@@ -113,8 +112,7 @@ def monotone_limit(decay: float, curvature: float) -> float:
         >>> monotone_limit(0.0, 1.0), round(monotone_limit(0.81, 1.0), 4)
         (1.0, 0.0526)
     """
-    if curvature <= 0:
-        raise InputError(f"monotone_limit found curvature={curvature}, expected a positive number.")
+    expect_numbers("monotone_limit", "a positive number", curvature=curvature)
     root = math.sqrt(_decay(decay))
     return (1 - root) / ((1 + root) * curvature)
 

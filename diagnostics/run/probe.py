@@ -152,7 +152,7 @@ class Probe:
         if not self.active:
             return
         self.active, self.done = False, True
-        first = next((v for v in tree_leaves(output) if isinstance(v, Tensor) and v.is_floating_point()), None)
+        first = _first(output)
         if first is not None and first.ndim == 0:
             self.current.loss = float(first.detach())
             self.current.judged = judged_inside(first)

@@ -149,13 +149,10 @@ def draw(record: Record) -> Figure:
     with panels(len(tasks), height=4.0) as (figure, axes):
         for panel, task in zip(axes, tasks, strict=True):
             for place, (label, *_) in enumerate(ARMS):
-                arms = [arm for arm in record.data["arms"] if arm["task"] == task and arm["label"] == label]
-                if not arms:
-                    continue
-                (arm,) = arms
-                draw_curves(
-                    panel, place, f"{label}, lr {arm['lr']:g}" if len(tasks) == 1 else label, arm["valid_metrics"]
-                )
+                for arm in record.data["arms"]:
+                    if (arm["task"], arm["label"]) == (task, label):
+                        shown = f"{label}, lr {arm['lr']:g}" if len(tasks) == 1 else label
+                        draw_curves(panel, place, shown, arm["valid_metrics"])
             panel.set(title=task, xlabel="epoch", ylabel="validation error", yscale="log")
             panel.yaxis.set_major_locator(LogLocator(subs=(1.0, 1.2, 1.3, 1.5, 1.7, 2.0, 2.5, 3.0, 4.0, 6.0)))
             panel.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{100 * value:g}%"))
