@@ -11,11 +11,12 @@ from xml.etree import ElementTree
 import vl_convert
 from markupsafe import Markup
 
+from pathspace.diagnostics.pages import asset
 from pathspace.diagnostics.wording import number
 
 Spec = dict[str, Any]
 WIDTH, HEIGHT = 400, 170
-INK, SOFT, RULE, BLUE, ORANGE = (f"var(--{name})" for name in ("ink", "soft", "rule", "blue", "orange"))
+INK, BLUE, ORANGE = (f"var(--{name})" for name in ("ink", "blue", "orange"))
 SHARES = {
     "rank": BLUE,
     "gauge": "var(--green)",
@@ -25,28 +26,7 @@ SHARES = {
     "unexplained": "var(--red)",
 }
 HUES = tuple(f"var(--h{i})" for i in range(6))
-_AXIS = {"gridColor": RULE, "domainColor": SOFT, "tickColor": RULE, "labelColor": SOFT, "titleColor": SOFT}
-_CONFIG: Spec = {
-    "font": "sans-serif",
-    "view": {"stroke": None},
-    "axis": {
-        **_AXIS,
-        "labelFontSize": 12,
-        "titleFontSize": 12,
-        "titleFontWeight": "normal",
-        "titlePadding": 12,
-        "labelLimit": 130,
-    },
-    "legend": {
-        "labelColor": SOFT,
-        "labelFontSize": 12,
-        "title": None,
-        "orient": "bottom",
-        "columns": 2,
-        "labelLimit": 170,
-        "columnPadding": 26,
-    },
-}
+_CONFIG: Spec = json.loads(asset("chart.json"))
 _TIPS: Spec = {"description": {"field": "tip", "type": "nominal"}}
 _SVG = "http://www.w3.org/2000/svg"
 # largest number of names below an axis
