@@ -225,6 +225,3 @@ def attention_matrices(model: nn.Module, *inputs: Any, kwargs: Mapping[str, Any]
             "nn.MultiheadAttention and softmax over four-dimensional scores."
         )
     return [weights.double() for weights in catch.found]
-
-
-__all__ = ["AttentionChain", "analyse", "attention_matrices", "rollout"]

@@ -11,11 +11,12 @@ from xml.etree import ElementTree
 import vl_convert
 from markupsafe import Markup
 
+from pathspace.diagnostics.pages import asset
 from pathspace.diagnostics.wording import number
 
 Spec = dict[str, Any]
 WIDTH, HEIGHT = 400, 170
-INK, SOFT, RULE, BLUE, ORANGE = (f"var(--{name})" for name in ("ink", "soft", "rule", "blue", "orange"))
+INK, BLUE, ORANGE = (f"var(--{name})" for name in ("ink", "blue", "orange"))
 SHARES = {
     "rank": BLUE,
     "gauge": "var(--green)",
@@ -25,28 +26,8 @@ SHARES = {
     "unexplained": "var(--red)",
 }
 HUES = tuple(f"var(--h{i})" for i in range(6))
-_AXIS = {"gridColor": RULE, "domainColor": SOFT, "tickColor": RULE, "labelColor": SOFT, "titleColor": SOFT}
-_CONFIG: Spec = {
-    "font": "sans-serif",
-    "view": {"stroke": None},
-    "axis": {
-        **_AXIS,
-        "labelFontSize": 12,
-        "titleFontSize": 12,
-        "titleFontWeight": "normal",
-        "titlePadding": 12,
-        "labelLimit": 130,
-    },
-    "legend": {
-        "labelColor": SOFT,
-        "labelFontSize": 12,
-        "title": None,
-        "orient": "bottom",
-        "columns": 2,
-        "labelLimit": 170,
-        "columnPadding": 26,
-    },
-}
+_CONFIG: Spec = json.loads(asset("chart.json"))
+_TIPS: Spec = {"description": {"field": "tip", "type": "nominal"}}
 _SVG = "http://www.w3.org/2000/svg"
 # largest number of names below an axis
 MOST_NAMES = 9
@@ -83,8 +64,9 @@ def draw(spec: Spec, label: str, height: int = HEIGHT) -> Markup:
     return Markup(ElementTree.tostring(root, encoding="unicode"))
 
 
-def _tips(field: str = "tip") -> Spec:
-    return {"description": {"field": field, "type": "nominal"}}
+def _positive(numbers: Sequence[float | None]) -> list[tuple[int, float]]:
+    """Positive numbers with their positions; a logarithmic axis has no place for others."""
+    return [(i, v) for i, v in enumerate(numbers) if v is not None and v > 0 and math.isfinite(v)]
 
 
 def _names(names: Sequence[str], title: str) -> Spec:
@@ -99,10 +81,8 @@ def _names(names: Sequence[str], title: str) -> Spec:
 
 def _powers(title: str) -> Spec:
     """A logarithmic axis whose values are exponents."""
-    return {"type": "quantitative", "title": title, "scale": {"zero": False}, "axis": _TENS}
-
-
-_TENS = {"labelExpr": "format(pow(10, datum.value), '.1~e')", "tickCount": 5}
+    axis = {"labelExpr": "format(pow(10, datum.value), '.1~e')", "tickCount": 5}
+    return {"type": "quantitative", "title": title, "scale": {"zero": False}, "axis": axis}
 
 
 def histogram(facts: Mapping[str, Any], label: str, across: str) -> Markup:
@@ -126,7 +106,7 @@ def histogram(facts: Mapping[str, Any], label: str, across: str) -> Markup:
         x["scale"] = {"zero": False, "nice": False, "domain": [middle - 0.6, middle + 0.6]}
     counts = {"labelExpr": "datum.value ? format(datum.value, '~s') : '0'", "tickCount": 4}
     y = {"field": "count", "type": "quantitative", "title": None, "axis": counts}
-    encoding = {"x": x, "x2": {"field": "high"}, "y": y, **_tips()}
+    encoding = {"x": x, "x2": {"field": "high"}, "y": y, **_TIPS}
     return draw({"data": {"values": rows}, "mark": {"type": "bar", "color": BLUE}, "encoding": encoding}, label)
 
 
@@ -149,23 +129,17 @@ def depth(
         across: the title of the horizontal axis.
     """
 
-    def rows(numbers: Sequence[float | None], what: str) -> list[Spec]:
-        kept = [(i, v) for i, v in enumerate(numbers) if v is not None and v > 0 and math.isfinite(v)]
-        return [{"i": i, "log": math.log10(v), "tip": f"{names[i]}: {what}{number(v)}"} for i, v in kept]
+    def points(numbers: Sequence[float | None], what: str, mark: Spec) -> Spec:
+        rows = [{"i": i, "log": math.log10(v), "tip": f"{names[i]}: {what}{number(v)}"} for i, v in _positive(numbers)]
+        return {"data": {"values": rows}, "mark": mark, "encoding": encoding}
 
-    x, y = _names(names, across), {**_powers(up), "field": "log"}
-    mark: Spec = {"type": "line", "color": BLUE, "strokeWidth": 1.5}
-    layers: list[Spec] = [
-        {
-            "data": {"values": rows(expected or (), "theory ")},
-            "mark": {"type": "tick", "color": ORANGE, "thickness": 2.5, "size": 12},
-        },
-        {"data": {"values": rows(values, "")}, "mark": mark},
-        {"data": {"values": rows(values, "")}, "mark": {"type": "circle", "color": BLUE, "opacity": 1}},
+    encoding = {"x": _names(names, across), "y": {**_powers(up), "field": "log"}, **_TIPS}
+    tick = {"type": "tick", "color": ORANGE, "thickness": 2.5, "size": 12, "orient": "horizontal"}
+    layers = [
+        points(expected or (), "theory ", tick),
+        points(values, "", {"type": "line", "color": BLUE, "strokeWidth": 1.5}),
+        points(values, "", {"type": "circle", "color": BLUE, "opacity": 1}),
     ]
-    layers[0]["mark"]["orient"] = "horizontal"
-    for layer in layers:
-        layer["encoding"] = {"x": x, "y": y, **_tips()}
     return draw({"layer": layers}, label)
 
 
@@ -188,8 +162,8 @@ def cosines(nodes: Sequence[Mapping[str, Any]], label: str) -> Markup:
     up = {"type": "quantitative", "title": "cosine with descent", "axis": {"tickCount": 5}}
     size = max(2.0, min(26.0, 0.6 * WIDTH / len(nodes)))
     colour = {"condition": {"test": "datum.mean > 0", "value": BLUE}, "value": ORANGE}
-    bars = {"x": x, "y": {**up, "field": "zero"}, "y2": {"field": "mean"}, "color": colour, **_tips()}
-    strokes = {"x": x, "y": {**up, "field": "low"}, "y2": {"field": "high"}, **_tips()}
+    bars = {"x": x, "y": {**up, "field": "zero"}, "y2": {"field": "mean"}, "color": colour, **_TIPS}
+    strokes = {"x": x, "y": {**up, "field": "low"}, "y2": {"field": "high"}, **_TIPS}
     layer = [
         {"mark": {"type": "bar", "width": size}, "encoding": bars},
         {"mark": {"type": "rule", "color": INK, "opacity": 0.6}, "encoding": strokes},
@@ -210,7 +184,7 @@ def shares(parts_of: Sequence[tuple[str, int, str]], label: str) -> Markup:
         "x": {"field": "count", "type": "quantitative", "stack": "normalize", "axis": None},
         "color": {"field": "name", "type": "nominal", "scale": {"domain": names, "range": colours}},
         "order": {"field": "order"},
-        **_tips(),
+        **_TIPS,
     }
     return draw({"data": {"values": rows}, "mark": "bar", "encoding": encoding}, label, 28)
 
@@ -227,10 +201,9 @@ def both(names: Sequence[str], series: Mapping[str, Sequence[float | None]], lab
     values = [
         {"i": i, "log": math.log10(v), "name": model, "tip": f"{model}, {names[i]}: {number(v)}"}
         for model, numbers in series.items()
-        for i, v in enumerate(numbers)
-        if v is not None and v > 0 and math.isfinite(v)
+        for i, v in _positive(numbers)
     ]
-    encoding = {"x": _names(names, "in order"), "y": {**_powers(up), "field": "log"}, "color": _hues(series), **_tips()}
+    encoding = {"x": _names(names, "in order"), "y": {**_powers(up), "field": "log"}, "color": _hues(series), **_TIPS}
     return draw({"data": {"values": values}, "encoding": encoding, "layer": _LINE}, label)
 
 
@@ -281,20 +254,10 @@ def lines(
     """
     values = []
     for column, name in columns.items():
-        kept = [(row["step"], row[column]) for row in rows if column in row and (row[column] > 0 or not log)]
-        values += [
-            {
-                "step": step,
-                "value": math.log10(v) if log else v,
-                "name": name,
-                "tip": f"{name}, step {step:.0f}: {v:.4g}",
-            }
-            for step, v in kept
-        ]
+        for step, v in ((row["step"], row[column]) for row in rows if column in row and (row[column] > 0 or not log)):
+            tip = f"{name}, step {step:.0f}: {v:.4g}"
+            values.append({"step": step, "value": math.log10(v) if log else v, "name": name, "tip": tip})
     up_axis: Spec = _powers(up) if log else {"type": "quantitative", "title": up, "scale": {"zero": False}}
     x = {"field": "step", "type": "quantitative", "title": "step", "axis": {"grid": False, "tickCount": 6}}
-    encoding = {"x": x, "y": {**up_axis, "field": "value"}, "color": _hues(columns.values()), **_tips()}
+    encoding = {"x": x, "y": {**up_axis, "field": "value"}, "color": _hues(columns.values()), **_TIPS}
     return draw({"data": {"values": values}, "encoding": encoding, "layer": _LINE}, label)
-
-
-__all__ = ["both", "cosines", "depth", "draw", "histogram", "histograms", "lines", "shares"]

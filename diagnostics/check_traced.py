@@ -83,6 +83,3 @@ class Traced:
                 f"Module {name!r} of {self.model} adds two activations and did not run when its chain was traced; "
                 + _REMEDY
             )
-
-
-__all__ = ["Traced"]

@@ -77,9 +77,12 @@ def diagnose(
 
     Exit codes: 0 done, also where no chain was found; 2 bad input.
     """
+    from collections import Counter
+    from json import dumps
+
     from rich.console import Console
 
-    from pathspace.files import ensure_writable, expect_outputs, make_folder
+    from pathspace.files import ensure_writable, expect_outputs, make_folder, write_text
     from pathspace.progress import show_progress
     from pathspace.target import load_target
 
@@ -91,26 +94,25 @@ def diagnose(
     with show_progress("Loading", target) as status:
         loaded = load_target(target, inputs or (), seed=seed, train=train, need_inputs=data is None)
         from pathspace.diagnostics.diagnosis import diagnose as look
+        from pathspace.diagnostics.tables import plain
 
         what: dict[str, Any] = {"checkpoint": checkpoint, "data": data, "loss": loss, "batches": batches}
         what |= {"kwargs": loaded.kwargs, "names": layers, "seed": seed, "progress": status}
         found = look(loaded.model, *loaded.args, **what)
         table, chain, record = found.signal, found.chain, found.record
         if plots is not None:
-            _draw_signal(table, plots)
-            if record is not None:
-                _draw(chain, record, found.subject.batches[0][0], plots)
-    _deliver(found.to_dict(), json)
+            _draw(found, plots)
+    write_text(dumps(plain(found.to_dict()), indent=2, allow_nan=False), json)
     if json != "-":
         console = Console()
         console.print(_signal(table))
         console.print(chain.sentence(), soft_wrap=True, highlight=False)
         if record is not None:
             console.print(_table(chain, record, found.started))
-            console.print(_summary(chain, found), soft_wrap=True, highlight=False)
+            console.print(_summary(found, record), soft_wrap=True, highlight=False)
             console.print(f"Gradients are those of {found.subject.loss.says}.", soft_wrap=True, highlight=False)
         _print_alarms(console, found.alarms)
-        for reason, count in _reasons(chain).items():
+        for reason, count in Counter(f"{item.operation}: {item.reason}" for item in chain.dismissed).most_common():
             console.print(f"  {count} x {reason}", soft_wrap=True, highlight=False, markup=False)
 
 
@@ -123,46 +125,21 @@ def _print_alarms(console: Any, alarms: list[Alarm]) -> None:
         console.print(f"Alarm ({what}): {alarm.text}{advice}", soft_wrap=True, highlight=False, markup=False)
 
 
-def _reasons(chain: MarkovChain) -> dict[str, int]:
-    from collections import Counter
-
-    counts = Counter(f"{item.operation}: {item.reason}" for item in chain.dismissed)
-    return dict(counts.most_common())
-
-
-def _deliver(result: dict[str, Any], path: str | None) -> None:
-    from json import dumps
-
-    from pathspace.files import write_text
-
-    write_text(dumps(_finite(result), indent=2, allow_nan=False), path)
-
-
-def _finite(value: Any) -> Any:
-    """Values with ``None`` in place of NaN and infinity, which JSON does not have."""
-    if isinstance(value, dict):
-        return {key: _finite(each) for key, each in value.items()}
-    if isinstance(value, list):
-        return [_finite(each) for each in value]
-    return None if isinstance(value, float) and math.isnan(value) else value
-
-
-def _summary(chain: MarkovChain, found: Diagnosis) -> str:
+def _summary(found: Diagnosis, record: ChainRecord) -> str:
     """One line about the whole chain; a node whose direction or gradient is zero has no cosine."""
     from pathspace.diagnostics.report.sentences import chain as sentence
     from pathspace.diagnostics.report.sentences import started
+    from pathspace.diagnostics.tables import plain
     from pathspace.diagnostics.wording import plural
 
-    record = found.record
-    assert record is not None
     more = {} if found.started is None else found.started.to_dict()
-    facts = _finite({**record.to_dict(), **more})
+    facts = plain({**record.to_dict(), **more})
     silent = sum(node["cosine_mean"] is None for node in facts["nodes"])
-    if silent == len(chain):
+    if silent == len(found.chain):
         return sentence(facts)
     text = (
         f"efficiency {record.mean_efficiency:+.4f}; every cosine positive for {record.convex_share:.0%} of "
-        f"{plural(record.samples, 'sample')}; {len(chain.dismissed)} other additions and joins"
+        f"{plural(record.samples, 'sample')}; {len(found.chain.dismissed)} other additions and joins"
     )
     if silent:
         text += (
@@ -216,20 +193,16 @@ def _signal(table: Table[LayerSignal]) -> Any:
     return result
 
 
-def _draw_signal(table: Table[LayerSignal], folder: str) -> None:
-    from pathspace.diagnostics.phase import draw_signal
-    from pathspace.pictures import save
-
-    save(draw_signal(table), f"{folder}/signal.png", dpi=150)
-
-
-def _draw(chain: MarkovChain, record: ChainRecord, batch: Any, folder: str) -> None:
+def _draw(found: Diagnosis, folder: str) -> None:
     from pathspace.diagnostics.lemmas import walks
+    from pathspace.diagnostics.phase import draw_signal
     from pathspace.diagnostics.plots import cosines_by_depth, walk_picture
     from pathspace.pictures import save
 
-    for name, figure in (("cosines", cosines_by_depth(record)), ("walk", walk_picture(walks(chain, batch)))):
-        save(figure, f"{folder}/{name}.png", dpi=150)
+    save(draw_signal(found.signal), f"{folder}/signal.png", dpi=150)
+    if found.record is not None:
+        save(cosines_by_depth(found.record), f"{folder}/cosines.png", dpi=150)
+        save(walk_picture(walks(found.chain, found.subject.batches[0][0])), f"{folder}/walk.png", dpi=150)
 
 
 __all__ = ["register"]

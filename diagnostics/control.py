@@ -170,7 +170,6 @@ def residual_control(
         slack = math.log(product / branch) if inside and branch > 0 and product > 0 else None
         rows.append(BlockControl(call.label, norm(step), branch, *factors, product, slack))
     assert calls[0].source is not None
-    notes = []
     try:
         span_map = Jacobian(calls[-1].output, calls[0].source)
         one_stack = len({call.output.shape for call in calls}) == 1
@@ -199,10 +198,9 @@ def residual_control(
         f"||dz_(l+{count})/dz_l|| = {span:.3g}; the branches add up to {total:.3g}, so the first-order picture "
         f"{small}: its remainder is {remainder:.2g} (at most {bound:.2g})."
     )
-    if not inside:
-        notes.append("Layers inside the blocks were not measured.")
+    notes = () if inside else ("Layers inside the blocks were not measured.",)
     return ResidualControl(
-        Table("residual blocks", tuple(rows), tuple(notes)),
+        Table("residual blocks", tuple(rows), notes),
         span,
         math.prod(row.step for row in rows),
         first,

@@ -177,35 +177,36 @@ def cost(
     expect_numbers("cost", "a whole number from 0 to 1,000,000", repeats=repeats)
     inputs, kwargs = arranged(model, inputs, kwargs)
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    arguments = [value for value in tree_leaves((inputs, dict(kwargs or {}))) if isinstance(value, Tensor)]
+    arguments = [value for value in tree_leaves((inputs, kwargs)) if isinstance(value, Tensor)]
     owned = {value.untyped_storage().data_ptr() for value in (*model.parameters(), *model.buffers(), *arguments)}
     saved: dict[tuple[int, int, int], tuple[int, Tensor]] = {}
+
+    def run() -> Tensor:
+        return main_output(model, model(*inputs, **kwargs))
 
     def pack(value: Tensor) -> Tensor:
         storage = value.untyped_storage().data_ptr()
         if storage not in owned:
-            saved[storage, int(value.storage_offset()), value.numel()] = (
-                value.numel() * value.element_size(),
-                value.detach(),
-            )
+            size = value.numel() * value.element_size()
+            saved[storage, int(value.storage_offset()), value.numel()] = size, value.detach()
         return value
 
     counter = _Counter(owned)
     with unchanged(model), torch.enable_grad():
         with saved_tensors_hooks(pack, lambda value: value):
             try:
-                output = main_output(model, model(*inputs, **dict(kwargs or {})))
+                run()
             except (RuntimeError, TypeError, ValueError, IndexError, AttributeError) as error:
                 if isinstance(error, PathspaceError):
                     raise
-                raise failed_run(model, inputs, kwargs or {}, error) from error
+                raise failed_run(model, inputs, kwargs, error) from error
         sizes = [size for size, _ in saved.values()]
         kept = sum(tensor.numel() for _, tensor in saved.values())
         saved.clear()
         # without the kernel that runs a whole LSTM as one operation, whose products cannot be counted
         with _elementary():
             with counter:
-                output = main_output(model, model(*inputs, **dict(kwargs or {})))
+                output = run()
             forward = counter.products
             # operations of the backward pass store nothing in the textbook count
             counter.backward = True
@@ -214,7 +215,7 @@ def cost(
         times = []
         for _ in range(repeats):
             begin = time.perf_counter()
-            output = main_output(model, model(*inputs, **dict(kwargs or {})))
+            output = run()
             torch.autograd.grad(output, parameters, torch.ones_like(output), allow_unused=True)
             times.append(time.perf_counter() - begin)
     size = sum(parameter.numel() * parameter.element_size() for parameter in parameters)

@@ -7,7 +7,6 @@ import warnings
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
-from fnmatch import fnmatchcase
 from typing import Any
 
 import numpy as np
@@ -18,7 +17,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._pytree import tree_map
 
 from pathspace.capture import describe, first_line
-from pathspace.diagnostics.layers import Names, Run, Types, hooked, patterns_of, select, unchanged
+from pathspace.diagnostics.layers import Names, Run, Types, hooked, in_float64, matching, select, unchanged
 from pathspace.diagnostics.tables import Estimate, Table
 from pathspace.errors import COUNT, SEED, CaptureError, InputError, InputTypeError, expect_arguments, expect_numbers
 from pathspace.inputs import arranged
@@ -165,19 +164,20 @@ def _places(model: nn.Module, names: Names, types: Types) -> tuple[dict[str, nn.
     if names is not None or types is not None:
         layers = select(model, names, types)
     else:
-        layers = {name: module for name, module in model.named_modules() if isinstance(module, nn.RNNBase)}
-        layers = layers or {
-            name: module for name, module in model.named_modules() if isinstance(module, (*_MATRICES, *_RECURRENT))
-        }
+        kinds = (
+            nn.RNNBase
+            if any(isinstance(module, nn.RNNBase) for module in model.modules())
+            else (*_MATRICES, *_RECURRENT)
+        )
+        layers = {name: module for name, module in model.named_modules() if isinstance(module, kinds)}
         if not layers:
             raise InputError(
                 f"growth_exponent found no linear, convolutional or recurrent layer in {type(model).__name__}; choose "
                 "layers by names= or types=."
             )
-    recurrent = [module for module in layers.values() if isinstance(module, nn.RNNBase)]
-    if recurrent:
-        last = recurrent[-1]
-        return {name: module for name, module in layers.items() if module is last}, last
+    for name, module in reversed(layers.items()):
+        if isinstance(module, nn.RNNBase):
+            return {name: module}, module
     return layers, None
 
 
@@ -195,14 +195,10 @@ def _tangents(
     if start is not None and start not in named_modules:
         raise InputError(f"growth_exponent found no layer {start!r} in {type(model).__name__}; see named_modules().")
 
-    inside: list[bool] = []
-
     def perturb(value: Any) -> Any:
-        if not (isinstance(value, Tensor) and value.is_floating_point()):
-            return value
         # inputs become float64 like the weights
-        value = value.detach().double()
-        if used or (start is not None and not inside):
+        value = in_float64(value)
+        if used or not isinstance(value, Tensor) or not value.is_floating_point():
             return value
         used.append(value)
         noise = torch.randn(value.shape, generator=generator, dtype=torch.float64).to(value.device)
@@ -218,10 +214,9 @@ def _tangents(
         # without gradients, torch's layers would use fused kernels without forward derivatives
         with torch.enable_grad(), forward_ad.dual_level():
             try:
-                args, named = tree_map(perturb, arranged(model, inputs, kwargs))
+                args, named = tree_map(perturb if start is None else in_float64, arranged(model, inputs, kwargs))
                 with ExitStack() as stack:
                     if start is not None:
-                        inside.append(True)
                         hook = named_modules[start].register_forward_hook(lambda _m, _a, out: tree_map(perturb, out))
                         stack.callback(hook.remove)
                     stack.enter_context(hooked(layers, run, differentiable=False))
@@ -243,7 +238,7 @@ def _tangents(
         )
     if not tangents:
         raise InputError("growth_exponent: the model called none of the chosen layers on these inputs.")
-    return [tangent.detach() for tangent in tangents]
+    return tangents
 
 
 def redraw(model: nn.Module, scale: float, bias: float = 0.0, names: Names = None, seed: int = 0) -> nn.Module:
@@ -267,16 +262,14 @@ def redraw(model: nn.Module, scale: float, bias: float = 0.0, names: Names = Non
     expect_numbers("redraw", SEED, seed=seed)
     twin = safe_deepcopy(model).double()
     generator = torch.Generator().manual_seed(seed)
-    patterns = patterns_of(names)
+    wanted = matching(names)
     drawn = 0
     with torch.no_grad():
         for path, module in twin.named_modules():
             for name, parameter in module.named_parameters(recurse=False):
                 full = f"{path}.{name}" if path else name
                 known = isinstance(module, _MATRICES) or (isinstance(module, _RECURRENT) and "_hh" in name)
-                if parameter.dim() > 1 and (
-                    known if patterns is None else any(fnmatchcase(full, pattern) for pattern in patterns)
-                ):
+                if parameter.dim() > 1 and (known if names is None else wanted(full)):
                     noise = torch.randn(parameter.shape, generator=generator, dtype=torch.float64)
                     parameter.copy_(noise * (scale / math.sqrt(parameter[0].numel())))
                     drawn += 1

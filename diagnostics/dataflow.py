@@ -85,11 +85,7 @@ class Dataflow:
         """Operand of an addition, with its value at that time."""
         argument = node.args[position] if position < len(node.args) else node.kwargs["other"]
         assert isinstance(argument, fx.Node)
-        matching = [a for a in self.inputs[self.index[node]] if a is argument]
-        if matching:
-            return argument
-        originals = list(node.all_input_nodes)
-        return self.inputs[self.index[node]][originals.index(argument)]
+        return self.inputs[self.index[node]][node.all_input_nodes.index(argument)]
 
     def depends(self, value: fx.Node, source: fx.Node) -> bool:
         """Whether ``value`` is computed from ``source``."""

@@ -10,14 +10,14 @@ from typing import Any
 
 import numpy as np
 import torch
-from scipy.sparse import coo_array, csr_array
+from scipy.sparse import coo_array, csr_array, hstack
 from scipy.sparse.csgraph import connected_components
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map
 
 from pathspace import ReductionGraph, trace
 from pathspace.diagnostics.feature_spaces import added_vectors, feature_spaces
-from pathspace.diagnostics.layers import differentiating, in_double, unchanged
+from pathspace.diagnostics.layers import differentiating, in_double, in_float64, unchanged
 from pathspace.diagnostics.symmetries import Attribution, Symmetry, attribute
 from pathspace.diagnostics.tables import Table
 from pathspace.diagnostics.weight_norms import Straight
@@ -165,7 +165,7 @@ def degeneracy(
     notes: list[str] = []
     graph = _traced(model, inputs, kwargs, notes) if graph is None else graph
     twin = safe_deepcopy(model).double()
-    args, named = tree_map(_double, arranged(model, inputs, kwargs))
+    args, named = tree_map(in_float64, arranged(model, inputs, kwargs))
     parameters: dict[str, Tensor] = {name: value for name, value in twin.named_parameters() if value.requires_grad}
     if not parameters:
         raise InputError(f"There are no trainable parameters in {type(model).__name__} to count directions of.")
@@ -241,15 +241,8 @@ def degeneracy(
         )
     table = []
     for name, (a, b) in zip(parameters, itertools.pairwise(starts), strict=True):
-        table.append(
-            DegenerateTensor(
-                name,
-                int(b - a),
-                int((~live[a:b]).sum()),
-                None if gauge_share is None else float(gauge_share[a:b].sum()),
-                None if rest_share is None else float(rest_share[a:b].sum()),
-            )
-        )
+        shares = (None if share is None else float(share[a:b].sum()) for share in (gauge_share, rest_share))
+        table.append(DegenerateTensor(name, int(b - a), int((~live[a:b]).sum()), *shares))
     kept_values, dropped = relative[:rank], relative[rank:]
     return Degeneracy(
         total,
@@ -269,10 +262,6 @@ def degeneracy(
         tuple(found),
         tuple(notes),
     )
-
-
-def _double(value: Any) -> Any:
-    return value.detach().double() if isinstance(value, Tensor) and value.is_floating_point() else value
 
 
 def _traced(model: nn.Module, inputs: Any, kwargs: Any, notes: list[str]) -> ReductionGraph | None:
@@ -296,7 +285,7 @@ def _rows(
     width = total if sketch is None else sketch
     random = np.random.default_rng(seed)
     bucket = None if sketch is None else random.integers(0, width, total)
-    sign = None if sketch is None else random.integers(0, 2, total) * 2.0 - 1
+    sign = random.integers(0, 2, total) * 2.0 - 1
     matrix, squares = np.zeros((count, width)), np.zeros(total)
     moved = np.zeros((count, 0 if tested is None else tested.shape[1]))
     together = max(1, min(_ROWS, _SCALARS // total))
@@ -311,10 +300,8 @@ def _rows(
         squares += (rows**2).sum(0)
         if tested is not None:
             moved[first : first + size] = rows @ tested
-        for i, row in enumerate(rows):
-            matrix[first + i] = (
-                row if bucket is None or sign is None else np.bincount(bucket, row * sign, minlength=width)
-            )
+        for i, row in enumerate(rows, first):
+            matrix[i] = row if bucket is None else np.bincount(bucket, row * sign, minlength=width)
     return matrix, squares, moved
 
 
@@ -333,8 +320,7 @@ def _pulled_back(outputs: Tensor, parameters: list[Tensor], cotangents: Tensor) 
         return torch.cat([part.double().cpu() for part in parts], -1)
 
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
+        with warnings.catch_warnings(action="ignore"):
             return np.asarray(gradients(cotangents, True).numpy())
     except RuntimeError:
         # some derivatives cannot be batched
@@ -432,18 +418,12 @@ def _gauge_rank(graph: ReductionGraph, directions: csr_array, live: np.ndarray) 
     """Rank of gauge directions on live parameters, from the components of their graph."""
     rows = csr_array(directions[live])
     if graph.forms.shape[0]:
-        return (
-            int(np.linalg.matrix_rank(rows[:, :].toarray())) if rows.shape[0] * rows.shape[1] < 5e7 else graph.num_units
-        )
-    counts = np.diff(rows.indptr)
-    first = rows.indices[rows.indptr[:-1][counts > 0]] + 1
+        small = rows.shape[0] * rows.shape[1] < 5e7
+        return int(np.linalg.matrix_rank(rows.toarray())) if small else graph.num_units
     # an edge to or from the root has one entry, an edge between two units has two
-    second = np.where(
-        counts[counts > 0] > 1, rows.indices[np.minimum(rows.indptr[:-1][counts > 0] + 1, len(rows.indices) - 1)] + 1, 0
-    )
-    size = graph.num_units + 1
-    links = coo_array((np.ones(len(first)), (first, second)), shape=(size, size))
-    return size - int(connected_components(links, directed=False)[0])
+    root = csr_array((np.diff(rows.indptr) == 1)[:, None])
+    ends = hstack([root, csr_array((np.ones(rows.nnz), rows.indices, rows.indptr), rows.shape)])
+    return graph.num_units + 1 - int(connected_components(ends.T @ ends, directed=False)[0])
 
 
 def _spread(basis: np.ndarray, live: np.ndarray, total: int) -> np.ndarray:

@@ -130,6 +130,3 @@ def diagnose(
         graph = None
     alarms = examine(subject, graph, record if subject.loss.given else None)
     return Diagnosis(subject, table, chain, record, started, alarms)
-
-
-__all__ = ["Diagnosis", "diagnose"]

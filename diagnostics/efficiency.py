@@ -17,11 +17,14 @@ from torch import Tensor
 
 from pathspace.diagnostics.addition_hooks import Addition, Sites
 from pathspace.diagnostics.check_traced import Traced
-from pathspace.diagnostics.layers import call, differentiating
+from pathspace.diagnostics.layers import call, differentiating, unchanged
 from pathspace.diagnostics.losses import reduction
 from pathspace.diagnostics.nodes import ChainNode, Nodes, batch_size
 from pathspace.diagnostics.penalty_disabled import penalty_disabled
 from pathspace.errors import AT_LEAST_1, InputError, UnsupportedError, expect_numbers
+
+# what a record has for each node and sample
+MEASURES = ("cosines", "direction_norms", "stream_norms", "gradient_norms", "products")
 
 
 @dataclass(frozen=True)
@@ -145,31 +148,27 @@ class ChainRecord:
         total = sum(part.samples for part in parts)
         shares = [part.samples / total if kind == "mean" else 1.0 for part in parts]
 
-        scaled = {"gradient_norms", "products"}
         joined: dict[str, Any] = {}
-        for name in ("cosines", "direction_norms", "stream_norms", *scaled):
-            pairs = zip(parts, shares, strict=True)
-            joined[name] = torch.cat([getattr(p, name) * (share if name in scaled else 1) for p, share in pairs], 1)
+        for name in MEASURES:
+            factors = shares if name in ("gradient_norms", "products") else [1.0] * len(parts)
+            joined[name] = torch.cat([getattr(p, name) * factor for p, factor in zip(parts, factors, strict=True)], 1)
         gauge = torch.stack([part.gauge * share for part, share in zip(parts, shares, strict=True)]).sum(0)
         return replace(parts[0], **joined, gauge=gauge, reduction=kind)
 
     def to_dict(self) -> dict[str, Any]:
         """Summary as plain values, as ``pathspace diagnose --json`` writes it."""
-        low, middle, high = self.quantiles((0.05, 0.5, 0.95)).tolist()
-        gauge, products = self.gauge.tolist(), self.products.sum(1).tolist()
-        ratio = self.norms.nanmean(1).tolist()
-        mean = self.cosines.nanmean(1).tolist()
+        low, middle, high = self.quantiles((0.05, 0.5, 0.95))
+        columns = {
+            "cosine_mean": self.cosines.nanmean(1),
+            "cosine_q05": low,
+            "cosine_median": middle,
+            "cosine_q95": high,
+            "direction_over_stream": self.norms.nanmean(1),
+            "gauge": torch.where(self.gauge.isnan(), self.products.sum(1), self.gauge),
+        }
+        rows = zip(*(column.tolist() for column in columns.values()), strict=True)
         nodes = [
-            {
-                "name": name,
-                "cosine_mean": mean[i],
-                "cosine_q05": low[i],
-                "cosine_median": middle[i],
-                "cosine_q95": high[i],
-                "direction_over_stream": ratio[i],
-                "gauge": gauge[i] if gauge[i] == gauge[i] else products[i],
-            }
-            for i, name in enumerate(self.names)
+            {"name": name, **dict(zip(columns, row, strict=True))} for name, row in zip(self.names, rows, strict=True)
         ]
         return {
             "samples": self.samples,
@@ -215,14 +214,10 @@ class Observer:
         self.loose = {(node.site.module, node.site.order): node for node in chain.nodes} if self.unique else {}
         self.current = _Pass()
         self.traced = Traced(chain)
-        self.sites = Sites(self._meet, self._start, self.traced.check)
-
-    def _start(self) -> None:
-        self._close(self.current)
-        self.current = _Pass()
+        self.sites = Sites(self._meet, self.finish, self.traced.check)
 
     def finish(self) -> None:
-        """Finish the last pass even if some of its gradients did not arrive."""
+        """Finish the last pass, also before the next one, even if some of its gradients did not arrive."""
         self._close(self.current)
         self.current = _Pass()
 
@@ -279,8 +274,8 @@ class Observer:
                 f"The direction of node {node.name!r} ({node.source}) was overwritten before its gradient arrived; "
                 "replace the in-place operation after the addition by an ordinary one."
             )
-        z, g = self._flat(direction, node) * node.scale if node.scale != 1 else self._flat(direction, node), gradient
-        g = self._flat(g, node)
+        z, g = self._flat(direction, node), self._flat(gradient, node)
+        z = z * node.scale if node.scale != 1 else z
         largest = g.abs().amax()
         # normalise first, because squares of small float32 gradients underflow
         unit = torch.where((largest > 0) & largest.isfinite(), largest, torch.ones_like(largest))
@@ -289,8 +284,8 @@ class Observer:
         product = torch.linalg.vecdot(z, g).double()
         cosine = (-product / (length * push)).clamp(-1, 1)
         unit = unit.double()
-        row = {"cosines": cosine, "direction_norms": length, "gradient_norms": push * unit, "products": product * unit}
-        current.rows[node.index] = {**row, "stream_norms": norm}
+        values = (cosine, length, norm, push * unit, product * unit)
+        current.rows[node.index] = dict(zip(MEASURES, values, strict=True))
         if kept is not None:
             current.tensors[node.index] = NodeTensors(z.clone(), kept, g * unit.to(g.dtype))
         if not current.queued:
@@ -305,11 +300,10 @@ class Observer:
     def record(self, current: _Pass, gauge: Tensor | None = None, reduction: str = "sum") -> ChainRecord:
         """The numbers of one pass as a record."""
         blank = torch.full_like(max((row["cosines"] for row in current.rows.values()), key=len), torch.nan)
-        names = ("cosines", "direction_norms", "stream_norms", "gradient_norms", "products")
         rows = [current.rows.get(node.index, {}) for node in self.chain.nodes]
         # the only wait for the device
-        table = torch.stack([row.get(name, blank).to(blank.device) for name in names for row in rows]).cpu()
-        values = dict(zip(names, table.split(len(rows)), strict=True))
+        table = torch.stack([row.get(name, blank).to(blank.device) for name in MEASURES for row in rows]).cpu()
+        values = dict(zip(MEASURES, table.split(len(rows)), strict=True))
         absent = torch.full((len(rows),), torch.nan, dtype=torch.float64)
         return ChainRecord(
             names=tuple(node.name for node in self.chain.nodes),
@@ -372,24 +366,18 @@ def _backward(
             f"Every parameter of {type(chain.model).__name__} is frozen, so no gradient reaches a node; set "
             "requires_grad on at least the first layer."
         )
-    buffers = [(buffer, buffer.detach().clone()) for buffer in chain.model.buffers()]
-    try:
-        following = observer.sites.following(chain.model)
-        with penalty_disabled(chain.model), following, torch.enable_grad(), torch.random.fork_rng(devices=[]):
-            outputs = call(chain.model, inputs)
-            loss = loss_fn(outputs, targets)
-            if not isinstance(loss, Tensor) or not loss.requires_grad:
-                raise InputError(
-                    f"The loss function returned {type(loss).__name__} without a gradient; return a tensor computed "
-                    "from the model's outputs."
-                )
-            with differentiating(chain.model):
-                gradients = torch.autograd.grad(loss.sum(), list(named.values()), allow_unused=True)
-        kind = reduction(loss_fn, outputs, targets, loss.detach(), observer.batch_dim)
-    finally:
-        with torch.no_grad():
-            for buffer, value in buffers:
-                buffer.copy_(value)
+    following = observer.sites.following(chain.model)
+    with unchanged(chain.model), penalty_disabled(chain.model), following, torch.enable_grad():
+        outputs = call(chain.model, inputs)
+        loss = loss_fn(outputs, targets)
+        if not isinstance(loss, Tensor) or not loss.requires_grad:
+            raise InputError(
+                f"The loss function returned {type(loss).__name__} without a gradient; return a tensor computed "
+                "from the model's outputs."
+            )
+        with differentiating(chain.model):
+            gradients = torch.autograd.grad(loss.sum(), list(named.values()), allow_unused=True)
+    kind = reduction(loss_fn, outputs, targets, loss.detach(), observer.batch_dim)
     return {name: value for name, value in zip(named, gradients, strict=True) if value is not None}, kind
 
 
@@ -482,13 +470,12 @@ class Watch:
             chain, lambda done: self.records.append(self._observer.record(done)), batch_dim=batch_dim
         )
         self._chain, self._every, self._count = chain, every, 0
-        self._meet, self._start = self._observer.sites.handler, self._observer.sites.start
-        self._observer.sites.handler, self._observer.sites.start = self._pick, self._begin
+        sites = self._observer.sites
+        self._meet, sites.handler, sites.start = sites.handler, self._pick, self._begin
 
     def _begin(self) -> None:
         self._count += 1
-        assert self._start is not None
-        self._start()
+        self._observer.finish()
 
     def _pick(self, addition: Addition) -> Tensor:
         return addition.run() if (self._count - 1) % self._every else self._meet(addition)

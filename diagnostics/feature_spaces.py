@@ -90,6 +90,3 @@ def added_vectors(captured: Captured) -> set[str]:
         if only:
             found.add(captured.canonical.get(name, name))
     return found
-
-
-__all__ = ["FeatureSpace", "added_vectors", "feature_spaces"]

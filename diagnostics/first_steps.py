@@ -104,6 +104,3 @@ def _descend(model: nn.Module, loss: Callable[[Any, Any], Tensor], batches: Sequ
         for p, t in zip(weights, total, strict=True):
             p.sub_(t, alpha=RELATIVE_STEP * length / size)
     return True
-
-
-__all__ = ["FirstSteps", "first_steps"]

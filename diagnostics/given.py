@@ -215,8 +215,7 @@ def load_data(spec: str | os.PathLike[str]) -> Any:
     if Path(text).suffix in (".safetensors", ".pt", ".pth"):
         return read_saved(Path(text))
     found = find_object(text)
-    made = found() if callable(found) and not isinstance(found, Dataset | DataLoader) else found
-    return made
+    return found() if callable(found) and not isinstance(found, Dataset | DataLoader) else found
 
 
 def read_batches(model: nn.Module, data: Any, count: int) -> list[tuple[Any, Any]]:
@@ -290,6 +289,3 @@ def _without_labels(batch: tuple[Any, Any]) -> tuple[Any, Any]:
         if key is not None:
             return {name: value for name, value in inputs.items() if name != key}, inputs[key]
     return batch
-
-
-__all__ = ["Subject", "given", "load_data", "load_weights", "read_batches"]

@@ -5,13 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from fnmatch import fnmatchcase
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from pathspace.diagnostics.layers import Names, call, differentiating, patterns_of, unchanged
+from pathspace.diagnostics.layers import Names, call, differentiating, matching, unchanged
 from pathspace.diagnostics.tables import Table
 from pathspace.errors import InputError, expect_arguments
 from pathspace.without_values import require_runnable
@@ -78,15 +77,11 @@ def gradients(
         training (2018), appendix A, for the bias of ``|g|^2``.
     """
     expect_arguments("gradients", model=model, loss=loss)
-    patterns = patterns_of(names)
-    chosen = {
-        name: parameter
-        for name, parameter in model.named_parameters()
-        if parameter.requires_grad and (patterns is None or any(fnmatchcase(name, p) for p in patterns))
-    }
+    wanted = matching(names)
+    chosen = {name: p for name, p in model.named_parameters() if p.requires_grad and wanted(name)}
     if not chosen:
-        matching = "" if names is None else f" that matches {names!r}"
-        raise InputError(f"{type(model).__name__} has no trainable parameter{matching} for a gradient.")
+        which = "" if names is None else f" that matches {names!r}"
+        raise InputError(f"{type(model).__name__} has no trainable parameter{which} for a gradient.")
     require_runnable("gradients", chosen.items())
     count, means = 0, {name: torch.zeros_like(parameter, dtype=torch.float64) for name, parameter in chosen.items()}
     squares = {name: torch.zeros((), dtype=torch.float64) for name in chosen}
@@ -125,9 +120,7 @@ def gradients(
                 clear,
             )
         )
-    notes = []
-    if unused:
-        notes.append(f"No gradient reaches {', '.join(sorted(unused))}.")
+    notes = [f"No gradient reaches {', '.join(sorted(unused))}."] if unused else []
     infinite = [row.parameter for row in rows if not math.isfinite(row.rms)]
     if infinite:
         notes.append(f"Gradients are not finite at {', '.join(infinite[:5])}{' and others' if infinite[5:] else ''}.")
@@ -137,7 +130,7 @@ def gradients(
 
 
 def batch_gradient(
-    model: nn.Module, loss: Loss, inputs: Any, targets: Any, parameters: Sequence[Tensor], create_graph: bool = False
+    model: nn.Module, loss: Loss, inputs: Any, targets: Any, parameters: Sequence[Tensor]
 ) -> list[Tensor | None]:
     """The gradient of the loss on one batch, without changing ``.grad``.
 
@@ -147,7 +140,6 @@ def batch_gradient(
         inputs: a tensor, a tuple of positional or a mapping of keyword inputs.
         targets: passed to ``loss``.
         parameters: the parameters of the gradient.
-        create_graph: make the result differentiable.
 
     Returns:
         One gradient per parameter, ``None`` for those on which the loss does not depend.
@@ -160,7 +152,7 @@ def batch_gradient(
                 "that depends on the parameters."
             )
         with differentiating(model):
-            return list(torch.autograd.grad(value, list(parameters), create_graph=create_graph, allow_unused=True))
+            return list(torch.autograd.grad(value, list(parameters), allow_unused=True))
 
 
 def imbalance(table: Table[TensorGradient]) -> float:

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from fnmatch import fnmatchcase
 from typing import Any
 
 import numpy as np
 import torch
 from scipy.optimize import least_squares
 from torch import Tensor, nn
+from torch.autograd import functional
+from torch.utils._pytree import tree_map
 
-from pathspace.diagnostics.layers import Names, in_double, main_output, patterns_of, unchanged
+from pathspace.diagnostics.layers import Names, in_double, in_float64, main_output, matching, unchanged
 from pathspace.diagnostics.tables import Table
 from pathspace.errors import COUNT, SEED, InputError, UnsupportedError, expect_arguments, expect_numbers
 from pathspace.functional_call import evaluate
@@ -99,11 +100,11 @@ def predict_growth(
     expect_arguments("predict_growth", model=model)
     expect_numbers("predict_growth", "a number of at least 0", tolerance=tolerance)
     twin = safe_deepcopy(model).double().requires_grad_(True)
-    patterns = patterns_of(names) or ["*"]
-    chosen = {n: p for n, p in twin.named_parameters() if any(fnmatchcase(n, pattern) for pattern in patterns)}
+    wanted = matching(names or None)
+    chosen = {name: parameter for name, parameter in twin.named_parameters() if wanted(name)}
     if not chosen:
         raise InputError(f"predict_growth found no parameter of {type(model).__name__} that matches {names!r}.")
-    inputs = _double(inputs)
+    args, kwargs = tree_map(in_float64, _split(inputs))
     targets = targets.detach().double()
     sizes = [parameter.numel() for parameter in chosen.values()]
     start = torch.cat([parameter.detach().reshape(-1) for parameter in chosen.values()])
@@ -111,16 +112,15 @@ def predict_growth(
     def outputs(flat: Tensor) -> Tensor:
         values = {n: part.view_as(chosen[n]) for n, part in zip(chosen, flat.split(sizes), strict=True)}
         with unchanged(twin), in_double(model):
-            result = evaluate(twin, values, *_split(inputs))
+            result = evaluate(twin, values, args, kwargs)
         return main_output(twin, result)
 
     def residual(flat: np.ndarray) -> np.ndarray:
         return (outputs(torch.from_numpy(flat).requires_grad_()) - targets).detach().reshape(-1).numpy()
 
     def derivative(flat: np.ndarray) -> np.ndarray:
-        point = torch.from_numpy(np.array(flat)).requires_grad_()
-        value = outputs(point).reshape(-1)
-        return np.stack([torch.autograd.grad(v, point, retain_graph=True)[0].numpy() for v in value])
+        found = functional.jacobian(outputs, torch.from_numpy(np.array(flat)))
+        return np.asarray(found.reshape(-1, len(flat)).numpy())
 
     first = outputs(start.clone().requires_grad_())
     if first.shape != targets.shape:
@@ -175,19 +175,8 @@ def predict_growth(
 
 
 def _curvature(outputs: Any, start: Tensor, targets: Tensor) -> float:
-    point = start.clone().requires_grad_()
-    with torch.enable_grad():
-        loss = (outputs(point) - targets).square().sum() / 2 / len(targets)
-        (gradient,) = torch.autograd.grad(loss, point, create_graph=True)
-        rows = []
-        for entry in gradient:
-            row = (
-                torch.autograd.grad(entry, point, retain_graph=True)[0]
-                if entry.requires_grad
-                else torch.zeros_like(point)
-            )
-            rows.append(row)
-    hessian = torch.stack(rows)
+    """The smallest eigenvalue of the Hessian of the loss."""
+    hessian = functional.hessian(lambda point: (outputs(point) - targets).square().sum() / 2 / len(targets), start)
     return float(torch.linalg.eigvalsh((hessian + hessian.T) / 2)[0])
 
 
@@ -338,18 +327,7 @@ class _Added(nn.Module):
         return result
 
 
-def _double(inputs: Any) -> Any:
-    if isinstance(inputs, Tensor):
-        return inputs.detach().double() if inputs.is_floating_point() else inputs
-    if isinstance(inputs, Mapping):
-        return {key: _double(value) for key, value in inputs.items()}
-    return tuple(_double(value) for value in inputs) if isinstance(inputs, tuple | list) else inputs
-
-
 def _split(inputs: Any) -> tuple[Any, Any]:
     if isinstance(inputs, Mapping):
         return (), dict(inputs)
     return (tuple(inputs) if isinstance(inputs, tuple | list) else (inputs,)), {}
-
-
-__all__ = ["Growth", "Widened", "deepen", "predict_growth", "rank_growths", "widen"]

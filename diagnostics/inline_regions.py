@@ -70,6 +70,3 @@ def _copy(module: fx.GraphModule, graph: fx.Graph, values: dict[fx.Node, Any]) -
             values[node] = graph.node_copy(node, values.__getitem__)
             values[node].meta = copy.copy(node.meta)
     return ()
-
-
-__all__ = ["inline_regions"]

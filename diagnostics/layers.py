@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import fnmatch
 import warnings
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import Any, TypeGuard
 
 import torch
 from torch import Tensor, nn
@@ -84,8 +84,8 @@ class Run:
     result: Any = None
 
 
-def patterns_of(names: Names) -> Sequence[str] | None:
-    """Patterns of names as a sequence.
+def matching(names: Names) -> Callable[[str], bool]:
+    """A function that tells whether a name matches one of some patterns.
 
     Args:
         names: one or several, or ``None`` for all.
@@ -94,15 +94,15 @@ def patterns_of(names: Names) -> Sequence[str] | None:
         InputTypeError: they are something else.
 
     Example:
-        >>> patterns_of("blocks.*"), patterns_of(["0", "1"]), patterns_of(None)
-        (['blocks.*'], ['0', '1'], None)
+        >>> chosen = matching("blocks.*")
+        >>> chosen("blocks.0"), chosen("stem"), matching(None)("stem")
+        (True, False, True)
     """
-    if names is None or isinstance(names, str):
-        return names if names is None else [names]
-    found = list(names) if isinstance(names, Iterable) else [names]
+    patterns = "*" if names is None else names
+    found = list(patterns) if isinstance(patterns, Iterable) and not isinstance(patterns, str) else [patterns]
     if not all(isinstance(name, str) for name in found):
         raise InputTypeError(f"Found names={names!r}, expected a pattern of names, such as 'blocks.*', or several.")
-    return found
+    return lambda name: any(fnmatch.fnmatchcase(name, pattern) for pattern in found)
 
 
 def select(model: nn.Module, names: Names = None, types: Types = None) -> dict[str, nn.Module]:
@@ -146,18 +146,17 @@ def select(model: nn.Module, names: Names = None, types: Types = None) -> dict[s
                 chosen[name] = module
                 inside.add(name)
         return chosen
-    patterns = patterns_of(names)
+    named = matching(names)
     kinds = [types] if isinstance(types, str | type) else types
     if not (kinds is None or (isinstance(kinds, Iterable) and all(isinstance(kind, str | type) for kind in kinds))):
         raise InputTypeError(f"Found types={types!r}, expected a class of layers, its name, or several.")
     for name, module in model.named_modules():
-        by_name = patterns is None or any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)
         by_type = kinds is None or any(
             type(module).__name__ == kind if isinstance(kind, str) else isinstance(module, kind) for kind in kinds
         )
-        if by_name and by_type:
+        if named(name) and by_type:
             chosen[name] = module
-    if patterns is None and len(chosen) > 1:
+    if names is None and len(chosen) > 1:
         # the model itself only if no module inside has the type
         chosen.pop("", None)
     if not chosen:
@@ -275,8 +274,13 @@ class _Hooks:
         return tree_map(replace, output)
 
 
-def _is_real(value: Any) -> bool:
+def _is_real(value: Any) -> TypeGuard[Tensor]:
     return isinstance(value, Tensor) and value.is_floating_point()
+
+
+def in_float64(value: Any) -> Any:
+    """A floating-point tensor in float64 and without a gradient; other values as they are."""
+    return value.detach().double() if _is_real(value) else value
 
 
 def observe(
@@ -316,7 +320,7 @@ def _observe(
     run = Run()
 
     def own(value: Any) -> Any:
-        if isinstance(value, Tensor) and value.is_floating_point():
+        if _is_real(value):
             run.inputs.append(value.detach().clone().requires_grad_())
             # a copy, because some models change inputs in place, which is not allowed for leaves with gradients
             return run.inputs[-1].clone()
@@ -348,7 +352,7 @@ def main_output(model: nn.Module, result: Any) -> Tensor:
     """
     values = result.values() if isinstance(result, Mapping) else [result]
     for value in leaves(list(values)):
-        if isinstance(value, Tensor) and value.is_floating_point():
+        if _is_real(value):
             if not value.requires_grad:
                 raise CaptureError(
                     f"The output of {type(model).__name__} does not depend differentiably on its inputs or parameters; "

@@ -467,22 +467,3 @@ def walk(chain: Nodes, inputs: Any, sample: int = 0) -> tuple[Tensor, float]:
     """
     _, points, folds = max(walks(chain, inputs, sample), key=lambda each: len(each.names))
     return points, folds
-
-
-__all__ = [
-    "Check",
-    "Convergence",
-    "Lemma4",
-    "PenaltyGradient",
-    "Walk",
-    "ideal_share",
-    "lemma1",
-    "lemma2",
-    "lemma3",
-    "lemma3_step",
-    "lemma4",
-    "penalty_gradient",
-    "simulate_lemma3",
-    "walk",
-    "walks",
-]

@@ -79,9 +79,8 @@ def choose_loss(loss: str | Function | nn.Module | None, seed: int = 0) -> Loss:
                 f"The loss '{loss}' is a {type(found).__name__}, expected a function loss(outputs, targets); name one."
             )
         return Loss(found, f"the loss {loss}", reduction=_known(found))
-    functions = {name: f for name, f in vars(F).items() if name.endswith("_loss") or name.startswith("cross_ent")}
-    functions |= {name: f for name, f in vars(F).items() if name in ("kl_div", "binary_cross_entropy_with_logits")}
-    functions["binary_cross_entropy"] = F.binary_cross_entropy
+    others = ("cross_entropy", "binary_cross_entropy", "binary_cross_entropy_with_logits", "kl_div")
+    functions = {name: f for name, f in vars(F).items() if name.endswith("_loss") or name in others}
     classes = {name: made for name, made in vars(nn.modules.loss).items() if name.endswith("Loss") and name[0] != "_"}
     function = functions.get(loss, classes.get(loss))
     if function is None or not callable(function):

@@ -13,7 +13,9 @@ from torch import Tensor, nn
 
 from pathspace.capture import quiet
 from pathspace.diagnostics.addition_hooks import Addition, End, Kinds, Site, Sites
+from pathspace.diagnostics.layers import unchanged
 from pathspace.diagnostics.residual import Dismissed
+from pathspace.diagnostics.wording import plural
 from pathspace.errors import InputTypeError
 from pathspace.without_values import require_runnable
 
@@ -77,7 +79,7 @@ class Nodes:
     model: nn.Module = field(repr=False)
     nodes: tuple[ChainNode, ...]
     dismissed: tuple[Dismissed, ...]
-    example: tuple[tuple[Any, ...], dict[str, Any]] = field(repr=False)
+    example: Example = field(repr=False)
     additions: Mapping[str, frozenset[Kinds]] = field(repr=False, default_factory=dict)
     # dimension of the samples in the inputs -> their dimensions at the nodes
     _batch_dims: dict[int, tuple[int, ...]] = field(init=False, repr=False, compare=False, default_factory=dict)
@@ -97,9 +99,9 @@ class Nodes:
         if self.nodes:
             kinds = Counter(node.kind for node in self.nodes)
             parts = ", ".join(f"{count} {kind}" for kind, count in kinds.items())
-            return f"{name} is a Markov chain of {_counted(len(self.nodes), 'node')} ({parts})."
+            return f"{name} is a Markov chain of {plural(len(self.nodes), 'node')} ({parts})."
         joins = sum(item.operation == "cat" for item in self.dismissed)
-        joined = f"it joins features by concatenation ({_counted(joins, 'time')}), and " if joins else ""
+        joined = f"it joins features by concatenation ({plural(joins, 'time')}), and " if joins else ""
         if joins and joins == len(self.dismissed):
             return f"{name} is not a Markov chain: {joined}adds none."
         return f"{name} is not a Markov chain: {joined}no addition joins a stream and a branch computed from it."
@@ -141,10 +143,6 @@ class Nodes:
         return tuple(dims)
 
 
-def _counted(count: int, noun: str) -> str:
-    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
-
-
 def batch_size(example: Example, dim: int = 0) -> int:
     """The number of samples: the size of the first tensor in dimension ``dim``."""
     for value in (*example[0], *example[1].values()):
@@ -166,23 +164,10 @@ def _doubled(example: Example, dim: int) -> Example:
     return tuple(map(twice, example[0])), {key: twice(value) for key, value in example[1].items()}
 
 
-@contextmanager
-def _buffers_kept(model: nn.Module) -> Iterator[None]:
-    """A context at whose end the buffers of a model, such as running statistics, are restored."""
-    saved = [(buffer, buffer.detach().clone()) for buffer in model.buffers()]
-    try:
-        with quiet(), torch.no_grad():
-            yield
-    finally:
-        with torch.no_grad():
-            for buffer, value in saved:
-                buffer.copy_(value)
-
-
 def run_noting(model: nn.Module, example: Example, handler: Any, end: End | None = None) -> Any:
     """Run a model on its example inputs, without gradients, and pass every addition to ``handler``."""
     require_runnable("the Markov chain", model.named_parameters())
-    with _buffers_kept(model), Sites(handler, end=end).following(model):
+    with unchanged(model), quiet(), torch.no_grad(), Sites(handler, end=end).following(model):
         return model(*example[0], **example[1])
 
 

@@ -18,7 +18,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from pathspace.capture import first_line
 from pathspace.diagnostics.gradients import Loss, gradients
 from pathspace.diagnostics.layers import call, differentiating, unchanged
-from pathspace.errors import InputError, UnsupportedError, expect_arguments
+from pathspace.errors import InputError, UnsupportedError, expect_arguments, expect_numbers
 
 
 def _decay(decay: float) -> float:
@@ -99,8 +99,7 @@ def stability_limit(decay: float, curvature: float) -> float:
         >>> [round(stability_limit(decay, 1.0), 9) for decay in (0, 0.5, 0.9, 0.99)]
         [2.0, 6.0, 38.0, 398.0]
     """
-    if curvature <= 0:
-        raise InputError(f"stability_limit found curvature={curvature}, expected a positive number.")
+    expect_numbers("stability_limit", "a positive number", curvature=curvature)
     return 2 * (1 + _decay(decay)) / ((1 - decay) * curvature)
 
 
@@ -113,8 +112,7 @@ def monotone_limit(decay: float, curvature: float) -> float:
         >>> monotone_limit(0.0, 1.0), round(monotone_limit(0.81, 1.0), 4)
         (1.0, 0.0526)
     """
-    if curvature <= 0:
-        raise InputError(f"monotone_limit found curvature={curvature}, expected a positive number.")
+    expect_numbers("monotone_limit", "a positive number", curvature=curvature)
     root = math.sqrt(_decay(decay))
     return (1 - root) / ((1 + root) * curvature)
 
@@ -208,13 +206,8 @@ def curvature(model: nn.Module, loss: Loss, inputs: Any, targets: Any, seed: int
     with unchanged(model), torch.enable_grad(), sdpa_kernel(SDPBackend.MATH):
         value = loss(call(model, inputs), targets)
         with differentiating(model):
-            slopes = torch.autograd.grad(value, parameters, create_graph=True, allow_unused=True)
-        flat = torch.cat(
-            [
-                torch.zeros_like(p).reshape(-1) if g is None else g.reshape(-1)
-                for g, p in zip(slopes, parameters, strict=True)
-            ]
-        )
+            slopes = torch.autograd.grad(value, parameters, create_graph=True, materialize_grads=True)
+        flat = torch.cat([slope.reshape(-1) for slope in slopes])
         if not bool(flat.isfinite().all()):
             raise UnsupportedError(
                 f"The curvature of {type(model).__name__} cannot be computed, because its gradients are not finite."
@@ -225,18 +218,13 @@ def curvature(model: nn.Module, loss: Loss, inputs: Any, targets: Any, seed: int
                 return np.zeros(size)
             direction = torch.from_numpy(np.ascontiguousarray(vector).reshape(-1)).to(flat)
             try:
-                found = torch.autograd.grad(flat, parameters, direction, retain_graph=True, allow_unused=True)
+                found = torch.autograd.grad(flat, parameters, direction, retain_graph=True, materialize_grads=True)
             except RuntimeError as error:
                 raise UnsupportedError(
                     f"The curvature of {type(model).__name__} cannot be computed, because an operation has no second "
                     f"derivative: {first_line(error)}."
                 ) from error
-            row = np.concatenate(
-                [
-                    (torch.zeros_like(p) if g is None else g).detach().reshape(-1).double().cpu().numpy()
-                    for g, p in zip(found, parameters, strict=True)
-                ]
-            )
+            row = np.concatenate([part.detach().reshape(-1).double().cpu().numpy() for part in found])
             if not np.isfinite(row).all():
                 raise UnsupportedError(
                     f"The curvature of {type(model).__name__} cannot be computed, because its second derivatives are "
@@ -252,11 +240,8 @@ def curvature(model: nn.Module, loss: Loss, inputs: Any, targets: Any, seed: int
         try:
             return float(eigsh(operator, k=1, which="LA", v0=start, tol=1e-6, return_eigenvectors=False)[0])
         except ArpackNoConvergence as error:
-            return (
-                float(error.eigenvalues[-1])
-                if len(error.eigenvalues)
-                else float(start @ product(start) / (start @ start))
-            )
+            best = error.eigenvalues[-1] if len(error.eigenvalues) else start @ product(start) / (start @ start)
+            return float(best)
 
 
 @dataclass(frozen=True)
@@ -364,18 +349,3 @@ def suggest_decay(
         None if positive is None else monotone_limit(decay, positive),
         advice + missing,
     )
-
-
-__all__ = [
-    "DecayAdvice",
-    "Probe",
-    "average_weight",
-    "contraction",
-    "curvature",
-    "monotone_limit",
-    "quadratic_probe",
-    "sampling_factor",
-    "stability_limit",
-    "stationary_variance",
-    "suggest_decay",
-]

@@ -39,6 +39,3 @@ def render(template: str, **values: Any) -> str:
     )
     environment.filters["n"] = number
     return environment.get_template(template).render(style=asset("report.css"), **values)
-
-
-__all__ = ["asset", "render"]

@@ -20,12 +20,11 @@ from pathspace.errors import InputError
 BLUE, ORANGE, GREEN = "#0072B2", "#E69F00", "#009E73"
 
 
-def _figure(width: float, height: float, panels: int = 1) -> tuple[Figure, list[Axes]]:
-    figure = Figure(figsize=(width, height), dpi=150, layout="constrained")
-    axes = list(np.atleast_1d(figure.subplots(1, panels)))
-    for one in axes:
-        one.spines[["top", "right"]].set_visible(False)
-        one.grid(alpha=0.25, linewidth=0.6)
+def _figure(height: float) -> tuple[Figure, Axes]:
+    figure = Figure(figsize=(6.4, height), dpi=150, layout="constrained")
+    axes = figure.subplots()
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.grid(alpha=0.25, linewidth=0.6)
     return figure, axes
 
 
@@ -42,7 +41,7 @@ def draw_sweep(
     Returns:
         The figure.
     """
-    figure, (axes,) = _figure(6.4, 4.2)
+    figure, axes = _figure(4.2)
     rows = sorted(table, key=lambda row: row.scale)
     scale = np.array([row.scale for row in rows])
     value = np.array([row.growth.value for row in rows])
@@ -97,7 +96,7 @@ def draw_phase(table: Table[ScalePoint], boundary: Callable[[float], float] | No
             "full grid of at least 2 x 2."
         )
     grid = np.array([[found[bias, scale] for scale in scales] for bias in biases])
-    figure, (axes,) = _figure(6.4, 4.4)
+    figure, axes = _figure(4.4)
     axes.grid(visible=False)
     limit = float(np.abs(grid[np.isfinite(grid)]).max(initial=1e-12))
     norm = TwoSlopeNorm(0, -limit, limit)
@@ -161,7 +160,7 @@ def draw_spectrum(spectrum: Spectrum, label: str = "Lanczos quadrature") -> Figu
     Returns:
         The figure.
     """
-    figure, (axes,) = _figure(6.4, 3.8)
+    figure, axes = _figure(3.8)
     grid = np.linspace(0, 1.1 * max(spectrum.largest, 1e-12), 400)
     axes.fill_between(grid, spectrum.density(grid), color=BLUE, alpha=0.3, linewidth=0)
     axes.plot(grid, spectrum.density(grid), color=BLUE, label=label)

@@ -23,10 +23,6 @@ _LEVELS = (0.05, 0.25, 0.5, 0.75, 0.95)
 _BLUE, _ORANGE, _GREY = "#2a6f97", "#d1603d", "#8a8f98"
 
 
-def _figure(width: float, height: float) -> Figure:
-    return Figure(figsize=(width, height), layout="constrained")
-
-
 def cosines_by_depth(record: ChainRecord) -> Figure:
     """Quantiles of the cosines ``c_l`` over samples for each node from top to bottom, and relative sizes of directions.
 
@@ -37,7 +33,7 @@ def cosines_by_depth(record: ChainRecord) -> Figure:
         A figure; ``figure.savefig(path)`` writes it.
     """
     count = len(record.names)
-    figure = _figure(WIDTH, 1.8 + 0.19 * count)
+    figure = Figure(figsize=(WIDTH, 1.8 + 0.19 * count), layout="constrained")
     left, right = figure.subplots(1, 2, sharey=True, width_ratios=(2.2, 1))
     at = np.arange(count)
     low, lower, middle, upper, high = record.quantiles(_LEVELS).numpy()
@@ -81,7 +77,7 @@ def efficiency_over_training(records: Sequence[ChainRecord]) -> Figure:
         raise InputError("There are no records to draw: watch at least one training step.")
     steps = np.arange(1, len(records) + 1)
     low, lower, middle, upper, high = np.array([r.efficiency_quantiles(_LEVELS).tolist() for r in records]).T
-    figure = _figure(WIDTH, 4.6)
+    figure = Figure(figsize=(WIDTH, 4.6), layout="constrained")
     top, bottom = figure.subplots(2, 1, sharex=True, height_ratios=(2.2, 1))
     top.axhline(0, color=_GREY, linewidth=1)
     top.fill_between(steps, low, high, color=_BLUE, alpha=0.15, linewidth=0, label="5-95 % of samples")
@@ -108,7 +104,8 @@ def walk_picture(walks: Sequence[Walk]) -> Figure:
     """
     rows = -(-len(walks) // 2)
     columns = min(2, len(walks))
-    figure = _figure(WIDTH, 0.4 + (4.2 if columns == 1 else 2.9) * rows)
+    height = 0.4 + (4.2 if columns == 1 else 2.9) * rows
+    figure = Figure(figsize=(WIDTH, height), layout="constrained")
     panels = np.atleast_1d(figure.subplots(rows, columns)).flatten()
     for axes, each in zip(panels, walks, strict=False):
         _draw_walk(axes, each)

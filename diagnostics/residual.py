@@ -239,6 +239,3 @@ class Finder:
 
 
 _ORDER = {"identity": 0, "parallel": 1, "shortcut": 2}
-
-
-__all__ = ["Dismissed", "Finder", "Residual"]

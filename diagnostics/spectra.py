@@ -118,10 +118,9 @@ class Jacobian(Products):
 
     def pull(self, v: Tensor) -> Tensor:
         """``v J`` in float64, shape ``(N,)``."""
-        (back,) = torch.autograd.grad(
-            self.target, self.source, v.reshape(self.target.shape).to(self.target), retain_graph=True, allow_unused=True
-        )
-        return _flat(back, self.source)
+        cotangent = v.reshape(self.target.shape).to(self.target)
+        (back,) = torch.autograd.grad(self.target, self.source, cotangent, retain_graph=True, materialize_grads=True)
+        return back.detach().reshape(-1).double()
 
     def push(self, u: Tensor) -> Tensor:
         """``J u`` in float64, shape ``(M,)``.
@@ -130,26 +129,17 @@ class Jacobian(Products):
             UnsupportedError: an operation has no second derivative.
         """
         if not self._pulled.requires_grad:
-            return _flat(None, self.target)
+            return torch.zeros(self.target.numel(), dtype=torch.float64, device=self.device)
+        tangent = u.reshape(self.source.shape).to(self.source)
         try:
             (pushed,) = torch.autograd.grad(
-                self._pulled,
-                self._cotangent,
-                u.reshape(self.source.shape).to(self.source),
-                retain_graph=True,
-                allow_unused=True,
+                self._pulled, self._cotangent, tangent, retain_graph=True, materialize_grads=True
             )
         except RuntimeError as error:
             raise UnsupportedError(
                 f"J u cannot be computed, because an operation has no second derivative: {str(error).splitlines()[0]}"
             ) from error
-        return _flat(pushed, self.target)
-
-
-def _flat(value: Tensor | None, like: Tensor) -> Tensor:
-    if value is None:
-        return torch.zeros(like.numel(), dtype=torch.float64, device=like.device)
-    return value.detach().reshape(-1).double()
+        return pushed.detach().reshape(-1).double()
 
 
 def _fetch(value: Tensor) -> np.ndarray:

@@ -317,7 +317,7 @@ class Block:
         if not moved.shape[1]:
             return
         tied = len({len(side.value) for side in self.sides}) == 1
-        apart = [_multiplied([side], moved, work.live) for side in self.sides]
+        apart = [_multiplied(side, moved, work.live) for side in self.sides]
         every = coefficients @ kernel(np.concatenate(apart), _INSIDE)
         writers = [side for side in self.sides if not side.reads]
         if tied and writers:
@@ -342,15 +342,10 @@ class Block:
             work.take(cause, self.place, _orthonormal(_unit(coefficients)))
 
 
-def _multiplied(sides: Sequence[_Share], moved: np.ndarray, live: np.ndarray) -> np.ndarray:
-    """The part of directions that is not ``A W`` with one matrix A for all."""
-    value = np.concatenate([side.value for side in sides], axis=1)
-    where = np.concatenate([side.where for side in sides], axis=1)
-    rest = [np.zeros((0, moved.shape[1]))]
-    for row in where:
-        seen = live[row]
-        rest.append(_beside(value[:, seen].T, moved[row[seen]]))
-    return np.concatenate(rest)
+def _multiplied(side: _Share, moved: np.ndarray, live: np.ndarray) -> np.ndarray:
+    """The part of directions that is not ``A W`` with a matrix A."""
+    rest = [_beside(side.value[:, live[row]].T, moved[row[live[row]]]) for row in side.where]
+    return np.concatenate([np.zeros((0, moved.shape[1])), *rest])
 
 
 def _spanned(matrices: np.ndarray, sides: Sequence[_Share], moved: np.ndarray, live: np.ndarray) -> np.ndarray:

@@ -6,11 +6,12 @@ import csv
 import json
 import math
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, is_dataclass
 from typing import Any, Generic, Protocol, TypeVar
 
 from rich.table import Table as RichTable
+from torch import Tensor
 
 from pathspace.errors import InputError, UnsupportedError, expect_arguments
 from pathspace.files import replacing
@@ -106,8 +107,8 @@ class Table(Generic[Record]):
         """A row by number, or the first whose first field is ``key``."""
         if isinstance(key, int):
             return self.rows[key]
-        for row in self.rows:
-            if str(getattr(row, fields(row)[0].name)) == key:  # type: ignore[arg-type]
+        for name, row in zip(self.row_names(), self.rows, strict=True):
+            if name == key:
                 return row
         raise InputError(f"The table {self.title!r} found no row {key!r}; its rows are {_listed(self.row_names())}.")
 
@@ -179,7 +180,7 @@ class Table(Generic[Record]):
             InputError: the file cannot be written.
         """
         content = {"title": self.title, "rows": self.to_dicts(), "notes": list(self.notes)}
-        return _write(json.dumps(_plain(content), indent=2, allow_nan=False) + "\n", path)
+        return _write(json.dumps(plain(content), indent=2, allow_nan=False) + "\n", path)
 
     def to_tensorboard(self, writer: ScalarWriter, step: int | None = None) -> int:
         """Write every finite number as ``title/row/column``.
@@ -287,14 +288,20 @@ def _flatten(content: dict[str, Any], prefix: str = "") -> dict[str, Any]:
     return flat
 
 
-def _plain(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {str(key): _plain(item) for key, item in value.items()}
+def plain(value: Any) -> Any:
+    """Values for JSON, at any depth: lists for tuples and tensors, and ``None`` for numbers that are not finite.
+
+    Example:
+        >>> plain({"sizes": (1, math.inf), 2: math.nan})
+        {'sizes': [1, None], '2': None}
+    """
+    if isinstance(value, Mapping):
+        return {str(key): plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_plain(item) for item in value]
-    if isinstance(value, float) and not math.isfinite(value):
-        return None
-    return value
+        return [plain(item) for item in value]
+    if isinstance(value, Tensor):
+        return plain(value.tolist())
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _cell(value: Any, short: bool = False) -> str:

@@ -95,6 +95,3 @@ def _derivative(size: float, row: np.ndarray) -> np.ndarray:
     found[1:, 0] = unit
     found[1:, 1:] = size / length * (np.eye(len(row)) - np.outer(unit, unit))
     return found
-
-
-__all__ = ["Straight"]

@@ -39,6 +39,3 @@ def power(log: float) -> str:
         ('1', '0.1', '10^13.2')
     """
     return number(10**log, 2) if -4 < log < 5 else f"10^{log:.1f}"
-
-
-__all__ = ["number", "plural", "power"]

@@ -5,8 +5,10 @@ Torch and the tasks are imported inside the commands, so that the help of the co
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from enum import StrEnum
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -202,33 +204,11 @@ def train(
 
     Exit codes: 0 done (diverged runs included), 2 bad input, 130 interrupted.
     """
+    # every other option is a field of the request
+    values = {name: value for name, value in locals().items() if name not in ("context", "task", "config")}
+    values |= {"rule": rule.value, "init": init.value if init else None}
     from pathspace.training.command import TrainRequest, run_training
 
-    values: dict[str, Any] = {
-        "optimizer": optimizer,
-        "lr": lr,
-        "epochs": epochs,
-        "patience": patience,
-        "batch_size": batch_size,
-        "accumulate": accumulate,
-        "hidden": hidden,
-        "data": data,
-        "tau": tau,
-        "seed": seed,
-        "rule": rule.value,
-        "init": init.value if init else None,
-        "out": out,
-        "checkpoint_every": checkpoint_every,
-        "resume": resume,
-        "overwrite": overwrite,
-        "device": device,
-        "devices": devices,
-        "strategy": strategy,
-        "precision": precision,
-        "tensorboard": tensorboard,
-        "diagnostics": diagnostics,
-        "json": json,
-    }
     if config is not None:
         from pathspace.errors import InputError
         from pathspace.training.config import read_config
@@ -289,20 +269,10 @@ def sweep(
 
     options = tuple((key, value) for key, value in (("hidden", hidden), ("data", data)) if value is not None)
     base = Trial(task, optimizer, 0.0, 0, epochs, batch_size, init=init.value if init else None, options=options)
-    console = _console(None)
-    try:
-        run_sweep(
-            base,
-            (0.02, 0.05, 0.1, 0.2) if lr is None else lr,
-            (0.0,) if tau is None else tau,
-            seeds,
-            out or f"runs/sweep-{task}-{optimizer}",
-            jobs,
-            console,
-        )
-    except KeyboardInterrupt:
-        console.print("Interrupted; runs that had ended are kept: the same command goes on from there.", markup=False)
-        raise typer.Exit(INTERRUPTED) from None
+    rates = (0.02, 0.05, 0.1, 0.2) if lr is None else lr
+    console, folder = _console(None), out or f"runs/sweep-{task}-{optimizer}"
+    with _interruptible(console):
+        run_sweep(base, rates, (0.0,) if tau is None else tau, seeds, folder, jobs, console)
 
 
 def reproduce(
@@ -386,28 +356,12 @@ def reproduce(
 
     Exit codes: 0 done, 2 bad input, 130 interrupted.
     """
+    options = {**locals(), "scale": scale.value}
     from pathspace.training.experiments.reproduce.command import run_reproduction
 
     console = _console(None)
-    try:
-        run_reproduction(
-            name,
-            console,
-            out=out,
-            scale=scale.value,
-            data=data,
-            jobs=jobs,
-            cluster=cluster,
-            seeds=seeds,
-            shrink=shrink,
-            device=device,
-            precision=precision,
-            minutes=minutes,
-            dry_run=dry_run,
-        )
-    except KeyboardInterrupt:
-        console.print("Interrupted; runs that had ended are kept: the same command goes on from there.", markup=False)
-        raise typer.Exit(INTERRUPTED) from None
+    with _interruptible(console):
+        run_reproduction(console=console, **options)
 
 
 def demo(
@@ -425,11 +379,8 @@ def demo(
     from pathspace.training.experiments.demo import run_demo
 
     console = _console(None)
-    try:
+    with _interruptible(console, f"the files in {out} are complete."):
         holds = run_demo(out, seeds=seeds, console=console)
-    except KeyboardInterrupt:
-        console.print(f"Interrupted; the files in {out} are complete.", markup=False)
-        raise typer.Exit(INTERRUPTED) from None
     if not holds:
         raise typer.Exit(FAILED)
 
@@ -469,6 +420,18 @@ def fetch_data(
     with show_progress("Fetching", name):
         folder = fetch(name, None if out is None else Path(out))
     _console(None).print(f"{name}: {known.about} ({known.licence}) in {folder}", markup=False, highlight=False)
+
+
+@contextmanager
+def _interruptible(
+    console: Console, kept: str = "runs that had ended are kept: the same command goes on from there."
+) -> Iterator[None]:
+    """A context in which Ctrl-C ends the command with a sentence about what is kept."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        console.print(f"Interrupted; {kept}", markup=False)
+        raise typer.Exit(INTERRUPTED) from None
 
 
 def _console(json: str | None) -> Console:

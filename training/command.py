@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.table import Table
 
 from pathspace.errors import InputError
-from pathspace.files import ensure_writable, make_folder, replacing
+from pathspace.files import ensure_writable, make_folder, write_text
 from pathspace.training import ranks
 from pathspace.training.checkpoint import protect_unfinished
 from pathspace.training.config import write_config
@@ -66,20 +66,9 @@ class TrainRequest:
             >>> TrainRequest.types()["lr"]
             <class 'float'>
         """
-        texts = ("task", "optimizer", "rule", "init", "data", "out", "device", "strategy", "precision", "json")
-        numbers = (
-            "epochs",
-            "patience",
-            "batch_size",
-            "accumulate",
-            "hidden",
-            "seed",
-            "checkpoint_every",
-            "devices",
-            "diagnostics",
-        )
-        kinds: dict[str, type] = {**dict.fromkeys(texts, str), **dict.fromkeys(numbers, int)}
-        return {**kinds, "lr": float, "tau": float, "resume": bool, "overwrite": bool, "tensorboard": bool}
+        kinds = {kind.__name__: kind for kind in (int, float, bool)}
+        # (literals are texts, too)
+        return {each.name: kinds.get(str(each.type).removesuffix(" | None"), str) for each in fields(TrainRequest)}
 
     @property
     def task_options(self) -> dict[str, Any]:
@@ -143,8 +132,7 @@ def _read(request: TrainRequest) -> tuple[Task, Recipe]:
 def _prepare_files(request: TrainRequest, recipe: Recipe, processes: int) -> None:
     """Raise an error before the run if files cannot or must not be written; write the configuration."""
     folder = request.folder
-    if request.json not in (None, "-"):
-        ensure_writable(str(request.json))
+    ensure_writable(request.json)
     make_folder(folder)
     ensure_writable(folder / "metrics.csv")
     if not (request.resume or request.overwrite):
@@ -204,11 +192,7 @@ def _train(request: TrainRequest, fabric: Fabric, task: Task, recipe: Recipe, co
         result = _result(trainer, history, score)
         if monitor is not None:
             result["diagnostics"] = {"rows": len(monitor.rows), "seconds": monitor.seconds, "notes": monitor.notes}
-        if request.json == "-":
-            print(json.dumps(result, indent=2))
-        elif request.json:
-            with replacing(request.json) as temporary:
-                temporary.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
+        write_text(json.dumps(result, indent=2), request.json)
         console.print(_table(task, trainer, history, score, monitor))
     return True
 

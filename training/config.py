@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from pathspace.errors import InputError
-from pathspace.files import replacing
+from pathspace.files import write_text
 
 # Packages on which the results of a run may depend.
 PACKAGES = ("pathspace", "torch", "numpy", "scipy", "scikit-learn", "lightning-fabric")
@@ -107,5 +107,4 @@ def write_config(path: str | os.PathLike[str], options: Mapping[str, Any]) -> No
     # (JSON and TOML write texts, finite numbers and truth values in the same way)
     lines = [f"{key} = {json.dumps(value)}" for key, value in options.items() if value is not None]
     lines += ["", f"[{VERSIONS}]", *(f"{json.dumps(key)} = {json.dumps(value)}" for key, value in versions().items())]
-    with replacing(path) as temporary:
-        temporary.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    write_text("\n".join(lines), os.fspath(path))

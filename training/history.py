@@ -8,6 +8,7 @@ import os
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from pathspace.diagnostics.tables import plain
 from pathspace.files import replacing
 from pathspace.json_lines import append_lines
 
@@ -158,9 +159,5 @@ class History:
         Raises:
             InputError: the file cannot be written.
         """
-        rows = (
-            {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in row.items()}
-            for row in self.rows(metric_name)
-        )
         with replacing(path) as temporary:
-            append_lines(temporary, rows)
+            append_lines(temporary, plain(self.rows(metric_name)))

@@ -12,7 +12,6 @@ from rich.progress import (
     BarColumn,
     MofNCompleteColumn,
     Progress,
-    TaskID,
     TextColumn,
     TimeElapsedColumn,
     TimeRemainingColumn,
@@ -41,16 +40,15 @@ def counting(console: Console) -> Progress:
 
 
 @contextmanager
-def run_progress(console: Console, task: Task, runs: int = 1) -> Iterator[Callable[[str], Callable[[Tick], None]]]:
-    """Show a bar for the current run and, for several runs, one for all of them.
+def run_progress(console: Console, task: Task) -> Iterator[Callable[[str], Callable[[Tick], None]]]:
+    """Show a bar for a run.
 
     Args:
         console: the console.
         task: the task, for the name and the format of its metric.
-        runs: number of runs.
 
     Yields:
-        A function to call at the start of each run with its name; it returns the run's watcher.
+        A function to call at the start of the run with its name; it returns the run's watcher.
 
     Example:
         >>> from pathspace.training.experiments.tasks import load_task
@@ -68,18 +66,9 @@ def run_progress(console: Console, task: Task, runs: int = 1) -> Iterator[Callab
         refresh_per_second=4,
     )
     with progress:
-        overall = progress.add_task("all runs", total=runs, numbers="") if runs > 1 else None
-        current: TaskID | None = None
-        begun = 0
 
         def begin(name: str) -> Callable[[Tick], None]:
-            nonlocal current, begun
-            if current is not None:
-                progress.remove_task(current)
-            before, begun = begun, begun + 1
-            if overall is not None:
-                progress.update(overall, completed=before, numbers=name)
-            bar = current = progress.add_task("this run" if runs > 1 else name, total=None, numbers="")
+            bar = progress.add_task(name, total=None, numbers="")
             started, first, shown = 0.0, 0, 0.0
 
             def watch(tick: Tick) -> None:
@@ -94,12 +83,7 @@ def run_progress(console: Console, task: Task, runs: int = 1) -> Iterator[Callab
                 speed = (tick.step - first) / max(now - started, 1e-9)
                 numbers = f"loss {tick.loss:.3g}  {task.metric_name} {metric}  {speed:.0f} steps/s"
                 progress.update(bar, total=tick.steps, completed=tick.step, numbers=numbers)
-                if overall is not None:
-                    progress.update(overall, completed=before + tick.step / tick.steps)
 
             return watch
 
         yield begin
-        if overall is not None and current is not None:
-            progress.remove_task(current)
-            progress.update(overall, completed=runs, numbers="done")

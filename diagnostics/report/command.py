@@ -107,6 +107,3 @@ def report(
         for sentence in told:
             console.print(sentence, soft_wrap=True, markup=False, highlight=False)
         console.print(f"Wrote {output}", soft_wrap=True, markup=False, highlight=False)
-
-
-__all__ = ["report"]

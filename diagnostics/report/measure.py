@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from typing import Any
@@ -144,7 +145,7 @@ class Tally:
 
     def __init__(self) -> None:
         self.zeros = self.count = self.not_finite = 0
-        self.fine: dict[int, int] = {}
+        self.fine: Counter[int] = Counter()
         self.total = 0.0
         self.low, self.high = math.inf, -math.inf
 
@@ -159,25 +160,23 @@ class Tally:
         self.total += float(kept.sum())
         self.low, self.high = min(self.low, float(kept.min())), max(self.high, float(kept.max()))
         keys, counts = np.unique(np.floor(kept / _FINE).astype(np.int64), return_counts=True)
-        for key, count in zip(keys.tolist(), counts.tolist(), strict=True):
-            self.fine[key] = self.fine.get(key, 0) + count
+        self.fine.update(dict(zip(keys.tolist(), counts.tolist(), strict=True)))
 
     def to_dict(self) -> Facts:
         """Bins of equal width with their counts, mean, range, and quantiles to within a hundredth of a decade."""
         if not self.count:
             return {"count": 0, "zeros": self.zeros, "not_finite": self.not_finite, "edges": [], "counts": []}
-        keys = sorted(self.fine)
+        first, span = min(self.fine), max(self.fine) - min(self.fine) + 1
         most = min(BINS, max(8, math.isqrt(self.count)))
-        each = max(1, -(-(keys[-1] - keys[0] + 1) // most))
-        bins = -(-(keys[-1] - keys[0] + 1) // each)
-        counts = [0] * bins
-        for key in keys:
-            counts[(key - keys[0]) // each] += self.fine[key]
+        each = max(1, -(-span // most))
+        counts = [0] * -(-span // each)
+        for key, count in self.fine.items():
+            counts[(key - first) // each] += count
         return {
             "count": self.count,
             "zeros": self.zeros,
             "not_finite": self.not_finite,
-            "edges": [round((keys[0] + i * each) * _FINE, 6) for i in range(bins + 1)],
+            "edges": [round((first + i * each) * _FINE, 6) for i in range(len(counts) + 1)],
             "counts": counts,
             "mean": self.total / self.count,
             "smallest": self.low,
@@ -206,9 +205,9 @@ def chain_facts(subject: Subject) -> Facts:
     return {"sentence": chain.sentence(), **record.to_dict(), **more, "dismissed": len(chain.dismissed)}
 
 
-def alarm_facts(subject: Subject, explanation: Explanation, chain: ChainRecord | None = None) -> Facts:
+def alarm_facts(subject: Subject, explanation: Explanation) -> Facts:
     """Problems of the model on its batches, by the rules for watched runs."""
-    return {"alarms": [asdict(alarm) for alarm in examine(subject, explanation.graph, chain)]}
+    return {"alarms": [asdict(alarm) for alarm in examine(subject, explanation.graph)]}
 
 
 def signal_facts(subject: Subject) -> Facts:

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+import itertools
 import json
-import math
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from markupsafe import Markup
-from torch import Tensor, nn
+from torch import nn
 
 from pathspace import Skeleton, explain
 from pathspace.diagnostics import charts
@@ -20,6 +20,7 @@ from pathspace.diagnostics.pages import asset, render
 from pathspace.diagnostics.report import measure, pictures, sentences
 from pathspace.diagnostics.report.layers import describe
 from pathspace.diagnostics.report.measure import Facts, attempt
+from pathspace.diagnostics.tables import plain
 from pathspace.errors import SEED, InputError, expect_arguments, expect_numbers
 from pathspace.files import expect_suffix, replacing
 from pathspace.log_prefix import log_prefixes, log_suffixes
@@ -27,9 +28,9 @@ from pathspace.skeleton import choose
 from pathspace.without_values import lacking
 
 Progress = Callable[[str, float], None]
-
-
 FORMAT = "pathspace-report/1"
+# tracing, the parts, and writing
+STEPS = 10
 
 
 @dataclass(frozen=True)
@@ -64,7 +65,7 @@ class Report:
         return {
             "format": FORMAT,
             "sentences": self.sentences,
-            **{name: _plain(facts) for name, facts in self.facts.items()},
+            **plain(self.facts),
         }
 
     def _repr_html_(self) -> str:
@@ -128,16 +129,21 @@ def report(
     brought: dict[str, Any] = {"checkpoint": checkpoint, "data": data, "targets": targets, "batches": batches}
     subject = given(model, inputs, kwargs, loss=loss_fn if loss is None else loss, seed=seed, **brought)
     model, inputs, kwargs = subject.model, subject.args, subject.kwargs
-    steps = _Steps(progress)
-    with steps("tracing"):
-        explanation = explain(model, *inputs, kwargs=kwargs, norm_eps=norm_eps)
-        skeleton = explanation.graph.skeleton(rule=rule, seed=seed)
-        walks = _walkable(skeleton)
-        facts: dict[str, Facts] = {
-            "model": measure.model_facts(subject, explanation),
-            "account": measure.parameter_table(explanation),
-            "graph": describe(skeleton, walks),
-        }
+    done = itertools.count()
+
+    def tell(doing: str) -> None:
+        if progress is not None:
+            progress(doing, next(done) / STEPS)
+
+    tell("tracing")
+    explanation = explain(model, *inputs, kwargs=kwargs, norm_eps=norm_eps)
+    skeleton = explanation.graph.skeleton(rule=rule, seed=seed)
+    walks = _walkable(skeleton)
+    facts: dict[str, Facts] = {
+        "model": measure.model_facts(subject, explanation),
+        "account": measure.parameter_table(explanation),
+        "graph": describe(skeleton, walks),
+    }
     options = {"norm_eps": norm_eps, "rule": rule, "seed": seed}
     parts: dict[str, tuple[str, str, Callable[[], Facts]]] = {
         "certificate": ("verifying", "The certificate", lambda: measure.certificate_facts(subject, options)),
@@ -150,32 +156,12 @@ def report(
         "degeneracy": ("degeneracy", "Degeneracy", lambda: measure.degeneracy_facts(subject, explanation)),
     }
     for name, (doing, what, work) in parts.items():
-        with steps(doing):
-            facts[name] = attempt(what, work)
-    with steps("writing the page"):
-        facts = {name: _plain(found) for name, found in facts.items()}
-        told = _told(facts, subject, rule)
-        html = _render(facts, told, skeleton)
-    return Report(facts, told, html)
-
-
-class _Steps:
-    """Reports each step to ``progress``."""
-
-    def __init__(self, progress: Progress | None, count: int = 10) -> None:
-        self.progress, self.count, self.done = progress, count, 0
-        self.doing = ""
-
-    def __call__(self, doing: str) -> _Steps:
-        self.doing = doing
-        return self
-
-    def __enter__(self) -> None:
-        if self.progress is not None:
-            self.progress(self.doing, self.done / self.count)
-
-    def __exit__(self, *_: object) -> None:
-        self.done += 1
+        tell(doing)
+        facts[name] = attempt(what, work)
+    tell("writing the page")
+    facts = plain(facts)
+    told = _told(facts, subject, rule)
+    return Report(facts, told, _render(facts, told, skeleton))
 
 
 def _walkable(skeleton: Skeleton) -> Skeleton:
@@ -284,18 +270,3 @@ def _embedded(value: Any) -> Markup:
     for character in "<>&\u2028\u2029":
         text = text.replace(character, f"\\u{ord(character):04x}")
     return Markup(text)
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return {str(key): _plain(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(item) for item in value]
-    if isinstance(value, Tensor):
-        return _plain(value.tolist())
-    if isinstance(value, float) and not math.isfinite(value):
-        return None
-    return value
-
-
-__all__ = ["Report", "report"]

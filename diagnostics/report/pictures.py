@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 from markupsafe import Markup, escape
 
+from pathspace.diagnostics.wording import plural
 from pathspace.draw import OUT, SCALAR, Edge, bent_edges, place_nodes, scalar_graph
 from pathspace.errors import PathspaceError
 from pathspace.skeleton import Skeleton
@@ -109,16 +110,7 @@ def _pill(group: dict[str, Any], x: int, y: int, hue: str) -> Markup:
         tag("rect", class_=f"pill {hue}", x=x - wide / 2, y=y - 7, width=wide, height=14, rx=7),
         tag("text", text, x=x, y=y + 4, text_anchor="middle"),
     ]
-    noun = "unit" if group["units"] == 1 else "units"
-    return tag(
-        "g",
-        Markup("").join(parts),
-        class_="group",
-        data_group=group["id"],
-        tabindex=0,
-        role="button",
-        aria_label=f"{group['units']:,} {noun}",
-    )
+    return _button("group", group["id"], parts, plural(group["units"], "unit"))
 
 
 def _box(layer: dict[str, Any], row: int, x: int, y: int, red: bool) -> Markup:
@@ -132,15 +124,13 @@ def _box(layer: dict[str, Any], row: int, x: int, y: int, red: bool) -> Markup:
         tag("text", shown, class_="name", x=x + 12, y=y + 4),
         tag("text", shape, class_="shape", x=x + BOX - 10, y=y + 4, text_anchor="end"),
     ]
-    return tag(
-        "g",
-        Markup("").join(parts),
-        class_="layer",
-        data_layer=row,
-        tabindex=0,
-        role="button",
-        aria_label=f"Layer {name}",
-    )
+    return _button("layer", row, parts, f"Layer {name}")
+
+
+def _button(kind: str, number: int, parts: list[Markup], label: str) -> Markup:
+    """A part of the picture that the page's script finds by its kind and number."""
+    known = {"class": kind, f"data-{kind}": number, "tabindex": 0, "role": "button", "aria-label": label}
+    return tag("g", Markup("").join(parts), **known)
 
 
 def weights(skeleton: Skeleton) -> Markup | None:

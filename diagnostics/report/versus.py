@@ -143,6 +143,3 @@ def _most(layers: Sequence[str], series: Sequence[Sequence[float | None]], what:
         return [f"The {what} is the same everywhere, to within 10 %."]
     verb = "more" if q > p else "less"
     return [f"The {what} differs most at {layer}: {number(p)} and {number(q)}, {number(factor, 2)} times {verb}."]
-
-
-__all__ = ["Comparison", "versus"]

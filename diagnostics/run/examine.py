@@ -53,6 +53,3 @@ def examine(subject: Subject, graph: ReductionGraph | None = None, record: Chain
         run.append(Snapshot(number, seen, tensor_facts(model, fans, gradients), units, record))
         alarms += judge(run, alarms)
     return alarms
-
-
-__all__ = ["examine"]

@@ -40,6 +40,3 @@ class RunLog:
     def causes(self) -> list[Alarm]:
         """The alarms that no other alarm explains."""
         return causes(self.alarms)
-
-
-__all__ = ["RunLog"]

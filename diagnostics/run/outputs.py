@@ -102,6 +102,3 @@ class Page:
         with replacing(self.path) as temporary:
             temporary.write_text(render(watch, running), encoding="utf-8")
         self.spent += time.perf_counter() - started
-
-
-__all__ = ["Csv", "Page", "TensorBoard"]

@@ -202,6 +202,3 @@ def _source(node: torch.autograd.graph.Node) -> str:
     while following is not None and any(view in following.name() for view in _VIEWS) and following.next_functions:
         following = following.next_functions[0][0]
     return "" if following is None else following.name()
-
-
-__all__ = ["Judged", "judged", "judged_inside"]

@@ -75,6 +75,3 @@ def _figures(rows: list[dict[str, float]]) -> list[tuple[str, Markup]]:
         if any(row.get(name, 0) > 0 or (not log and name in row) for row in rows for name in columns):
             found.append((title, charts.lines(rows, columns, title, up, log)))
     return found
-
-
-__all__ = ["render", "verdict"]

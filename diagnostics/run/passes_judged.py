@@ -13,7 +13,6 @@ import torch
 
 from pathspace.diagnostics.run.probe import LayerFacts
 from pathspace.diagnostics.run.snapshot import Snapshot
-from pathspace.diagnostics.run.weights import TensorFacts
 
 FLOAT16 = 65504.0
 HEADROOM = 4.0
@@ -226,8 +225,8 @@ def shown(layer: LayerFacts) -> str:
 
 def _excess(snapshot: Snapshot) -> dict[str, float]:
     """The size of each layer's weights over the usual one, in powers of ten."""
-    found: dict[str, TensorFacts] = {}
+    found: dict[str, float] = {}
     for tensor in snapshot.tensors:
         if tensor.excess is not None:
-            found.setdefault(tensor.name.rpartition(".")[0], tensor)
-    return {name: tensor.excess for name, tensor in found.items() if tensor.excess is not None}
+            found.setdefault(tensor.name.rpartition(".")[0], tensor.excess)
+    return found

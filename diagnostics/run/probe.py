@@ -152,7 +152,7 @@ class Probe:
         if not self.active:
             return
         self.active, self.done = False, True
-        first = next((v for v in tree_leaves(output) if isinstance(v, Tensor) and v.is_floating_point()), None)
+        first = _first(output)
         if first is not None and first.ndim == 0:
             self.current.loss = float(first.detach())
             self.current.judged = judged_inside(first)
@@ -278,6 +278,3 @@ def _eps_share(module: nn.Module, source: Tensor) -> Tensor | None:
     if value.shape[-1] < 2:
         return None
     return (eps / (moments(value) + eps)).median()
-
-
-__all__ = ["LayerFacts", "Pass", "Probe", "unit_axis"]

@@ -95,6 +95,3 @@ class Snapshot:
             means = self.chain.cosines.nanmean(1).tolist()
             found |= {f"cosine/{name}": value for name, value in zip(self.chain.names, means, strict=True)}
         return {name: float(v) for name, v in found.items() if v is not None and math.isfinite(v)}
-
-
-__all__ = ["Snapshot", "UnitFacts"]

@@ -18,7 +18,7 @@ from torch.optim.optimizer import (
     register_optimizer_step_pre_hook,
 )
 
-from pathspace import ReductionGraph, Skeleton, path_statistics, trace
+from pathspace import Skeleton, path_statistics, trace
 from pathspace.diagnostics.chain import MarkovChain
 from pathspace.diagnostics.efficiency import ChainRecord, Observer
 from pathspace.diagnostics.run.alarms import Alarm, judge, not_held
@@ -76,11 +76,9 @@ class Watching(RunLog):
         self._tensors: list[TensorFacts] = []
         self._before: dict[str, Tensor] = {}
         self._pass = Pass()
-        self._chain: MarkovChain | None = None
         self._observer: Observer | None = None
         self._record: ChainRecord | None = None
         self._units: Units | None = None
-        self._graph: ReductionGraph | None = None
         self._skeleton: Skeleton | None = None
         self._start: tuple[np.ndarray, np.ndarray] | None = None
 
@@ -264,13 +262,12 @@ class Watching(RunLog):
 
     def _trace_units(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
         graph = trace(self.model, *args, kwargs=kwargs)
-        self._graph, self._units = graph, Units(self.model, graph, self._fans)
+        self._units = Units(self.model, graph, self._fans)
         self._skeleton = graph.skeleton(rule="magnitude")
 
     def _trace_chain(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
         chain = MarkovChain.trace(self.model, *args, kwargs=kwargs)
         if len(chain):
-            self._chain = chain
             self._observer = Observer(chain, self._observed)
 
     def _observed(self, done: Any) -> None:
@@ -278,8 +275,8 @@ class Watching(RunLog):
             self._record = self._observer.record(done)
 
     def _unit_facts(self) -> UnitFacts:
-        units, graph = self._units, self._graph
-        if units is None or graph is None or not graph.num_units:
+        units = self._units
+        if units is None or not units.graph.num_units:
             return UnitFacts()
         incoming, outgoing = units.sums()
         facts = UnitFacts(units.facts(incoming, outgoing))
@@ -301,7 +298,7 @@ class Watching(RunLog):
         try:
             statistics = path_statistics(self._skeleton) if self._skeleton is not None else None
         except InputError:  # a weight of a tree became 0
-            self._skeleton, statistics = graph.skeleton(rule="magnitude"), None
+            self._skeleton, statistics = units.graph.skeleton(rule="magnitude"), None
         if statistics is not None and statistics.count > statistics.zeros:
             facts.path_median, facts.path_largest = (v / np.log(10) for v in (statistics.median, statistics.largest))
         return facts

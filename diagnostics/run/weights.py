@@ -92,8 +92,7 @@ def tensor_facts(
     named = [(name, p) for name, p in model.named_parameters() if p.requires_grad and p.numel()]
     norms = _norms([p for _, p in named])
     slopes = {name: p.grad for name, p in named if p.grad is not None} if slopes is None else slopes
-    with_gradient = list(slopes.items())
-    gradients = dict(zip((n for n, _ in with_gradient), _norms([g for _, g in with_gradient]), strict=True))
+    gradients = dict(zip(slopes, _norms(list(slopes.values())), strict=True))
     found = []
     for (name, p), norm in zip(named, norms, strict=True):
         excess, copies = None, False
@@ -236,6 +235,3 @@ class Units:
             spread = float(np.subtract(*np.quantile(ratio, (0.95, 0.05))))
             found.append(GroupFacts(name, after, float(np.median(ratio)), float(np.median(entering + leaving)), spread))
         return found
-
-
-__all__ = ["GroupFacts", "TensorFacts", "Units", "eps_share", "fan_in", "moves", "tensor_facts", "usual_squares"]

@@ -108,6 +108,3 @@ class LoRARite(Optimizer):
         state["basis"] = basis
         change: Tensor = state["first"] / one @ inverse.T
         return change
-
-
-__all__ = ["LoRARite", "lora_plus"]

@@ -7,8 +7,10 @@ import os
 import shutil
 import subprocess
 import tempfile
+import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
+from importlib import resources
 from pathlib import Path
 
 from pathspace.errors import InputError, expect_known
@@ -34,27 +36,8 @@ class Source:
     symbols: int = 0
 
 
-_AT = "usr/share/datasets/fashion-mnist"
-SOURCES = {
-    "fashion-mnist": Source(
-        "70,000 images of clothes, 28 x 28, in ten classes, in MNIST's format",
-        "dataset-fashion-mnist",
-        "MIT",
-        {
-            f"{_AT}/train-images-idx3-ubyte.gz": "b0564c3eedabfbf835052cff8503ea422014ce006caf5b757f851416ee8300c7",
-            f"{_AT}/train-labels-idx1-ubyte.gz": "0ae29f65d86684f32d1b9c85147786c547b9c6aebcaf235f0400a0cce308b056",
-            f"{_AT}/t10k-images-idx3-ubyte.gz": "cc1d090a38ace84dfa1aa66e3ada7c336ef481a96936906477e6dd344da56eaa",
-            f"{_AT}/t10k-labels-idx1-ubyte.gz": "8d3605d196f4be44669e46906da9733c8131fef761fdbfec72c424d5222f1a05",
-        },
-    ),
-    "bible": Source(
-        "the King James Bible, 4.4 million characters",
-        "bible-kjv-text",
-        "public domain",
-        {"usr/lib/bible.data": "6c746c2acc8a34bfded980883ff1701a5d68934a1c853ebf88a07b978fe0ae0e"},
-        symbols=64,
-    ),
-}
+_FILE = resources.files("pathspace.training.experiments") / "sources.toml"
+SOURCES = {name: Source(**entry) for name, entry in tomllib.loads(_FILE.read_text(encoding="utf-8")).items()}
 
 
 def data_folder(name: str) -> Path:

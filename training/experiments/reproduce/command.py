@@ -97,28 +97,36 @@ def run_reproduction(
     # before anything is computed: the device has to be there
     make_fabric(device, 1, precision=precision)
     folder = Path(out)
+    if experiment is None:
+        _write_again(folder, console)
+        return None
+    setting = Setting(
+        run=lambda _: [],
+        scale=scale,
+        data=Path(data) if data else None,
+        seeds=tuple(range(seeds or experiment.seeds)),
+        # experiments of several hours start with one seed per rate, and end with the necessary number of seeds
+        tuning_seeds=TUNING_SEEDS[:1] if scale == "fetched" else TUNING_SEEDS,
+        by_power=scale == "fetched" and seeds is None,
+        shrink=shrink,
+        device=device,
+        precision=precision,
+        folder=folder,
+        minutes=minutes,
+        jobs=jobs,
+    )
     journal = folder / f"{name}-trials.jsonl" if scale == "fetched" else None
-    if dry_run and experiment is not None:
-        setting = _setting(experiment, scale, data, seeds, shrink, device, minutes, precision)
-        known = TrialCache(TRIALS if TRIALS.is_dir() else None, journal)
-        show_estimate(experiment, setting, known, jobs, console)
+    if dry_run:
+        show_estimate(experiment, setting, TrialCache(TRIALS if TRIALS.is_dir() else None, journal), jobs, console)
         return None
     make_folder(folder)
     ensure_writable(folder.with_suffix(".md"))
-    if experiment is None:
-        for record in records(folder):
-            judged_again(record).write(folder / f"{record.name}.json")
-            save(EXPERIMENTS[record.name].draw(record), folder / f"{record.name}.png")
-        _write_pages(folder)
-        console.print(f"Wrote {folder.with_suffix('.md')} from {len(records(folder))} records.", highlight=False)
-        return None
     # Trials are stored separately from the records, so that an interrupted experiment can continue.
     cache = TrialCache(TRIALS, journal)
     with connected(cluster) if cluster else nullcontext() as client, counting(console) as progress:
-        setting = _setting(experiment, scale, data, seeds, shrink, device, minutes, precision)
         elsewhere = partial(run_on, client) if client else None
         run = partial(run_counted, cache=cache, jobs=jobs, progress=progress, setting=setting, elsewhere=elsewhere)
-        record = experiment.run(replace(setting, run=run, folder=folder, jobs=jobs))
+        record = experiment.run(replace(setting, run=run))
     # trials of an earlier run may come from other code or another computer
     record = replace(record, versions=together(cache.origins) or record.versions)
     record.write(folder / f"{name}.json")
@@ -129,30 +137,15 @@ def run_reproduction(
     return record
 
 
-def _setting(
-    experiment: Experiment,
-    scale: str,
-    data: str | None,
-    seeds: int | None,
-    shrink: int,
-    device: str,
-    minutes: float | None,
-    precision: str,
-) -> Setting:
-    """Return the setting of an experiment, without the runner of its trials."""
-    return Setting(
-        run=lambda _: [],
-        scale=scale,
-        data=Path(data) if data else None,
-        seeds=tuple(range(seeds or experiment.seeds)),
-        # experiments of several hours start with one seed per rate, and end with the necessary number of seeds
-        tuning_seeds=TUNING_SEEDS[:1] if scale == "fetched" else TUNING_SEEDS,
-        by_power=scale == "fetched" and seeds is None,
-        shrink=shrink,
-        device=device,
-        minutes=minutes,
-        precision=precision,
-    )
+def _write_again(folder: Path, console: Console) -> None:
+    """Write records with today's verdicts, pictures and pages from the records that are there."""
+    make_folder(folder)
+    ensure_writable(folder.with_suffix(".md"))
+    for record in (known := records(folder)):
+        judged_again(record).write(folder / f"{record.name}.json")
+        save(EXPERIMENTS[record.name].draw(record), folder / f"{record.name}.png")
+    _write_pages(folder)
+    console.print(f"Wrote {folder.with_suffix('.md')} from {len(known)} records.", highlight=False)
 
 
 def _write_pages(folder: Path) -> None:

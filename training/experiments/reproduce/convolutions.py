@@ -8,15 +8,13 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from pathspace.training.experiments.reproduce.experiment import Experiment, Setting
+from pathspace.training.experiments.reproduce.experiment import Setting, experiment
 from pathspace.training.experiments.reproduce.paired_comparison import PairedComparison, draw_paired_comparison, hold
 from pathspace.training.experiments.reproduce.recipes import Cell, full_arms, table_cells
 from pathspace.training.experiments.reproduce.record import Record, Table
 from pathspace.training.experiments.reproduce.trial import Trial
 from pathspace.training.experiments.reproduce.tuning import Arm
 
-MARKOV = "Rethinking skip connection model as a learnable Markov chain"
-PATHS = "Path space for recurrent neural networks with ReLU activations"
 BATCH = 64
 RATES, ADAM_RATES = (0.01, 0.03, 0.1), (0.003, 0.01, 0.03)
 DEPTH_RATES = (0.003, 0.01, 0.03, 0.1, 0.3)
@@ -39,34 +37,22 @@ def image(setting: Setting) -> Record:
     else:
         base, rates = digits(setting, "adam", 10, "residual", 8, 3), ADAM_RATES
     *small, large = taus = TAUS[setting.scale]
-    arms = [Arm(_label("baseline", tau), replace(base, tau=tau), rates) for tau in (0.0, *taus)]
+    pairs = [
+        (
+            cells["ResNet50", "tau 3e-7" if tau else "baseline"],
+            Arm(_label("baseline", tau), replace(base, tau=tau), rates),
+        )
+        for tau in (0.0, *taus)
+    ]
     claims = {f"tau = {tau:g}": tau for tau in small} | {f"a large tau ({large:g})": large}
     record, _ = hold(
         setting,
-        arms,
+        pairs,
         [
             PairedComparison(f"{what} errs less than the baseline", _label("baseline", tau), "baseline")
             for what, tau in claims.items()
         ],
         name="image",
-        title="Image classification with and without the penal connection",
-        source=f"{MARKOV}, Table 2",
-        paper=Table(
-            ("accuracy in %", "baseline", "tau 3e-9", "3e-8", "3e-7", "3e-6"),
-            (
-                ("ResNet50", "79.2", "79.0", "79.4", "79.2", "79.3"),
-                ("ViT-S/16-224", "77.8", "78.0", "78.1", "78.0", "77.8"),
-                ("DeiT-S/16-224", "79.9", "79.9", "80.1", "80.0", "79.8"),
-                ("Swin-S/4-7-224", "83.3", "83.2", "83.5", "83.3", "83.1"),
-            ),
-        ),
-        cells=[cells["ResNet50", "tau 3e-7" if arm.base.tau else "baseline"] for arm in arms],
-        remarks=(
-            "The effect of tau depends on the sizes of batch and model, and on the loss.",
-            "The paper's last column takes the best of four values of tau on its test set, without repeated seeds. "
-            "Here each value is a claim of its own, and p-values are corrected for the number of claims.",
-        ),
-        caption="Training loss and validation error, mean over seeds and range",
     )
     return record
 
@@ -103,18 +89,10 @@ def depth(setting: Setting) -> Record:
             )
     record, _ = hold(
         setting,
-        [arm for _, arm in pairs],
+        pairs,
         duels,
         name="depth",
-        title="Residual networks over depth, with and without the penal connection",
-        source=f"{MARKOV}, Table 3",
-        paper=Table(
-            ("accuracy in % on CIFAR-10, layers", "20", "32", "44", "56"),
-            (("ResNet", "92.1", "92.6", "93.2", "92.2"), ("Markov chain", "92.3", "93.2", "93.4", "93.4")),
-        ),
-        cells=[cell for cell, _ in pairs],
         remarks=("Smaller values of tau were not tried here.",) * (setting.scale == "embedded"),
-        caption="Training loss and validation error, mean over seeds and range",
     )
     return record
 
@@ -148,21 +126,13 @@ def rcnn(setting: Setting) -> Record:
         duels = [PairedComparison("G-SGD errs less than SGD", "G-SGD", "SGD", (0.36, 0.38))]
     record, _ = hold(
         setting,
-        [arm for _, arm in pairs],
+        pairs,
         duels,
         name="rcnn",
-        title="Recurrent convolutional network, unfolded three times, with G-SGD and with SGD",
-        source=f"{PATHS}, Table 2",
         paper=Table(
             ("error in %", *(column.replace("RCNN-", "") for column in columns)),
             tuple((row, *(cells[row, column].printed for column in columns)) for row in ("G-SGD", "SGD")),
         ),
-        cells=[cell for cell, _ in pairs],
-        remarks=(
-            "The momentum of G-SGD is that of path values. In this library, the weights of batch norm are part of the "
-            "paths; the paper does not say how it treats them.",
-        ),
-        caption="Training loss and validation error, mean over seeds and range",
     )
     return record
 
@@ -191,30 +161,6 @@ def _label(plain: str, tau: float) -> str:
     return f"{plain}, tau {tau:g}" if tau else plain
 
 
-IMAGE = Experiment(
-    "image",
-    "residual network with and without the penal connection",
-    4,
-    "",
-    image,
-    draw_paired_comparison,
-    fetched=True,
-)
-DEPTH = Experiment(
-    "depth",
-    "residual networks of growing depth, penal connection or not",
-    4,
-    "CIFAR-10's python batches",
-    depth,
-    draw_paired_comparison,
-    fetched=True,
-)
-RCNN = Experiment(
-    "rcnn",
-    "recurrent convolutional network with G-SGD and SGD",
-    3,
-    "MNIST's four idx files and the python batches of CIFAR-10 and CIFAR-100",
-    rcnn,
-    draw_paired_comparison,
-    fetched=True,
-)
+IMAGE = experiment("image", image, draw_paired_comparison)
+DEPTH = experiment("depth", depth, draw_paired_comparison)
+RCNN = experiment("rcnn", rcnn, draw_paired_comparison)

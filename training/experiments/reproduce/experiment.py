@@ -9,8 +9,9 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
+from pathspace.diagnostics.wording import plural
 from pathspace.training.experiments.reproduce.baselines import baselines
-from pathspace.training.experiments.reproduce.record import Record
+from pathspace.training.experiments.reproduce.record import Record, texts
 from pathspace.training.experiments.reproduce.trial import Outcome, Trial
 
 # The seeds that are reported, and the ones that choose learning rates.
@@ -66,7 +67,7 @@ class Setting:
         """Describe the choice of learning rates."""
         return (
             "Learning rates: every arm has a grid of the same size and the same budget. The rate with the best mean "
-            f"validation metric of {_count(len(self.tuning_seeds), 'tuning seed')} at the last epoch is chosen; * "
+            f"validation metric of {plural(len(self.tuning_seeds), 'tuning seed')} at the last epoch is chosen; * "
             "marks a choice at the edge of the grid.",
             "Reported: fresh seeds at the chosen rate; each is evaluated on the test split once. "
             + (
@@ -80,10 +81,6 @@ class Setting:
             *((f"Runs computed in the precision {self.precision}.",) * (self.precision != "32-true")),
             *((f"Budgets were divided by {self.shrink}: a trial of the command, not a result.",) * (self.shrink > 1)),
         )
-
-
-def _count(number: int, what: str) -> str:
-    return f"{number} {what}{'s' * (number != 1)}"
 
 
 @dataclass(frozen=True)
@@ -111,3 +108,15 @@ class Experiment:
     seeds: int = 5
     fetched: bool = False
     trials: bool = True
+
+
+def experiment(name: str, run: Callable[[Setting], Record], draw: Callable[[Record], Figure]) -> Experiment:
+    """Return an experiment as ``experiments.toml`` describes it.
+
+    Args:
+        name: what users type.
+        run: does it.
+        draw: draws its picture.
+    """
+    known = {key: value for key, value in texts()[name].items() if key in Experiment.__dataclass_fields__}
+    return Experiment(name=name, run=run, draw=draw, **{"needs": "", **known})

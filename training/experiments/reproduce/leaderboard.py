@@ -15,7 +15,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter, StrMethodFormatter
 
 from pathspace.training.experiments.intervals import t_interval
-from pathspace.training.experiments.reproduce.experiment import Experiment, Setting
+from pathspace.training.experiments.reproduce.experiment import Setting, experiment
 from pathspace.training.experiments.reproduce.holm import Claim, judge
 from pathspace.training.experiments.reproduce.leaderboard_contest import (
     DEFAULT,
@@ -42,17 +42,7 @@ from pathspace.training.experiments.reproduce.leaderboard_run import ARMS, ONLY,
 from pathspace.training.experiments.reproduce.leaderboard_tasks import BATCH, STEPS, TASKS, chance
 from pathspace.training.experiments.reproduce.pictures import legend, look, panels
 from pathspace.training.experiments.reproduce.provenance import provenance, together
-from pathspace.training.experiments.reproduce.record import Record, Table, judged
-
-DATA = {
-    "embedded": "Tasks: 8 x 8 digits (MLP of three hidden layers, CNN, ResNet of 8 layers, transformer of 2 blocks), "
-    "characters of Python's documentation (transformer of 2 blocks), and adapters of rank 8 beside a frozen MLP, which "
-    "was trained on digits and now receives digits turned by 90 degrees.",
-    "fetched": "Tasks: Fashion-MNIST, 10,000 test images (MLP of three hidden layers, CNN, ResNet of 8 layers and "
-    "transformer of 2 blocks with patches of 7 x 7, on means over 2 x 2 pixels), the King James Bible, 12,800 "
-    "characters to test (transformer of 2 blocks), and adapters of rank 16 beside a frozen MLP, which was trained on "
-    "upright images in 200 steps and now receives images turned by 90 degrees.",
-}
+from pathspace.training.experiments.reproduce.record import Record, Table, about, judged, texts
 
 
 def claims_of(by: Mapping[Case, Entry]) -> tuple[Claim, ...]:
@@ -146,22 +136,12 @@ def record(entries: Sequence[Entry], setting: Setting, origins: Sequence[dict[st
     counts = sorted(len(by[case].results) for case in asked() if case in by)
     table = standing(by)
     return Record(
-        name="optimizers",
-        title="Optimizers from default starts, and from rescaled copies of them: mean test loss of fresh seeds",
-        source="A comparison of this project, not of a paper",
+        **about("optimizers"),
         scale=setting.scale,
-        paper=Table(("finding",), (("none: no paper makes this comparison",),)),
         ours=Table(("task", "contender", *(f"{start} start" for start in starts)), rows),
         differs=(
-            DATA[setting.scale],
-            "A scrambled 100 start is the default start, rescaled by random factors between 1/100 and 100, uniform in "
-            "the logarithm (scrambled 10: between 1/10 and 10). Adapters are rescaled by their own gauge.",
-            "Muon updates matrices; AdamW updates all other parameters, convolution kernels included, at a tenth of "
-            "Muon's rate. G-SGD and G-Adam use the magnitude rule, G-SGD with max_multiplier=1.",
-            "A balanced start is the same function in the gauge with the least sum of squares; a conditioned start, in "
-            "the gauge with the least spread of the path kernel's diagonal. Plain AdamW trains from both. Path-SGD and "
-            "conditioning need models whose outputs are sums over paths (Path-SGD: without maxima). LoRA+ and "
-            "LoRA-RITE are for adapters.",
+            texts()["optimizers"]["tasks"][setting.scale],
+            *texts()["optimizers"]["remarks"],
             *((f"Not run: {', '.join(lacking)}.",) if lacking else ()),
         ),
         protocol=(
@@ -188,7 +168,6 @@ def record(entries: Sequence[Entry], setting: Setting, origins: Sequence[dict[st
             *((f"Budgets were divided by {setting.shrink}.",) * (setting.shrink > 1)),
         ),
         claims=judged(claims_of(by)),
-        caption="Mean test loss and 95 % interval by contender",
         data={
             # corrected for their number one by one: no rule for one family fits
             "families": 4,
@@ -243,16 +222,6 @@ def draw(found: Record) -> Figure:
         return figure
 
 
-OPTIMIZERS = Experiment(
-    "optimizers",
-    "optimizers from default, rescaled and unit-skeleton starts",
-    90,
-    "",
-    run,
-    draw,
-    seeds=10,
-    fetched=True,
-    trials=False,
-)
+OPTIMIZERS = experiment("optimizers", run, draw)
 
 __all__ = ["OPTIMIZERS", "claims_of", "draw", "record", "run", "standing"]

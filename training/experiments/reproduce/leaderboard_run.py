@@ -17,6 +17,7 @@ from torch.optim import SGD, AdamW, Muon, Optimizer, RMSprop
 from torch.optim.lr_scheduler import LambdaLR
 
 import pathspace as ps
+from pathspace.diagnostics.tables import plain
 from pathspace.errors import PathspaceError
 from pathspace.training.experiments.adapters import LoRARite, lora_plus
 from pathspace.training.experiments.reproduce.leaderboard_tasks import BATCH, TASKS, linear_model
@@ -33,9 +34,8 @@ STARTS = ("default", "scrambled 100", "scrambled 10", "unit skeleton")
 
 def _muon(model: nn.Module, lr: float) -> list[Optimizer]:
     """Muon for matrices, AdamW at a tenth of the rate for everything else."""
-    trained = [p for p in model.parameters() if p.requires_grad]
-    rest = [p for p in trained if p.dim() != 2]
-    return [Muon([p for p in trained if p.dim() == 2], lr=lr), *([AdamW(rest, lr=0.1 * lr)] if rest else [])]
+    matrices, rest = ([p for p in _trained(model) if (p.dim() == 2) is wanted] for wanted in (True, False))
+    return [Muon(matrices, lr=lr), *([AdamW(rest, lr=0.1 * lr)] if rest else [])]
 
 
 def _trained(model: nn.Module) -> list[nn.Parameter]:
@@ -146,11 +146,9 @@ class Result:
     seconds: float
 
     def to_dict(self) -> dict[str, object]:
-        """Plain values."""
-        return {
-            key: None if isinstance(value, float) and math.isnan(value) else value
-            for key, value in asdict(self).items()
-        }
+        """Plain values; a number that is not finite becomes ``None``."""
+        found: dict[str, object] = plain(asdict(self))
+        return found
 
 
 @cache
@@ -199,8 +197,7 @@ def carry_out(run: Run) -> Result:
         False
     """
     started = time.process_time()
-    with one_thread(), warnings.catch_warnings(), torch.random.fork_rng(devices=[]):
-        warnings.simplefilter("ignore")
+    with one_thread(), warnings.catch_warnings(action="ignore"), torch.random.fork_rng(devices=[]):
         model, graph = prepared(run)
         train, valid, test = TASKS[run.task][1](run.scale)
         before = score(model.train(), valid)[0]

@@ -3,61 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from importlib import resources
 from pathlib import Path
 from typing import Any
 
 from pathspace.files import replacing
 from pathspace.training.experiments.reproduce.holm import LEVEL
 from pathspace.training.experiments.reproduce.record import Record, Table
-
-HEAD = """# The papers' experiments, rerun
-
-`pathspace reproduce` writes this page from the records in `{folder}/*.json`; `pathspace reproduce page` writes it
-again. All numbers and verdicts are computed from the records:
-
-* An *arm* is a method with its options. All arms of an experiment have the same data, budget and batches, and equally
-  many learning rates to choose from. Rates are chosen on validation data, with seeds of their own; the seeds reported
-  here had no part in the choice.
-* Figures are means over the reported seeds with a 95 % t-interval. Arms are compared seed by seed.
-* A claim states that a quantity is positive. The verdict is **better** or **worse** if the quantity differs from zero
-  (paired t-test, column *p, zero*), **no difference that matters** if it lies within a margin on both sides of zero
-  (two one-sided tests, column *p, margin*), and **undecided** otherwise. The margin is the effect that the paper
-  prints, or 5 % (0.05) if the paper prints none. A difference can exist and be smaller than the margin; then the
-  verdict says so.
-* The p-values of both tests are corrected for the number of claims of the experiment (Holm). At most one experiment in
-  twenty finds a difference where there is none; at most one in twenty misses a difference as large as the margin.
-* For an undecided claim, the page says how many repetitions would decide it with a probability of 80 %. The number
-  follows from the measured spread. It is enough for an effect as large as the margin and for no effect.
-* A run that diverged counts with the error of a useless model, which the task defines. If an arm is no better than a
-  simple method (logistic regression, a table of pairs of characters), claims about it are undecided.
-* If other data replaces the paper's, a verdict is about the direction of the effect on this data, not about its size.
-* The intervals describe the chance in initialisation and in the order of batches. All seeds share one test set, so the
-  intervals leave out the chance in its choice. With fewer than 10,000 test items, this matters. Newer records cut the
-  test set into 20 parts. The column *other items* is the 95 % interval for other seeds and other test items: the
-  variance over the parts is added to that over the seeds. The verdict is that of the seeds; it ends with *on these test
-  items* if the second interval contains zero.
-* Another processor adds numbers in another order. Its results differ as much as those of another seed. Records name
-  their versions, and newer records also commit and processor.
-
-Some choices were made after test results had been seen. They weaken the conclusions that depend on them:
-
-* translation: the claim about efficiency is the paper's own, but it was added after its curves had been seen. The
-  penalty shrinks the directions. This alone makes efficiencies positive, so the claim says little about the theory.
-* image: the smallest tau was added after the results of the two larger ones. Validation data chose Adam over momentum.
-* optimizers: gauge-fixed AdamW first ended 7 % higher than AdamW on the adapters. Then weights before zeros were made 4
-  times as large in the gauge, and all gauge-fixed runs on adapters were repeated. Other tasks have no such weights.
-  Networks were widened and runs made longer after some of them had ended above the linear model; all of these runs were
-  repeated, for every contender.
-* rcnn: two recurrent layers became four, and 6 passes became 8, after a test result of the smaller setting (11 %) had
-  been seen. Both arms have the new setting.
-* smnist, race, toy, language, translation and depth: one or two learning rates were added to a grid if the choice lay
-  at its edge. A choice at the edge of a grid (marked *) weakens a comparison.
-
-The default scale fits on one thread of a small computer. `--scale fetched` takes hours and uses data that
-`pathspace data fetch` downloads; an interrupted run continues where it stopped. `--scale full` runs the paper's own
-setting on the paper's data, in the folder that `--data` names; its options are tested, but it has not been run to the
-end. Minutes depend on the other programs on the computer; only the runs of `time` had it to themselves.
-"""
 
 
 def render(records: Iterable[Record], folder: str = "reproduction") -> str:
@@ -75,7 +27,8 @@ def render(records: Iterable[Record], folder: str = "reproduction") -> str:
         True
     """
     known = list(records)
-    parts = [HEAD.format(folder=folder)]
+    head = resources.files("pathspace.training.experiments.reproduce") / "page.md"
+    parts = [head.read_text(encoding="utf-8").format(folder=folder)]
     if known:
         parts.append("## Verdicts\n\n" + _verdicts(known))
     parts += [_section(record, folder) for record in known]
@@ -210,12 +163,19 @@ def markdown_table(table: Table) -> str:
         <BLANKLINE>
     """
 
-    def line(cells: Iterable[str]) -> str:
-        return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
-
     def numbers(cells: Iterable[str]) -> bool:
         return not any(cell[:1].isalpha() or cell[:1] in ("*", "[") for cell in cells)
 
     columns = list(zip(*table.rows, strict=True))
-    rule = line(["---", *("---:" if numbers(cells) else "---" for cells in columns[1:])])
-    return "\n".join([line(table.columns), rule, *(line(row) for row in table.rows), ""])
+    rule = markdown_row(["---", *("---:" if numbers(cells) else "---" for cells in columns[1:])])
+    return "\n".join([markdown_row(table.columns), rule, *map(markdown_row, table.rows), ""])
+
+
+def markdown_row(cells: Iterable[str]) -> str:
+    r"""A row of a table in Markdown.
+
+    Example:
+        >>> markdown_row(["a", "b|c"])
+        '| a | b\\|c |'
+    """
+    return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from matplotlib.figure import Figure
 
@@ -14,7 +13,7 @@ from pathspace.training.experiments.reproduce.experiment import Setting
 from pathspace.training.experiments.reproduce.holm import Claim
 from pathspace.training.experiments.reproduce.pictures import draw_curves, legend, panels
 from pathspace.training.experiments.reproduce.recipes import Cell, listed
-from pathspace.training.experiments.reproduce.record import Record, Table, judged
+from pathspace.training.experiments.reproduce.record import Record, Table, about, judged, texts
 from pathspace.training.experiments.reproduce.tuning import Arm, Measured, measure_enough, versus
 
 
@@ -59,38 +58,29 @@ PERCENT = Show("error in %", 100.0)
 
 def hold(
     setting: Setting,
-    arms: Sequence[Arm],
+    pairs: Sequence[tuple[Cell, Arm]],
     duels: Sequence[PairedComparison],
     *,
     name: str,
-    title: str,
-    source: str,
-    paper: Table,
-    cells: Sequence[Cell],
+    paper: Table | None = None,
     remarks: Sequence[str] = (),
-    caption: str,
     show: Show = PERCENT,
-    data: dict[str, Any] | None = None,
 ) -> tuple[Record, dict[str, Measured]]:
     """Tune and test the arms, judge the duels and fill the record.
 
     Args:
         setting: how.
-        arms: the contenders; labels differ.
+        pairs: the contenders, whose labels differ, each after the paper's recipe that it stands for.
         duels: the claims.
         name: of the experiment.
-        title: of the experiment.
-        source: paper and table.
-        paper: the paper's figures.
-        cells: the paper's recipe for each arm.
-        remarks: what else differs, one sentence each.
-        caption: of the picture.
+        paper: the paper's figures, where they are not among its texts.
+        remarks: what else differs besides what is among its texts, one sentence each.
         show: how figures are written.
-        data: further numbers for the picture.
 
     Returns:
         The record, and the measured arms by label.
     """
+    arms = [arm for _, arm in pairs]
     tasks = {arm.base.task: arm.base.options for arm in arms}
     bars = {task: setting.bars(task, options) for task, options in tasks.items()}
 
@@ -101,23 +91,20 @@ def hold(
     measured, claims = measure_enough(arms, setting, claims_of)
     columns = ("arm", "learning rate", f"validation {show.metric}", f"test {show.metric}", "diverged")
     record = Record(
-        name=name,
-        title=title,
-        source=source,
+        **about(name) | ({} if paper is None else {"paper": paper}),
         scale=setting.scale,
-        paper=paper,
         ours=Table(
             columns,
             (*(row(m, show) for m in measured), *(r for task in tasks for r in bar_rows(task, bars[task], show))),
         ),
         differs=(
-            *listed(list(zip(cells, arms, strict=True)), setting, max(len(m.outcomes) for m in measured)),
+            *listed(pairs, setting, max(len(m.outcomes) for m in measured)),
+            *texts()[name].get("remarks", ()),
             *remarks,
         ),
         protocol=setting.protocol,
         claims=judged(claims),
-        caption=caption,
-        data={"metric": show.metric, "factor": show.factor, **(data or {}), "arms": [m.to_dict() for m in measured]},
+        data={"metric": show.metric, "factor": show.factor, "arms": [m.to_dict() for m in measured]},
         seconds=sum(m.seconds for m in measured),
     )
     return record, {m.arm.label: m for m in measured}

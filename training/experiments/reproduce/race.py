@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from pathspace.training.experiments.reproduce.experiment import Experiment, Setting
+from pathspace.training.experiments.reproduce.experiment import Setting, experiment
 from pathspace.training.experiments.reproduce.paired_comparison import PairedComparison, draw_paired_comparison, hold
 from pathspace.training.experiments.reproduce.recipes import table_cells
-from pathspace.training.experiments.reproduce.record import Record, Table
+from pathspace.training.experiments.reproduce.record import Record
 from pathspace.training.experiments.reproduce.smnist import CLIP
 from pathspace.training.experiments.reproduce.trial import Trial
 from pathspace.training.experiments.reproduce.tuning import Arm
@@ -42,29 +42,20 @@ def run(setting: Setting, rates: tuple[float, ...] | None = None) -> Record:
     else:
         base = Trial("digits-rows", "sgd", 0, 0, setting.budget(EPOCHS))
     rates = rates or (FETCHED_RATES if setting.scale == "fetched" else RATES)
+    pairs = []
+    for label, optimizer, init in ARMS:
+        arm = Arm(label, replace(base, optimizer=optimizer, init=init), rates)
+        pairs.append((cells["sMNIST-28", "G-SGD" if optimizer == "gsgd" else "SGD"], arm))
     record, _ = hold(
         setting,
-        [Arm(label, replace(base, optimizer=optimizer, init=init), rates) for label, optimizer, init in ARMS],
+        pairs,
         [
             PairedComparison("SGD errs less from the unit skeleton than from the default start", UNIT, DEFAULT),
             PairedComparison("From the same start, G-SGD errs less than SGD", PATHS, UNIT),
         ],
         name="race",
-        title="A ReLU RNN reads images row by row: the effects of the start and of the optimizer",
-        source="Path space for recurrent neural networks with ReLU activations, section 5.1, at a small scale",
-        paper=Table(("error in %", "G-SGD", "SGD"), (("sMNIST-28", "1.50", "1.59"),)),
-        cells=[cells["sMNIST-28", "G-SGD" if optimizer == "gsgd" else "SGD"] for _, optimizer, _ in ARMS],
-        caption="Training loss and validation error at the chosen learning rates: mean over seeds and range",
     )
     return record
 
 
-RACE = Experiment(
-    name="race",
-    summary="effects of the start and of the optimizer, on small images",
-    minutes=3,
-    needs="",
-    run=run,
-    draw=draw_paired_comparison,
-    fetched=True,
-)
+RACE = experiment("race", run, draw_paired_comparison)

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+import tomllib
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from functools import cache
+from importlib import resources
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +25,11 @@ class Table:
 
     columns: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]
+
+    @classmethod
+    def of(cls, values: Mapping[str, Any]) -> Table:
+        """Read a table from JSON or TOML."""
+        return cls(tuple(values["columns"]), tuple(map(tuple, values["rows"])))
 
 
 @dataclass(frozen=True)
@@ -89,8 +97,7 @@ class Record:
             if record.pop("format") != FORMAT:
                 raise ValueError
             for key in ("paper", "ours"):
-                table = record[key]
-                record[key] = Table(tuple(table["columns"]), tuple(tuple(row) for row in table["rows"]))
+                record[key] = Table.of(record[key])
             for key in ("differs", "protocol", "claims"):
                 record[key] = tuple(record[key])
             return cls(**record)
@@ -98,6 +105,25 @@ class Record:
             raise InputError(
                 f"The file '{path}' is not a record of an experiment; delete it and run pathspace reproduce again."
             ) from error
+
+
+@cache
+def texts() -> dict[str, dict[str, Any]]:
+    """Return the texts of all experiments.
+
+    Example:
+        >>> texts()["time"]["title"]
+        'Time of a training step'
+    """
+    file = resources.files("pathspace.training.experiments.reproduce") / "experiments.toml"
+    return tomllib.loads(file.read_text(encoding="utf-8"))
+
+
+def about(name: str) -> dict[str, Any]:
+    """Return name, title, source, caption and the paper's figures of an experiment, as arguments of a record."""
+    entry = texts()[name]
+    found = {"name": name, **{key: entry[key] for key in ("title", "source", "caption")}}
+    return found | ({"paper": Table.of(entry["paper"])} if "paper" in entry else {})
 
 
 def judged_again(record: Record) -> Record:

@@ -7,10 +7,10 @@ from dataclasses import replace
 from typing import Any
 
 from pathspace.training.experiments.reproduce.convolutions import FASHION, clothes, digits
-from pathspace.training.experiments.reproduce.experiment import Experiment, Setting
+from pathspace.training.experiments.reproduce.experiment import Setting, experiment
 from pathspace.training.experiments.reproduce.paired_comparison import PairedComparison, draw_paired_comparison, hold
 from pathspace.training.experiments.reproduce.recipes import full_arms, table_cells
-from pathspace.training.experiments.reproduce.record import Record, Table
+from pathspace.training.experiments.reproduce.record import Record
 from pathspace.training.experiments.reproduce.trial import Trial
 from pathspace.training.experiments.reproduce.tuning import Arm, best_rate, measure
 
@@ -58,7 +58,7 @@ def regularisers(setting: Setting) -> Record:
     plain, ours, *others = (arm.label for arm in arms)
     record, _ = hold(
         setting,
-        arms,
+        [(cells["ResNet50", "tau 3e-7" if arm.base.tau else "baseline"], arm) for arm in arms],
         [
             PairedComparison("the penal connection errs less than no regulariser", ours, plain),
             *(
@@ -67,28 +67,8 @@ def regularisers(setting: Setting) -> Record:
             ),
         ],
         name="regularisers",
-        title="The penal connection beside other regularisers of a residual network",
-        source="A comparison of this project, not of a paper",
-        paper=Table(("finding",), (("none: no paper makes this comparison",),)),
-        cells=[cells["ResNet50", "tau 3e-7" if arm.base.tau else "baseline"] for arm in arms],
-        remarks=(
-            "Every regulariser has three strengths and three learning rates, nine points in all; the table names the "
-            "strength that validation data chose. Without any, nine rates.",
-            "Strengths: tau 3e-8, 3e-7, 3e-6 (the paper's range without its smallest); weight decay 1e-4, 5e-4, 2e-3; "
-            "the squares of all activations as the penal connection's of the branches; first values of LayerScale 0.1, "
-            "0.3, 1; shares of dropped branches 0.05, 0.1, 0.2.",
-        ),
-        caption="Training loss and validation error, mean over seeds and range",
     )
     return replace(record, seconds=record.seconds + sum(seconds))
 
 
-REGULARISERS = Experiment(
-    "regularisers",
-    "the penal connection beside weight decay, LayerScale, stochastic depth and a penalty on activations",
-    14,
-    "",
-    regularisers,
-    draw_paired_comparison,
-    fetched=True,
-)
+REGULARISERS = experiment("regularisers", regularisers, draw_paired_comparison)

@@ -8,12 +8,12 @@ from dataclasses import replace
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator
 
-from pathspace.training.experiments.reproduce.experiment import Experiment, Setting
+from pathspace.training.experiments.reproduce.experiment import Setting, experiment
 from pathspace.training.experiments.reproduce.holm import Claim
 from pathspace.training.experiments.reproduce.paired_comparison import PERCENT, bar_rows, row
 from pathspace.training.experiments.reproduce.pictures import draw_curves, legend, panels
 from pathspace.training.experiments.reproduce.recipes import Cell, full_arm, listed, table_cells
-from pathspace.training.experiments.reproduce.record import Record, Table, judged
+from pathspace.training.experiments.reproduce.record import Record, Table, about, judged, texts
 from pathspace.training.experiments.reproduce.trial import Trial
 from pathspace.training.experiments.reproduce.tuning import Arm, Measured, measure_enough, versus
 from pathspace.training.recipe import Init
@@ -81,9 +81,7 @@ def run(setting: Setting) -> Record:
     measured, claims = measure_enough(arms, setting, claims_of)
     seeds, pairs = max(len(m.outcomes) for m in measured), [(_recipe(names[a.base.task], a.label), a) for a in arms]
     return Record(
-        name="smnist",
-        title="Test error of a ReLU RNN that reads images of digits row by row",
-        source="Path space for recurrent neural networks with ReLU activations, Tables 1 and 7",
+        **about("smnist"),
         scale=setting.scale,
         paper=Table(
             ("error in %", "G-SGD", "SGD", "Path-SGD", "G-Adam", "Adam"),
@@ -94,16 +92,10 @@ def run(setting: Setting) -> Record:
             *listed(pairs, setting, seeds),
             *(() if setting.scale == "full" else ("The order of arms is comparable, the sizes of errors are not.",)),
             *(WIDENED if setting.scale == "fetched" else ()),
-            "The skeleton's weights are set to ±1 for every arm, because the step of G-SGD needs this. SGD and Adam "
-            "also run from torch's default start.",
-            "G-SGD is the corrected step (see the page on G-SGD), with the skeleton of Algorithm 1.",
-            "Path-SGD uses the first term of the scaling of Neyshabur et al., as their published code intends. With "
-            "today's versions that code leaves the gradient unchanged; it is unknown whether the paper's authors "
-            "noticed this.",
+            *texts()["smnist"]["remarks"],
         ),
         protocol=setting.protocol,
         claims=judged(claims),
-        caption="Validation error against epochs at the chosen learning rates: mean over seeds and range",
         data={"tasks": dict(names), "arms": [m.to_dict() for m in measured]},
         seconds=sum(m.seconds for m in measured),
     )
@@ -157,13 +149,10 @@ def draw(record: Record) -> Figure:
     with panels(len(tasks), height=4.0) as (figure, axes):
         for panel, task in zip(axes, tasks, strict=True):
             for place, (label, *_) in enumerate(ARMS):
-                arms = [arm for arm in record.data["arms"] if arm["task"] == task and arm["label"] == label]
-                if not arms:
-                    continue
-                (arm,) = arms
-                draw_curves(
-                    panel, place, f"{label}, lr {arm['lr']:g}" if len(tasks) == 1 else label, arm["valid_metrics"]
-                )
+                for arm in record.data["arms"]:
+                    if (arm["task"], arm["label"]) == (task, label):
+                        shown = f"{label}, lr {arm['lr']:g}" if len(tasks) == 1 else label
+                        draw_curves(panel, place, shown, arm["valid_metrics"])
             panel.set(title=task, xlabel="epoch", ylabel="validation error", yscale="log")
             panel.yaxis.set_major_locator(LogLocator(subs=(1.0, 1.2, 1.3, 1.5, 1.7, 2.0, 2.5, 3.0, 4.0, 6.0)))
             panel.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{100 * value:g}%"))
@@ -172,12 +161,4 @@ def draw(record: Record) -> Figure:
         return figure
 
 
-SMNIST = Experiment(
-    name="smnist",
-    summary="G-SGD, SGD, Path-SGD, G-Adam, Adam on sequential digits",
-    minutes=10,
-    needs="MNIST's four idx files",
-    run=run,
-    draw=draw,
-    fetched=True,
-)
+SMNIST = experiment("smnist", run, draw)

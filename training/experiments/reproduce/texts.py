@@ -7,7 +7,7 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
-from pathspace.training.experiments.reproduce.experiment import Experiment, Setting
+from pathspace.training.experiments.reproduce.experiment import Setting, experiment
 from pathspace.training.experiments.reproduce.holm import judge, positive
 from pathspace.training.experiments.reproduce.paired_comparison import (
     PERCENT,
@@ -18,7 +18,7 @@ from pathspace.training.experiments.reproduce.paired_comparison import (
 )
 from pathspace.training.experiments.reproduce.pictures import draw_curves, legend, panels
 from pathspace.training.experiments.reproduce.recipes import Cell, full_arms, table_cells
-from pathspace.training.experiments.reproduce.record import Record, Table, judged
+from pathspace.training.experiments.reproduce.record import Record, judged
 from pathspace.training.experiments.reproduce.trial import Trial
 from pathspace.training.experiments.reproduce.tuning import Arm, versus
 
@@ -57,24 +57,9 @@ def language(setting: Setting) -> Record:
         duels = [PairedComparison("G-SGD needs fewer bits per character than SGD", "G-SGD", "SGD")]
     record, _ = hold(
         setting,
-        [arm for _, arm in pairs],
+        pairs,
         duels,
         name="language",
-        title="Language model: a stack of ReLU recurrent layers",
-        source="Path space for recurrent neural networks with ReLU activations, Figure 4",
-        paper=Table(
-            ("data", "finding"),
-            (
-                ("PTB, WikiText-2 (perplexity)", "G-SGD below SGD and Path-SGD"),
-                ("PTB-c, enwik8 (bits per character)", "G-SGD below SGD and Path-SGD"),
-            ),
-        ),
-        cells=[cell for cell, _ in pairs],
-        remarks=(
-            "The paper's Figure 4 shows its numbers as bars only, so no size of the effect is tested.",
-            "Path-SGD is left out: its scaling sets all inputs to one, and tokens cannot be set to one.",
-        ),
-        caption="Training loss and validation bits per character, mean over seeds and range",
         show=Show("bits per character", 1.0, ".3f"),
     )
     return record
@@ -97,29 +82,10 @@ def translation(setting: Setting) -> Record:
             pairs.append((cells["WMT-16 EN/DE (Q)", label], Arm(label, trial, (0.001, 0.002, 0.005, 0.01))))
     record, by = hold(
         setting,
-        [arm for _, arm in pairs],
+        pairs,
         # Claimed below, together with the efficiency.
         [],
         name="translation",
-        title="Translation with and without the penal connection, and the efficiency of the chain",
-        source="Rethinking skip connection model as a learnable Markov chain, Table 1 and Figure 4",
-        paper=Table(
-            ("task", "accuracy in %, transformer", "Markov chain", "perplexity, transformer", "Markov chain"),
-            (
-                ("WMT-16 DE/EN (200 epochs)", "36.4", "70.0", "33.3", "7.9"),
-                ("WMT-16 DE/EN (2000 epochs)", "66.4", "70.4", "17.3", "11.3"),
-                ("WMT-16 EN/DE (200 epochs)", "43.1", "71.8", "31.8", "6.3"),
-                ("WMT-16 EN/DE (2000 epochs)", "68.7", "72.8", "13.4", "8.5"),
-            ),
-        ),
-        cells=[cell for cell, _ in pairs],
-        remarks=(
-            "The effect of tau relative to a mean loss depends on the batch size.",
-            "Error is one minus the accuracy of the next token, given the true tokens before it. Efficiency is the "
-            "mean over examples of the cosine with the gradient of the loss alone: of 64 validation pairs during the "
-            "training, of all test pairs after it; the paper does not say how it averages.",
-        ),
-        caption="Validation error, and efficiency of the chain, against epochs: mean over seeds and range",
         show=PERCENT,
     )
     final = {label: [o.test_efficiency or 0.0 for o in m.outcomes] for label, m in by.items()}
@@ -161,20 +127,5 @@ def draw_translation(record: Record) -> Figure:
         return figure
 
 
-LANGUAGE = Experiment(
-    "language",
-    "stacked ReLU RNN on text with G-SGD and SGD",
-    4,
-    "the files of PTB, WikiText-2 and enwik8",
-    language,
-    draw_paired_comparison,
-    fetched=True,
-)
-TRANSLATION = Experiment(
-    "translation",
-    "transformer with and without the penal connection",
-    6,
-    "WMT-16's parallel text (train.en, train.de, ...)",
-    translation,
-    draw_translation,
-)
+LANGUAGE = experiment("language", language, draw_paired_comparison)
+TRANSLATION = experiment("translation", translation, draw_translation)

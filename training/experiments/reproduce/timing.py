@@ -14,10 +14,10 @@ from torch.nn import functional
 import pathspace as ps
 from pathspace.training.experiments.intervals import t_interval
 from pathspace.training.experiments.models import RecurrentCNN, ReluRNN
-from pathspace.training.experiments.reproduce.experiment import Experiment, Setting
+from pathspace.training.experiments.reproduce.experiment import Setting, experiment
 from pathspace.training.experiments.reproduce.holm import judge, positive
 from pathspace.training.experiments.reproduce.pictures import look, panels
-from pathspace.training.experiments.reproduce.record import Record, Table, judged
+from pathspace.training.experiments.reproduce.record import Record, Table, about, judged, texts
 from pathspace.training.launch import make_fabric
 from pathspace.training.optim import GSGD, PathSGD, init_skeleton
 from pathspace.training.threads import one_thread
@@ -95,27 +95,10 @@ def run(setting: Setting) -> Record:
             )
     wide = [name for name, times in data.items() if not _known(times)]
     return Record(
-        name="time",
-        title="Time of a training step",
-        source="Path space for recurrent neural networks with ReLU activations, Table 6",
+        **about("time"),
         scale=setting.scale,
-        paper=Table(
-            ("seconds per epoch", "PTB", "s-MNIST-28", "s-MNIST-98", "C10-RCNN96"),
-            (
-                ("SGD", "31.4", "8.5", "10.9", "56.0"),
-                ("G-SGD", "33.9", "9.2", "11.5", "60.9"),
-                ("Path-SGD", "53.9", "10.2", "13.5", "–"),
-                ("increase, G-SGD", "8.0 %", "8.2 %", "5.5 %", "8.7 %"),
-                ("increase, Path-SGD", "72 %", "20 %", "24 %", "–"),
-            ),
-        ),
         ours=Table(("model", "rounds", "SGD, ms per step", "G-SGD more by", "Path-SGD more by"), tuple(rows)),
-        differs=(
-            *(ONE_THREAD if setting.device == "cpu" else ()),
-            "A step is forward pass, backward pass and update, on random inputs of the right shape; no data is loaded.",
-            "The stack has 200 units in place of 1550, the recurrent network 16 maps in place of 96.",
-            "Path-SGD computes the first term of its scaling at every step, on one sample.",
-        ),
+        differs=(*(ONE_THREAD if setting.device == "cpu" else ()), *texts()["time"]["remarks"]),
         protocol=(
             *(
                 (f"Steps computed on the device {setting.device}, G-SGD's in fused kernels.",)
@@ -127,7 +110,6 @@ def run(setting: Setting) -> Record:
             + (f"; {most} rounds were not enough for {', '.join(wide)}." if wide else "."),
         ),
         claims=judged(judge(claims)),
-        caption="Time of a step relative to SGD, one dot per round; the line is the paper's increase for G-SGD",
         data={"times": data, "printed": {name: printed for name, _, _, printed, _ in CASES}},
         seconds=time.perf_counter() - started,
     )
@@ -202,4 +184,4 @@ def draw(record: Record) -> Figure:
         return figure
 
 
-TIME = Experiment("time", "time of a step with SGD, G-SGD, Path-SGD", 2, "", run, draw, trials=False)
+TIME = experiment("time", run, draw)

@@ -17,14 +17,13 @@ from torch import Tensor
 
 from pathspace.training.experiments.intervals import t_interval
 from pathspace.training.experiments.models.toy import Toy
-from pathspace.training.experiments.reproduce.experiment import Experiment, Setting
+from pathspace.training.experiments.reproduce.experiment import Setting, experiment
 from pathspace.training.experiments.reproduce.holm import judge, positive
 from pathspace.training.experiments.reproduce.pictures import draw_curves, legend, look, panels
-from pathspace.training.experiments.reproduce.record import Record, Table, judged
+from pathspace.training.experiments.reproduce.record import Record, Table, about, judged, texts
 from pathspace.training.experiments.reproduce.tuning import best_rate
 from pathspace.training.threads import one_thread
 
-PAPER = "Rethinking skip connection model as a learnable Markov chain"
 STEPS, BATCH, TESTED = 10_000, 64, 10_000
 RATES = (0.02, 0.05, 0.15, 0.4)
 TAUS = (1e-4, 3e-4, 1e-3)
@@ -192,25 +191,13 @@ def toy(setting: Setting) -> Record:
             )
         )
     return Record(
-        name="toy",
-        title="28 parameters learn x² − y²: plain, with a skip connection, with the penal connection",
-        source=f"{PAPER}, Figure 2(b)",
+        **about("toy"),
         scale=setting.scale,
-        paper=Table(
-            ("net", "finding"),
-            (("plain", "worst"), ("skip", "better"), ("Markov", "best (curves only, no numbers)")),
-        ),
         ours=Table(
             ("arm", "learning rate", "median test error", "log10 of test error", "failed (error above 0.02)"),
             tuple(rows),
         ),
-        differs=(
-            "Widths: the paper gives three layers and 28 parameters. Here they are 2-4-4-1, without biases, with ReLU "
-            "and a skip connection around the middle layer.",
-            "The paper gives no learning rate, batch size or tau. Here: batches of 64 fresh points, three values of "
-            "tau.",
-            f"{steps} SGD steps{', as in the paper' if steps == STEPS else ''}.",
-        ),
+        differs=(*texts()["toy"]["remarks"], f"{steps} SGD steps{', as in the paper' if steps == STEPS else ''}."),
         protocol=(
             f"Learning rates: {', '.join(f'{lr:g}' for lr in RATES)} for every arm, chosen by "
             f"{len(TUNING_SEEDS)} tuning "
@@ -219,7 +206,6 @@ def toy(setting: Setting) -> Record:
             "points. Claims compare logarithms, because a few failed seeds would dominate a mean.",
         ),
         claims=judged(judge(claims)),
-        caption="Error on held-out points over the run: geometric mean over seeds and range",
         data={"rates": list(RATES), "best": best, "tuning": _listed(tables), "test": test, "curves": curves},
         seconds=time.perf_counter() - started,
     )
@@ -305,28 +291,18 @@ def ideal_direction(setting: Setting) -> Record:
         for eta in ETAS
     ]
     return Record(
-        name="ideal-direction",
-        title="How often a step along the gradient of a chain state lowers the loss of its sample",
-        source=f"{PAPER}, appendix D and Figure 5",
+        **about("ideal-direction"),
         scale=setting.scale,
-        paper=Table(("step size", "share"), (("not stated", "more than 70.0 %"),)),
         ours=Table(
             ("eta", "share of situations", "lowest over seeds"),
             tuple((f"{eta:g}", t_interval(means[eta]).show(".1%"), f"{min(means[eta]):.1%}") for eta in ETAS),
         ),
-        differs=(
-            "The paper states no step size, so the share is measured at three step sizes.",
-            "Loss and gradient are those of a single sample; the rest of the chain is computed again from the changed "
-            "state.",
-            "The network is the toy 2-4-4-1 with a skip connection, trained by SGD at learning rate 0.05. Nothing is "
-            "compared, so nothing is tuned.",
-        ),
+        differs=tuple(texts()["ideal-direction"]["remarks"]),
         protocol=(
             f"{len(seeds)} seeds; {TESTED} points every 100 of {steps} steps, without those whose gradient is zero.",
             "The interval is over seeds; the value of a seed is the mean over its training.",
         ),
         claims=judged(judge(claims)),
-        caption="Share of points whose loss falls, against training steps (hundreds): mean over seeds and range",
         data={
             "shares": {f"{eta:g}": np.array(shares[eta]).T.round(4).tolist() for eta in ETAS},
             "changes": {f"{eta:g}": [float(f"{v:.4g}") for v in changes[eta]] for eta in ETAS},
@@ -349,13 +325,5 @@ def draw_directions(record: Record) -> Figure:
         return figure
 
 
-TOY = Experiment("toy", "28 parameters: plain, skip, penal connection", 2, "", toy, draw_toy, trials=False)
-IDEAL = Experiment(
-    "ideal-direction",
-    "how often the ideal direction lowers the loss",
-    1,
-    "",
-    ideal_direction,
-    draw_directions,
-    trials=False,
-)
+TOY = experiment("toy", toy, draw_toy)
+IDEAL = experiment("ideal-direction", ideal_direction, draw_directions)

@@ -18,7 +18,7 @@ import torch
 from filelock import FileLock, Timeout
 
 from pathspace.errors import InputError, PathspaceError
-from pathspace.files import make_folder, replacing
+from pathspace.files import make_folder, write_text
 from pathspace.json_lines import append_lines, read_lines
 from pathspace.training.experiments.reproduce.provenance import code_digest, data_digest, provenance
 from pathspace.training.experiments.reproduce.trial import Outcome, Trial, run_trial
@@ -109,8 +109,7 @@ class TrialCache:
             InputError: the file cannot be written.
         """
         if self.folder is not None:
-            with replacing(self._path(trial)) as temporary:
-                temporary.write_text(json.dumps(record) + "\n", encoding="utf-8")
+            write_text(json.dumps(record), str(self._path(trial)))
 
     def carry_out(self, trial: Trial) -> Outcome | None:
         """Run a trial unless its outcome is known, from its checkpoint if it has one.

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from pathspace.diagnostics.tables import plain
 from pathspace.training.experiments.intervals import Interval, t_interval
 from pathspace.training.experiments.reproduce.experiment import Setting
 from pathspace.training.experiments.reproduce.holm import Claim, Grid, gain, judge, over_items
@@ -84,11 +85,11 @@ class Measured:
             "rates": list(self.arm.rates),
             "lr": self.lr,
             "at_edge": self.edge,
-            "tuning": [[rate, _plain(value)] for rate, value in self.tuning.items()],
-            "tests": [_plain(value) for value in self.tests],
+            "tuning": plain(list(self.tuning.items())),
+            "tests": plain(self.tests),
             **({"test_parts": [[_short(v) for v in parts] for parts in self.parts]} if any(self.parts) else {}),
-            "mean": _plain(self.interval.mean),
-            "half_width": _plain(self.interval.half_width),
+            "mean": plain(self.interval.mean),
+            "half_width": plain(self.interval.half_width),
             "valid_metrics": [[_short(v) for v in outcome.valid_metrics] for outcome in self.outcomes],
             "train_losses": [[_short(v) for v in outcome.train_losses] for outcome in self.outcomes],
             "efficiencies": [[_short(v) for v in outcome.efficiencies] for outcome in self.outcomes],
@@ -219,11 +220,6 @@ def best_rate(table: dict[float, float]) -> float:
         0.2
     """
     return min(table, key=lambda rate: (math.isnan(table[rate]), table[rate], rate))
-
-
-def _plain(value: float) -> float | None:
-    # (JSON has no NaN)
-    return value if math.isfinite(value) else None
 
 
 def _short(value: float) -> float | None:

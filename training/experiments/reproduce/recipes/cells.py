@@ -12,42 +12,9 @@ from typing import Any
 from pathspace.errors import InputError, expect_known
 
 UNSAID, NONE = "unsaid", "none"
+ROOT = resources.files("pathspace.training.experiments.reproduce.recipes")
 # the fields of a recipe and their names in a sentence
-FIELDS = {
-    "data": "Data",
-    "model": "Model",
-    "width": "Width",
-    "layers": "Layers",
-    "embedding": "Embedding",
-    "unfold": "Times a layer is unfolded",
-    "normalisation": "Normalisation",
-    "optimizer": "Optimizer",
-    "momentum": "Momentum",
-    "betas": "Decay rates of the moments",
-    "rates": "Learning rates",
-    "search": "Choice of the rate",
-    "schedule": "Schedule",
-    "warmup": "Warm-up in epochs",
-    "epochs": "Epochs",
-    "batch": "Examples per step",
-    "decay": "Weight decay",
-    "clip": "Largest norm of a gradient",
-    "dropout": "Dropout",
-    "dropout_inputs": "Dropout of inputs",
-    "dropout_layers": "Dropout between layers",
-    "dropout_words": "Dropout of words",
-    "weight_drop": "Dropout of recurrent weights",
-    "carried_state": "State carried from one example to the next",
-    "sequence_length": "Steps of an example",
-    "augmentation": "Augmentation",
-    "smoothing": "Smoothing of targets",
-    "tau": "Strength of the penal connection",
-    "start": "Start",
-    "path_space": "What is in path space",
-    "seeds": "Seeds",
-    "reported": "What is reported",
-    "device": "Computer",
-}
+FIELDS: dict[str, str] = tomllib.loads((ROOT / "fields.toml").read_text(encoding="utf-8"))
 
 
 @dataclass(frozen=True)
@@ -110,9 +77,8 @@ def load_cells() -> dict[str, Cell]:
         >>> cell.printed, cell.recipe["epochs"], cell.recipe["start"]
         ('1.50 ± 0.03', 400, 'unsaid')
     """
-    root = resources.files("pathspace.training.experiments.reproduce.recipes")
     cells = {}
-    for folder in sorted((entry for entry in root.iterdir() if entry.is_dir()), key=lambda entry: entry.name):
+    for folder in sorted((entry for entry in ROOT.iterdir() if entry.is_dir()), key=lambda entry: entry.name):
         files = {file.name: file for file in folder.iterdir() if file.name.endswith(".toml")}
         if "shared.toml" not in files:
             continue

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from pathspace.training.experiments.reproduce.recipes.cells import FIELDS, NONE, UNSAID, Cell
+from pathspace.training.experiments.reproduce.recipes.cells import FIELDS, NONE, ROOT, UNSAID, Cell
 from pathspace.training.experiments.reproduce.trial import Trial
 from pathspace.training.recipe import optimizer_kind
 from pathspace.training.task import task_options
@@ -22,30 +23,8 @@ OPTIMIZERS: dict[str, tuple[str, float | str]] = {
     "adam": ("Adam", NONE),
     "gadam": ("G-Adam", NONE),
 }
-STEPS = "in {} steps of {} pixels"
-DATA = {
-    "mnist-28": f"MNIST {STEPS.format(28, 28)}",
-    "mnist-98": f"MNIST {STEPS.format(98, 8)}",
-    "mnist-28-permuted": f"MNIST, pixels in one random order, {STEPS.format(28, 28)}",
-    "mnist-98-permuted": f"MNIST, pixels in one random order, {STEPS.format(98, 8)}",
-    "fashion-14": f"Fashion-MNIST, means over squares of 2 x 2 pixels, {STEPS.format(14, 14)}",
-    "fashion-28": f"Fashion-MNIST {STEPS.format(28, 28)}",
-    "fashion-28-permuted": f"Fashion-MNIST, pixels in one random order, {STEPS.format(28, 28)}",
-    "digits-rows": f"the 1797 digits of scikit-learn {STEPS.format(8, 8)}",
-    "digits-rows-permuted": f"the 1797 digits of scikit-learn, pixels in one random order, {STEPS.format(8, 8)}",
-    "digits-images": "the 1797 digits of scikit-learn",
-    "fashion-images": "Fashion-MNIST",
-    "mnist-images": "MNIST",
-    "cifar10": "CIFAR-10",
-    "cifar100": "CIFAR-100",
-    "ptb": "Penn Treebank, words",
-    "ptb-characters": "Penn Treebank, characters",
-    "wikitext-2": "WikiText-2, words",
-    "enwik8": "enwik8 with all its bytes",
-    "bible-characters": "the King James Bible, characters",
-    "text-characters": "topics of Python's documentation, characters",
-    "number-words": "numbers in words, English to German",
-}
+# our task -> its data, in the words of the recipes
+DATA: dict[str, str] = tomllib.loads((ROOT / "data.toml").read_text(encoding="utf-8"))
 # what the language models of the papers' own texts leave out at random
 DROPPED = {"dropout": 0.4, "dropout_inputs": 0.4, "dropout_layers": 0.2, "dropout_words": 0.1, "weight_drop": 0.1}
 PAPER_TEXTS = ("ptb", "ptb-characters", "wikitext-2", "enwik8")

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from importlib import resources
 from pathlib import Path
 from typing import Any
 
 from pathspace.files import replacing
 from pathspace.training.experiments.reproduce.experiment import Setting
+from pathspace.training.experiments.reproduce.page import markdown_row
 from pathspace.training.experiments.reproduce.recipes.cells import (
     FIELDS,
     NONE,
@@ -18,14 +20,6 @@ from pathspace.training.experiments.reproduce.recipes.cells import (
 )
 from pathspace.training.experiments.reproduce.recipes.compare import show
 from pathspace.training.experiments.reproduce.recipes.full import full_arms, listed, runnable
-
-HEAD = """# The papers' recipes
-
-Every cell of the papers' tables and figures of experiments, from one file per cell in
-`training/experiments/reproduce/recipes`. `pathspace reproduce recipes --out docs/reproduction` writes this page. A
-field that a paper does not mention is unsaid, and the last column says what `--scale full` takes there. Fields that no
-cell of a table has are left out.
-"""
 
 
 def write_recipes(page: Path) -> None:
@@ -49,7 +43,8 @@ def render() -> str:
         "# The papers' recipes"
     """
     tables = dict.fromkeys(name.split("/")[0] for name in load_cells())
-    return "\n".join([HEAD, *(_section(name) for name in tables)])
+    head = resources.files("pathspace.training.experiments.reproduce.recipes") / "page.md"
+    return "\n".join([head.read_text(encoding="utf-8"), *(_section(name) for name in tables)])
 
 
 def _section(table: str) -> str:
@@ -103,7 +98,4 @@ def _left(table: str, cells: dict[tuple[str, str], Cell]) -> list[str]:
 
 
 def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    def line(texts: Sequence[str]) -> str:
-        return "| " + " | ".join(text.replace("|", "\\|") for text in texts) + " |"
-
-    return "\n".join([line(head), line(["---"] * len(head)), *map(line, rows), ""])
+    return "\n".join([*map(markdown_row, (head, ["---"] * len(head), *rows)), ""])

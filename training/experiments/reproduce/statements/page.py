@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from importlib import resources
 from pathlib import Path
 from typing import get_args
 
@@ -12,6 +13,7 @@ from rich.console import Console
 from rich.table import Table
 
 from pathspace.files import replacing
+from pathspace.training.experiments.reproduce.page import markdown_row
 from pathspace.training.experiments.reproduce.statements.evidence import Judged, judge_all
 from pathspace.training.experiments.reproduce.statements.registry import Verdict, load_statements
 
@@ -22,15 +24,6 @@ SHOWN: dict[Verdict, str] = {
     "undecided": "undecided",
     "not tried": "not tried",
 }
-HEAD = """# The statements of the three documents
-
-This page lists every statement of the documents that this library implements: the statement in our words, the verdict,
-the evidence, and the command that shows it. `pathspace reproduce claims --out {records}` writes this page from
-`training/experiments/reproduce/statements/*.toml`. Verdicts on experiments are computed from the records of
-[the experiments, rerun](reproduction.md) and from `data/markov.json`. A statement about several settings is false if
-one setting refutes it; otherwise it is undecided if one setting is undecided.
-
-"""
 
 
 def write_statements(records: Path, page: Path) -> list[Judged]:
@@ -72,7 +65,8 @@ def render(judged: Sequence[Judged], records: Path) -> str:
         >>> render([], Path("docs/reproduction")).splitlines()[0]
         '# The statements of the three documents'
     """
-    parts = [HEAD.format(records=records.as_posix())]
+    head = resources.files("pathspace.training.experiments.reproduce.statements") / "page.md"
+    parts = [head.read_text(encoding="utf-8").format(records=records.as_posix()), "\n"]
     if judged:
         parts.append(_summary(judged))
     for document in dict.fromkeys(one.statement.document for one in judged):
@@ -83,10 +77,10 @@ def render(judged: Sequence[Judged], records: Path) -> str:
 
 def _summary(judged: Sequence[Judged]) -> str:
     documents = dict.fromkeys(one.statement.document for one in judged)
-    lines = [f"| document | {' | '.join(SHOWN.values())} |", f"| --- {'| ---: ' * len(SHOWN)}|"]
+    lines = [markdown_row(["document", *SHOWN.values()]), markdown_row(["---", *["---:"] * len(SHOWN)])]
     for name in documents:
         found = counts(one for one in judged if one.statement.document == name)
-        lines.append(f"| {name} | {' | '.join(map(str, found.values()))} |")
+        lines.append(markdown_row([name, *map(str, found.values())]))
     return "\n".join(lines) + "\n"
 
 
@@ -98,11 +92,7 @@ def _row(one: Judged) -> str:
     links += [f"[record](reproduction.md#{statement.record})"] * bool(statement.record and one.verdict != "not tried")
     command = f"`{statement.command}`" if statement.command else ""
     evidence = " ".join(filter(None, (one.detail, *links, command)))
-    return f"| {_cell(what)} | **{SHOWN[one.verdict]}** | {_cell(evidence)} |\n"
-
-
-def _cell(text: str) -> str:
-    return text.replace("|", "\\|")
+    return markdown_row([what, f"**{SHOWN[one.verdict]}**", evidence]) + "\n"
 
 
 def show_statements(judged: Sequence[Judged], console: Console) -> None:
