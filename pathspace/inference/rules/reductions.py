@@ -231,11 +231,12 @@ def fourier_inside(semantics: Semantics, x: Value, dims: Sequence[int], *args: A
 
 
 @rule("aten.istft", kind="transform")
-def windows_added(semantics: Semantics, x: Value, size: int, hop: Any = None, width: Any = None, window: Any = None,
-                  *args: Any, **kwargs: Any) -> Tensor:  # fmt: skip
+def windows_added(semantics: Semantics, x: Value, size: int, *args: Any, window: Any = None, **kwargs: Any) -> Tensor:
     """A signal from the transforms of its windows, which overlap: divided by the sum of the squares of the window."""
-    if window is not None:
-        semantics.pin([window], "a window by which the result is divided")
+    # (after the hop and the width of a window)
+    dividing = [one for one in (window, *args[2:3]) if one is not None]
+    if dividing:
+        semantics.pin(dividing, "a window by which the result is divided")
     ids = semantics.reduce(x, [-2, -1], keepdim=True)
     return ids.squeeze(-1).expand(shape_of(semantics.place.result))
 
