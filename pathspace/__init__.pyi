@@ -32,6 +32,8 @@ from .fold_norms import fold_norms as fold_norms
 from .gauge_choice import Gauge as Gauge
 from .gauge_choice import GaugeCertificate as GaugeCertificate
 from .gauge_choice import choose_gauge as choose_gauge
+from .graph_parts import Pin as Pin
+from .graph_parts import WeightBlock as WeightBlock
 from .inference.registry import rule as rule
 from .masks import Masks as Masks
 from .masks import load_masks as load_masks
@@ -47,7 +49,6 @@ from .objectives import Smooth as Smooth
 from .proof import proof as proof
 from .rebasin import Matching as Matching
 from .reduction import ReductionGraph as ReductionGraph
-from .reduction import WeightBlock as WeightBlock
 from .rescale import rescale as rescale
 from .skeleton import Skeleton as Skeleton
 from .smoothing import SmoothingPair as SmoothingPair
@@ -55,7 +56,6 @@ from .smoothing import smoothing_pairs as smoothing_pairs
 from .smoothing import smoothing_recipe as smoothing_recipe
 from .streaming import balance_files as balance_files
 from .streaming import rescale_files as rescale_files
-from .structure import Pin as Pin
 from .symbolic import SymbolicSpace as SymbolicSpace
 from .symbolic import symbolic as symbolic
 from .tracing import trace as trace

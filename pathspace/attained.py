@@ -11,8 +11,9 @@ from scipy.sparse import coo_array, csr_array, hstack
 from scipy.sparse.csgraph import connected_components
 from torch import Tensor
 
+from pathspace.graph_parts import WeightBlock
 from pathspace.pairs import Pairs
-from pathspace.structure import Structure, WeightBlock
+from pathspace.structure import Structure
 
 # distinct rows of a linear programme that is solved for products of scales
 MOST_ROWS = 20_000

@@ -10,7 +10,8 @@ import torch
 from scipy.sparse import csr_array
 from torch import Tensor
 
-from pathspace.structure import Structure, WeightBlock
+from pathspace.graph_parts import WeightBlock
+from pathspace.structure import Structure
 from pathspace.without_values import require_values
 
 # when exponents exceed this, they are multiplied into the sizes

@@ -7,11 +7,12 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from pathspace.basis import Path
+from pathspace.graph_parts import Statistic, WeightBlock
 from pathspace.norms import path_norm
 from pathspace.reasons import Reason, reasons
 from pathspace.shown import Shown
 from pathspace.skeleton import Skeleton, choose
-from pathspace.structure import Statistic, Structure, WeightBlock
+from pathspace.structure import Structure
 from pathspace.unroll import unroll
 
 if TYPE_CHECKING:

@@ -14,8 +14,9 @@ from torch.utils import _pytree as pytree
 
 from pathspace.capture import quiet
 from pathspace.errors import InputError, expect_arguments
+from pathspace.graph_parts import WeightBlock
 from pathspace.inference.registry import facts_of, operation_name
-from pathspace.structure import Structure, WeightBlock
+from pathspace.structure import Structure
 
 FORMATS = ("llm-compressor", "awq", "smoothquant", "aimet")
 # larger relative changes of the outputs are not rounding errors

@@ -16,10 +16,11 @@ from pathspace.balanced import Balancing
 from pathspace.checkpoints import Change, Checkpoint
 from pathspace.errors import InputError, expect_arguments, expect_numbers
 from pathspace.finite import expect_finite, expect_scales
+from pathspace.graph_parts import WeightBlock
 from pathspace.moves import moved
 from pathspace.pairs import Pairs, Table
 from pathspace.programme import Minimum, minimise, separate
-from pathspace.structure import Structure, WeightBlock
+from pathspace.structure import Structure
 
 # largest number of scalars between units that are kept in memory, where Newton's method needs few steps
 IN_MEMORY = 1 << 23

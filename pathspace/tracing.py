@@ -12,6 +12,7 @@ from torch import nn
 
 from pathspace.capture import capture
 from pathspace.errors import InputError
+from pathspace.graph_parts import owner
 from pathspace.inference.again import Snapshot
 from pathspace.inference.build import build, ends_of, unused_in_part
 from pathspace.inference.interpreter import interpret
@@ -21,7 +22,7 @@ from pathspace.module_walk import every_path
 from pathspace.reduction import ReductionGraph
 from pathspace.size_decisions import Watch, other_ways
 from pathspace.sizes import hides, recapture, sentence, thin
-from pathspace.structure import Structure, owner
+from pathspace.structure import Structure
 from pathspace.without_values import on_cpu
 
 

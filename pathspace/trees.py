@@ -13,8 +13,9 @@ from torch import Tensor
 
 from pathspace.balanced import canonical_scales
 from pathspace.errors import InputError, UnsupportedError
+from pathspace.graph_parts import WeightBlock
 from pathspace.spanning_tree import SpanningTree
-from pathspace.structure import Structure, WeightBlock
+from pathspace.structure import Structure
 from pathspace.without_values import has_values
 
 CHUNK = 1 << 22

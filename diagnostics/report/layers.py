@@ -11,9 +11,10 @@ import torch
 
 from pathspace.draw import unit_groups
 from pathspace.errors import PathspaceError
+from pathspace.graph_parts import WeightBlock
 from pathspace.log_prefix import log_prefixes, log_suffixes
 from pathspace.skeleton import Skeleton
-from pathspace.structure import Structure, WeightBlock
+from pathspace.structure import Structure
 from pathspace.without_values import has_values
 
 CELLS = 40

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from pathspace.capture import Captured
+from pathspace.graph_parts import Pin
 from pathspace.inference.interpreter import interpret
 from pathspace.inference.relations import Relations
 from pathspace.inference.units import Scales
-from pathspace.structure import Pin
 
 
 @dataclass(frozen=True)

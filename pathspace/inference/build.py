@@ -10,13 +10,14 @@ from scipy.sparse import csr_array, eye_array, vstack
 from torch import Tensor
 
 from pathspace.capture import Captured
+from pathspace.graph_parts import Pin, Statistic, WeightBlock
 from pathspace.inference.assemble import Ends, assemble, beside, combine, extended, shrink
 from pathspace.inference.gathered import fold
 from pathspace.inference.relations import Relations, Solution
 from pathspace.inference.union_find import looked_up, lookup
 from pathspace.inference.units import Scales
 from pathspace.inference.values import NEUTRAL, distinct, has_zeros
-from pathspace.structure import Pin, Statistic, Structure, WeightBlock
+from pathspace.structure import Structure
 from pathspace.trees import SpanningTreeBuilder
 
 Pair = tuple[Tensor, Tensor]

@@ -12,6 +12,7 @@ from torch.utils import _pytree as pytree
 
 from pathspace.capture import Captured, first_line, place
 from pathspace.errors import InputError, PathspaceError, UnsupportedError
+from pathspace.graph_parts import Pin
 from pathspace.inference.conversions import as_stored, is_free
 from pathspace.inference.decompose import decomposed
 from pathspace.inference.folding import folded, held_by
@@ -21,7 +22,6 @@ from pathspace.inference.registry import RULES, facts_of, operation_name
 from pathspace.inference.rules.normalization import WITH_STATISTICS
 from pathspace.inference.semantics import Place, Semantics
 from pathspace.inference.values import NEUTRAL, Weight, constant, shape_of, value_of, with_value
-from pathspace.structure import Pin
 from pathspace.without_values import has_values
 
 S = TypeVar("S", bound=Semantics)

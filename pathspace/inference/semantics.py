@@ -16,8 +16,8 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
+from pathspace.graph_parts import Pin
 from pathspace.inference.values import NEUTRAL, ROOT, Value, Weight, broadcast_shape, constant, distinct, move
-from pathspace.structure import Pin
 
 
 @dataclass

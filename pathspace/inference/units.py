@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from pathspace.graph_parts import Pin
 from pathspace.inference.flows import Flows, use_of
 from pathspace.inference.layout import layout
 from pathspace.inference.origins import constant_behind
@@ -35,7 +36,6 @@ from pathspace.inference.values import (
     has_zeros,
     reshaped,
 )
-from pathspace.structure import Pin
 
 # above these numbers of different scales at one weight, all are unified, which is sound
 EXACT_USES = 20_000

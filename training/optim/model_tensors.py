@@ -9,7 +9,8 @@ from weakref import ref
 from torch import Tensor, nn
 
 from pathspace import InputError
-from pathspace.structure import Structure, owner
+from pathspace.graph_parts import owner
+from pathspace.structure import Structure
 from pathspace.training.optim.matching import find_names
 
 # where a buffer is: its module, and its name there
