@@ -324,7 +324,7 @@ TABLE: list[tuple[str, tuple[Any, ...], dict[str, Any]]] = [
     ("index_reduce", (H, 1, whole(2, 0), act(2, 2), "amax"), {}),
     ("index_fill", (H, 1, whole(2, 0), 2.0), {}),
     ("index_put _unsafe_index_put _index_put_impl", (H, [whole(1)], act(3)), {}),
-    ("full_like fill", (H, 2.0), {}),
+    ("fill", (H, 2.0), {}),
     ("linspace logspace", (act(), act(), 4), {"dtype": torch.float64}),
     ("_grouped_mm", (Act((4, 16), through=((aten.to.dtype, torch.float32),)), EXPERTS, ENDS), {}),
 ]  # fmt: skip
@@ -360,6 +360,7 @@ MADE: list[tuple[str, tuple[Any, ...], dict[str, Any]]] = [
     ("full", ([2, 3], 2.0), {}),
     ("zeros_like ones_like empty_like rand_like randn_like zero", (H,), {}),
     ("new_zeros new_ones new_empty", (H, [3, 2]), {}),
+    ("full_like", (H, 2.0), {}),
     ("new_full", (H, [3, 2], 2.0), {}),
     ("scalar_tensor", (2.0,), {}),
     ("new_empty_strided", (H, [2, 3], [3, 1]), {}),
