@@ -391,6 +391,7 @@ class _Taps(nn.Module):
         return torch.cat([first[..., : self.places], *(other[..., -self.places :] for other in others)], 1)
 
 
+@pytest.mark.filterwarnings("ignore:Using padding=.same. with even kernel lengths:UserWarning")
 @given(data=st.data())
 def test_taps_that_meet_only_padding_where_a_result_is_read_are_on_no_path(data: st.DataObject) -> None:
     dims, transposed = data.draw(st.integers(1, 2)), data.draw(st.booleans())
