@@ -629,13 +629,16 @@ def test_files_get_the_permissions_that_the_user_wants(folder: Path) -> None:
     ("words", "start"),
     [(("masks",), b'{"__metadata__"'), (("draw",), b"<?xml"), (("report", "--seed", "1"), b"<!DOCTYPE html>")],
 )
-def test_a_dash_is_standard_output(folder: Path, words: tuple[str, ...], start: bytes) -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", "from pathspace.cli import main; main()", *words, "nets.py:with_example", "-o", "-"],
-        capture_output=True,
-        check=True,
-    )
-    assert done.stdout[8 if words == ("masks",) else 0 :].startswith(start)
+def test_a_dash_is_standard_output(
+    folder: Path,
+    words: tuple[str, ...],
+    start: bytes,
+    monkeypatch: pytest.MonkeyPatch,
+    capfdbinary: pytest.CaptureFixture[bytes],
+) -> None:
+    assert call_main(monkeypatch, [*words, "nets.py:with_example", "-o", "-"]) == 0
+    written = capfdbinary.readouterr().out
+    assert written[8 if words == ("masks",) else 0 :].startswith(start)
     assert sorted(path.name for path in folder.iterdir()) == ["nets.py"]
 
 

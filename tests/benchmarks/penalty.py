@@ -116,14 +116,17 @@ def kept(model: nn.Module, run: Callable[[], Tensor]) -> int:
         saved[storage.data_ptr()] = storage.nbytes()
         return value
 
-    gc.collect()
-    # (`isinstance` would ask the class of every object there is, and some answer with a warning)
-    before = {id(value) for value in gc.get_objects() if issubclass(type(value), Tensor)}
-    with torch.autograd.graph.saved_tensors_hooks(note, lambda value: value):
-        loss = run()
-    for value in gc.get_objects():
-        if issubclass(type(value), Tensor) and id(value) not in before:
-            note(value)
+    # what is there before is set aside: a search through every object of a long run of tests takes seconds
+    gc.freeze()
+    try:
+        with torch.autograd.graph.saved_tensors_hooks(note, lambda value: value):
+            loss = run()
+        for value in gc.get_objects():
+            # (`isinstance` would ask the class of every object, and some answer with a warning)
+            if issubclass(type(value), Tensor):
+                note(value)
+    finally:
+        gc.unfreeze()
     assert loss.requires_grad
     return sum(size for pointer, size in saved.items() if pointer not in own)
 
