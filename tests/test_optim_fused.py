@@ -27,7 +27,9 @@ def run(*command: str, **environment: str) -> str:
 
 
 def test_kernels_take_the_steps_of_whole_tensors() -> None:
-    assert " passed" in run("-m", "pytest", "tests/test_fused_kernels.py", "-rN", "-vv", TRITON_INTERPRET="1")
+    assert " passed" in run(
+        "-m", "pytest", "tests/test_fused_kernels.py", "tests/fused_sweeps.py", "-rN", "-vv", TRITON_INTERPRET="1"
+    )
 
 
 COMPILE = """

@@ -18,7 +18,7 @@ import typer
 from benchmarks.measure import training
 
 FOLDER = Path(__file__).parent.parent
-TESTS = ("gpu_optimizers.py", "test_fused_kernels.py")
+TESTS = ("gpu_optimizers.py", "test_fused_kernels.py", "fused_sweeps.py")
 # the paper's sizes: sequential digits, the stack of four layers, recurrent convolutions
 MODELS = ("small_rnn", "stacked_rnn", "recurrent_cnn_96", "residual_cnn")
 # how much longer a whole training step may take than one of SGD
