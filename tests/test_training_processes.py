@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 import torch
 import typer
+from lightning_fabric import Fabric
 from torch import Tensor, nn
 from typer.testing import CliRunner
 
@@ -24,7 +25,6 @@ from pathspace.cli_errors import ErrorSentenceGroup
 from pathspace.errors import InputError
 from pathspace.training import ranks
 from pathspace.training.experiments.tasks import Split, Task, load_task
-from pathspace.training.fabric import Fabric
 from pathspace.training.history import EpochRecord, History
 from pathspace.training.launch import make_fabric, shutdown
 from pathspace.training.penal import penalize

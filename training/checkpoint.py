@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from lightning_fabric import Fabric
 
 from pathspace.errors import InputError
 from pathspace.files import replacing
 from pathspace.training import ranks
-from pathspace.training.fabric import Fabric
 from pathspace.training.history import EpochRecord, History
 from pathspace.training.stopping import exhausted
 

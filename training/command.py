@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
+from lightning_fabric import Fabric
 from rich.console import Console
 from rich.table import Table
 
@@ -16,7 +17,6 @@ from pathspace.training import ranks
 from pathspace.training.checkpoint import protect_unfinished
 from pathspace.training.config import write_config
 from pathspace.training.experiments.tasks import load_task
-from pathspace.training.fabric import Fabric
 from pathspace.training.history import History, Score
 from pathspace.training.launch import make_fabric, rank0_errors
 from pathspace.training.monitor import Monitor, Watchers

@@ -7,11 +7,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from lightning_fabric import Fabric
+
 from pathspace.errors import InputError
 from pathspace.files import make_folder
 from pathspace.training import ranks
 from pathspace.training.checkpoint import load_checkpoint, save_checkpoint, write_tensors
-from pathspace.training.fabric import Fabric
 from pathspace.training.history import History
 
 

@@ -12,10 +12,12 @@ from contextlib import contextmanager
 import torch
 import torch.distributed as dist
 import typer
+from lightning_fabric import Fabric
+from lightning_fabric.loggers.logger import Logger
+from lightning_fabric.utilities.exceptions import MisconfigurationException
 
 from pathspace.cli_errors import BAD_INPUT
 from pathspace.errors import InputError, PathspaceError, UnsupportedError
-from pathspace.training.fabric import Fabric, Logger, MisconfigurationException
 
 # The supported accelerators, strategies and precisions of Fabric, by the users' names.
 DEVICES = ("cpu", "cuda", "mps", "auto")

@@ -10,9 +10,9 @@ from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
+from lightning_fabric import Fabric
 
 from pathspace.errors import PathspaceError
-from pathspace.training.fabric import Fabric
 
 T = TypeVar("T")
 

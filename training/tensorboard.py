@@ -8,8 +8,10 @@ from collections.abc import Mapping
 from importlib.util import find_spec
 from typing import Any
 
+from lightning_fabric.loggers import TensorBoardLogger  # type: ignore[attr-defined]
+from lightning_fabric.loggers.logger import Logger
+
 from pathspace.errors import InputError
-from pathspace.training.fabric import Logger, TensorBoardLogger
 
 
 class TensorBoard(Logger):

@@ -11,6 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from lightning_fabric import Fabric
+from lightning_fabric.strategies import DDPStrategy, SingleDeviceStrategy  # type: ignore[attr-defined]
 from torch import nn
 from torch.utils.data import DataLoader
 
@@ -19,7 +21,6 @@ from pathspace.errors import AT_LEAST_1, SEED, UnsupportedError, expect_numbers
 from pathspace.training import ranks
 from pathspace.training.batches import Batches
 from pathspace.training.checkpoint import noise_state, restore_noise
-from pathspace.training.fabric import DDPStrategy, Fabric, SingleDeviceStrategy
 from pathspace.training.folder import RunFolder
 from pathspace.training.history import EpochRecord, History, Partial, Score, Tick
 from pathspace.training.stopping import BestWeights, best_record, exhausted
