@@ -112,7 +112,6 @@ READS: dict[str, tuple[Callable[[Tensor, _Places], Tensor], set[int]]] = {
     "times zero": (lambda h, m: h.tanh() * 0 + h[:, :1], {0}),
     "times zeros of its shape": (lambda h, m: h.tanh() * torch.zeros_like(h) + h[:, :1], {0}),
     "times zeros and added": (lambda h, m: torch.addcmul(h[:, :1], FIRST_TWO.float(), h.tanh()), {0, 1}),
-    "times masked weights": (lambda h, m: h.tanh() * (m.places[:, :1] * FIRST_TWO) + h[:, :1], {0, 1}),
     "divided": (lambda h, m: FIRST_TWO.float() / (1 + h.exp()), {0, 1}),
     "by a matrix": (lambda h, m: KEPT @ h.tanh(), {1, 2}),
     "into a matrix": (lambda h, m: torch.einsum("ij,bjk->bik", KEPT, h.tanh())[:, 1], {2}),

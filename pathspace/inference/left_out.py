@@ -20,7 +20,6 @@ FACTORS = {
     for name in names.split()
     for end in ("", "_")
 }  # fmt: skip
-MULTIPLIED = frozenset(name for name, place in FACTORS.items() if place == (0, False))
 CHOICES = frozenset(["aten.where", "aten.masked_fill", "aten.masked_fill_"])
 
 
@@ -89,10 +88,6 @@ class Constants:
         if isinstance(factor, bool | int | float):
             return torch.tensor(factor != 0)
         known = self.value(factor)
-        if known is None and isinstance(factor, fx.Node) and operation_name(factor.target) in MULTIPLIED:
-            # (a weight times a mask)
-            found = [mask for mask in map(self._not_zero, factor.args[:2]) if mask is not None]
-            return found[0] if len(found) == 1 else None
         if known is None or not known.numel():
             return None
         kept = known != 0
