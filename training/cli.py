@@ -79,8 +79,9 @@ def train(
         typer.Option(
             "--optimizer",
             help="On the values of basis paths: gsgd, gmomentum (0.9), gadam. On weights: sgd, momentum (0.9), adam, "
-            "path-sgd (scaled by the path norm), average, rescaled, signs; or any optimizer of torch by the name of "
-            "its class, such as AdamW or RMSprop.",
+            "path-sgd (scaled by the path norm), average, rescaled, signs. For recurrent layers alone, and sgd for the "
+            "rest: recurrent-gsgd, recurrent-path-sgd. Or any optimizer of torch by the name of its class, such as "
+            "AdamW or RMSprop.",
         ),
     ] = "gsgd",
     lr: Annotated[

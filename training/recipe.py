@@ -15,6 +15,7 @@ import pathspace as ps
 from pathspace import Skeleton
 from pathspace.errors import InputError
 from pathspace.training.optim import EMASGD, GSGD, GAdam, PathSGD, RescaleSGD, SignProp, init_skeleton
+from pathspace.training.recurrent_part import recurrent_gsgd, recurrent_path_sgd
 from pathspace.training.task import Task
 
 Rule = Literal["modulo", "magnitude", "random"]
@@ -86,6 +87,22 @@ OPTIMIZERS = {
         OptimizerKind("sgd", "SGD on the weights", 0.05, "default", False, _sgd(0.0)),
         OptimizerKind("momentum", "SGD on the weights, momentum 0.9", 0.02, "default", False, _sgd(0.9)),
         OptimizerKind("path-sgd", "SGD scaled by the path norm", 0.5, "unit-skeleton", False, _path_sgd),
+        OptimizerKind(
+            "recurrent-gsgd",
+            "gsgd for the recurrent layers of a model alone, sgd for the rest",
+            0.05,
+            "unit-skeleton",
+            False,
+            lambda model, lr, skeleton, example: recurrent_gsgd(model, lr, example),
+        ),
+        OptimizerKind(
+            "recurrent-path-sgd",
+            "path-sgd for the recurrent layers of a model alone, sgd for the rest",
+            0.05,
+            "unit-skeleton",
+            False,
+            lambda model, lr, skeleton, example: recurrent_path_sgd(model, lr, example),
+        ),
         OptimizerKind(
             "adam",
             "Adam on the weights",

@@ -24,6 +24,7 @@ from pathspace.training.task import Task, load_task
 # it to oracles, and it is too large to begin anew after each change. Experiments and pages decide nothing.
 DECIDING = (
     *("training/trainer.py", "training/batches.py", "training/recipe.py", "training/penal.py", "training/optim"),
+    "training/recurrent_part.py",
     *("training/schedules.py", "training/experiments/augment.py"),
     *("training/experiments/tasks", "training/experiments/models"),
     *("training/experiments/reproduce/trial.py", "trees.py", "two_trees.py", "skeleton.py"),

@@ -13,15 +13,18 @@ from pathspace.training.task import task_options
 
 Description = dict[str, Any]
 
-# our optimizer -> the paper's name of it and its momentum; Adam's decay rates are torch's and G-Adam's own
-OPTIMIZERS: dict[str, tuple[str, float | str]] = {
-    "gsgd": ("G-SGD", 0.0),
-    "gmomentum": ("G-SGD", 0.9),
-    "sgd": ("SGD", 0.0),
-    "momentum": ("SGD", 0.9),
-    "path-sgd": ("Path-SGD", 0.0),
-    "adam": ("Adam", NONE),
-    "gadam": ("G-Adam", NONE),
+# our optimizer -> the paper's name of it, its momentum, and what is in path space; Adam's decay rates are torch's and
+# G-Adam's own
+OPTIMIZERS: dict[str, tuple[str, float | str, str]] = {
+    "gsgd": ("G-SGD", 0.0, "all weights"),
+    "gmomentum": ("G-SGD", 0.9, "all weights"),
+    "recurrent-gsgd": ("G-SGD", 0.0, "recurrent modules"),
+    "sgd": ("SGD", 0.0, NONE),
+    "momentum": ("SGD", 0.9, NONE),
+    "path-sgd": ("Path-SGD", 0.0, NONE),
+    "recurrent-path-sgd": ("Path-SGD", 0.0, "recurrent modules"),
+    "adam": ("Adam", NONE, NONE),
+    "gadam": ("G-Adam", NONE, "all weights"),
 }
 # our task -> its data, in the words of the recipes
 DATA: dict[str, str] = tomllib.loads((ROOT / "data.toml").read_text(encoding="utf-8"))
@@ -65,7 +68,7 @@ def describe(trial: Trial, rates: Sequence[float], seeds: int, tuning_seeds: int
         ('G-SGD', 25, 'constant', 100)
     """
     options = {**task_options(trial.task), **dict(trial.options)}
-    name, momentum = OPTIMIZERS.get(trial.optimizer, (trial.optimizer, UNSAID))
+    name, momentum, path_space = OPTIMIZERS.get(trial.optimizer, (trial.optimizer, UNSAID, NONE))
     kind = optimizer_kind(trial.optimizer)
     schedule, *shares = trial.schedule.split()
     warm = schedule in ("cosine", "inverse-root")
@@ -92,7 +95,7 @@ def describe(trial: Trial, rates: Sequence[float], seeds: int, tuning_seeds: int
         "augmentation": trial.augment,
         "tau": trial.tau,
         "start": start.replace("-", " ") + rule,
-        "path_space": "all weights" if kind.needs_skeleton else NONE,
+        "path_space": path_space,
         "seeds": seeds,
         "reported": "last epoch",
         "device": computer + f", numbers in the precision {trial.precision}" * (trial.precision != "32-true"),

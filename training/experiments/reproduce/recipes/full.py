@@ -50,7 +50,7 @@ def full_trial(cell: Cell, data: Path | str | None = None) -> Trial:
     """
     if why := runnable(cell):
         raise InputError(f"The cell '{cell.name}' cannot be trained here: {why}")
-    wanted = (cell.value("optimizer"), cell.value("momentum"))
+    wanted = (cell.value("optimizer"), cell.value("momentum"), cell.value("path_space"))
     kinds = [kind for kind, known in OPTIMIZERS.items() if known == wanted]
     if not kinds:
         raise InputError(
