@@ -54,7 +54,8 @@ def full_trial(cell: Cell, data: Path | str | None = None) -> Trial:
     kinds = [kind for kind, known in OPTIMIZERS.items() if known == wanted]
     if not kinds:
         raise InputError(
-            f"The cell '{cell.name}' needs {wanted[0]} with momentum {wanted[1]}, which the trainer does not have."
+            f"The cell '{cell.name}' needs {wanted[0]} with momentum {wanted[1]} and {wanted[2]} in path space, "
+            "which the trainer does not have."
         )
     schedule, epochs = cell.value("schedule"), cell.value("epochs")
     if schedule in ("cosine", "inverse-root"):
